@@ -159,6 +159,8 @@ def follow(
         stopped = _spread("memory")
     else:
         stopped = running.try_memory_fixes_of_program(runs[0], outcomes[0], terminal)
+        if (found := outcomes[0].recorder.findings) and not any(one.measured for one in found.findings):
+            terminal.err.print("no finding has a fix that gpubench can try without an edit of the program")
     running.finish(outcomes, None, terminal, json=shown.json)
     if stopped:
         raise stopped

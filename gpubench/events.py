@@ -205,6 +205,13 @@ class TreatmentsMissed(Event, frozen=True):
     missed: dict[str, str]
 
 
+class GraphsCompiled(Event, frozen=True):
+    """The steps of a program of the user in which torch.compile compiled code."""
+
+    repeat: int
+    steps: list[int]
+
+
 class Planned(Event, frozen=True):
     """The number of steps of the repeat. It is sent again when a limit in seconds has been converted to steps."""
 
@@ -455,10 +462,10 @@ class Elsewhere(Event, frozen=True):
 
 
 Message = (
-    Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | Planned | StepsMeasured
-    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | MemoryRecorded
-    | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished
-    | StageDone | BaselineMeasured | Verified | Failed | Done | Elsewhere
+    Hello | Seen | Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | GraphsCompiled | Planned
+    | StepsMeasured | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed
+    | MemoryRecorded | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured
+    | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done | Elsewhere
 )  # fmt: skip
 
 

@@ -125,6 +125,13 @@ DEFINITIONS: dict[str, Definition] = {
     "phase_evaluation": Definition(
         "s", "lower", "mean time per steady step in which a program evaluates its model between two updates", "step"
     ),
+    "phase_worker_start": Definition(
+        "s",
+        "lower",
+        "mean time per steady step in which a program starts the workers of a DataLoader again, and waits for their "
+        "first batch",
+        "step",
+    ),
     "phase_other": Definition("s", "lower", "mean time per steady step outside of all other phases", "step"),
     "first_step_time": Definition(
         "s", "lower", "time of the first step of a process, including compilation and autotuning", "step"

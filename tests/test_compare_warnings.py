@@ -11,12 +11,14 @@ from scipy.signal import lfilter
 from simulated import Drift, run_of, side_of
 
 from gpubench.compare import warnings
+from gpubench.compare.compare import _rejections
 from gpubench.compare.evidence import RunEvidence, Series, Side
-from gpubench.compare.warnings import changed_machine, find_warnings, loss_apart, out_of_turn, rejection
+from gpubench.compare.warnings import changed_machine, delay, find_warnings, loss_apart, out_of_turn, rejection
 from gpubench.metrics import Metric
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
+from gpubench.runs.warnings import LONGER
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
@@ -175,6 +177,21 @@ def test_a_gap_in_the_losses_rejects() -> None:
     assert rejection(side(run(losses=[[*FP32[:7], np.nan, *FP32[8:]]]))) == (
         "the loss is not finite at step 7 (counting from 0)"
     )
+
+
+def test_a_side_that_compiles_in_some_of_its_steady_steps_is_not_called_slower() -> None:
+    def compiling(steps: int) -> Side:
+        found = run()
+        return side(replace(found, summary=msgspec.structs.replace(found.summary, compiled=steps)), label=f"{steps}")
+
+    some, most = compiling(2), compiling(20)
+    assert delay(some) == "torch.compile compiled code in 2 of 30 steady steps, which their times include: " + LONGER
+    assert (delay(most), delay(compiling(0))) == (None, None)
+    for sides, rejected in (((compiling(0), some), "slower"), ((some, compiling(0)), "faster")):
+        found = _rejections(*sides)
+        assert found == {rejected: f"2: {delay(some)}"}
+        assert f"2: {delay(some)}" in find_warnings(*sides)
+    assert _rejections(compiling(0), most) == {}
 
 
 def test_a_run_without_losses_is_not_rejected() -> None:

@@ -248,6 +248,14 @@ def test_the_headline_is_of_all_memory_where_no_step_was_timed(tmp_path: Path) -
     assert found.baseline.repeats == 1
 
 
+def test_a_memory_run_and_a_timed_run_without_a_common_metric_are_told_apart(tmp_path: Path) -> None:
+    recorded, timed = run(tmp_path, predicted()), write_run(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"recorded its memory \(.*\), .* timed \(throughput, step time and \d+ more\)"
+    ):
+        compared(recorded, timed)
+
+
 def test_the_gate_fails_on_more_memory_and_passes_on_less(tmp_path: Path) -> None:
     paths = run(tmp_path, predicted()), run(tmp_path, checkpointed())
     condition = [parse_condition("peak_memory_total>2%")]

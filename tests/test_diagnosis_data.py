@@ -47,6 +47,18 @@ def test_a_loader_that_takes_less_than_its_threshold_is_left_alone() -> None:
     assert ids(waiting(4, data__workers=0)) == []
 
 
+def test_workers_that_start_again_for_each_epoch_are_to_be_kept() -> None:
+    metrics = {"step_time": 0.1, "phase_worker_start": 0.012}
+    for kept, expected in ((False, ["restarted-workers"]), (True, []), (None, [])):
+        settings = {"data.workers": 2} | ({} if kept is None else {"data.persistent_workers": kept})
+        assert ids(case(cpu(), settings=settings, metrics=metrics)) == expected
+    finding = only(case(cpu(), settings={"data.workers": 2, "data.persistent_workers": False}, metrics=metrics))
+    assert finding.fix == {"data.persistent_workers": True}
+    assert saving(finding) == pytest.approx(0.12)
+    rare = metrics | {"phase_worker_start": 0.004}
+    assert ids(case(cpu(), settings={"data.persistent_workers": False}, metrics=rare)) == []
+
+
 def test_the_clean_run_decides_where_there_is_one() -> None:
     slowed_by_recording = case(
         gpu(idle={"data_loader": 20 * PERCENT}),

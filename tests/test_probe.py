@@ -46,6 +46,46 @@ def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) 
     assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_start_of_workers_is_a_phase_of_each_epoch_that_has_one(tmp_path: Path, kept: bool) -> None:
+    def run() -> None:
+        loop = Loop()
+        loop.data = DataLoader(loop.data.dataset, batch_size=12, num_workers=1, persistent_workers=kept)
+        for _ in range(2):
+            loop()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    starts = [step["step"] for step in found.steps if "worker_start" in step["phases"]]
+    assert starts == ([0] if kept else [0, 4])
+    assert all("data_wait" in step["phases"] for step in found.steps[1:4])
+
+
+def test_a_batch_with_which_several_optimizers_update_in_turns_counts_once(tmp_path: Path) -> None:
+    def run() -> None:
+        critic, actor = nn.Bilinear(3, 3, 1), nn.Linear(3, 3)
+        of_critic, of_actor = (torch.optim.SGD(one.parameters()) for one in (critic, actor))
+        for number in range(40):
+            batch = torch.randn(8, 3)
+            critic(batch, torch.randn(8, 3)).sum().backward()
+            of_critic.step()
+            if number % 2:
+                critic(batch, actor(batch)).sum().backward()
+                of_actor.step()
+
+    found = probed(tmp_path, run)
+    assert {step["samples"] for step in found.steps[2:]} == {16}
+
+
+def test_a_batch_that_every_step_is_given_again_counts_in_each(tmp_path: Path) -> None:
+    def run() -> None:
+        loop, batch = Loop(), torch.randn(8, 3)
+        for _ in range(12):
+            loop.step(batch)
+
+    assert {step["samples"] for step in probed(tmp_path, run).steps[2:]} == {8}
+
+
 def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
     loop = Loop(100)
     marks = tmp_path / "marks"
@@ -317,6 +357,20 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
     assert probed(tmp_path, run).code == 0
     assert b"probe" not in path.read_bytes()
     assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
+
+
+def test_the_steps_in_which_code_is_compiled_are_told(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        evaluated = torch.compile(lambda batch: batch.square().sum(), backend="eager")
+        for number, (batch,) in enumerate(loop.data):
+            if number in (5, 8, 9):
+                evaluated(batch)
+            if number == 8:
+                evaluated(batch.double())
+            loop.step(batch)
+
+    assert probed(tmp_path, run).events["graphscompiled"]["steps"] == [5, 8]
 
 
 def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path) -> None:

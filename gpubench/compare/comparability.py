@@ -35,10 +35,14 @@ def over(ranks: int) -> str:
 
 
 def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
-    """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu"."""
-    samples, device = (_known(workload.get(key)) for key in ("samples_per_step", "device"))
-    step = "" if "memory.steps" in settings else f", {samples} sample{'s' * (samples != 1)} a step"
-    return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)} on {device}"
+    """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu".
+
+    What is not known of it, as of a program without samples, is left out.
+    """
+    samples, device = workload.get("samples_per_step"), workload.get("device")
+    step = f", {units.counted(samples, 'sample')} a step" if samples and "memory.steps" not in settings else ""
+    place = f" on {device}" if device else ""
+    return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)}{place}"
 
 
 def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:

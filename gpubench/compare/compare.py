@@ -6,19 +6,21 @@ from typing import TypeVar
 
 import msgspec
 
+from gpubench import units
 from gpubench.compare import comparability, gate, intervals, noise, verdicts
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain, find_causes, find_memory
 from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
-from gpubench.compare.warnings import accountable, changed_machine, find_warnings, out_of_turn, rejection
+from gpubench.compare.warnings import accountable, changed_machine, delay, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
 from gpubench.runs.warnings import not_applied
 
 T = TypeVar("T")
+NAMED = 2  # metrics that an error names of each side
 
 
 def compare(
@@ -85,7 +87,7 @@ def _compare(
     circumstances = Circumstances(margin, withheld, rejected, record, machine)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
-    warnings = [*dict.fromkeys(rejected.values()), *find_warnings(baseline, candidate)]
+    warnings = list(dict.fromkeys([*rejected.values(), *find_warnings(baseline, candidate)]))
     if moved := changed_machine(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
@@ -131,8 +133,8 @@ def _settled(found: Sequence[Verdict]) -> bool:
 
 
 def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
-    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "less" and
-    "equivalent" for a side whose peak is unknown.
+    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "slower" for one that
+    did other work, "less" and "equivalent" for a side whose peak is unknown.
     """
     found: dict[Outcome, str] = {}
     timed: tuple[Outcome, Outcome] = ("faster", "slower")
@@ -141,6 +143,9 @@ def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
         if reason := rejection(side):
             words: list[Outcome] = [counted[place], "equivalent"] if side.runs[0].untimed else [timed[place]]
             found |= dict.fromkeys(words, f"{side.label}: {reason}")
+    for place, side in enumerate((baseline, candidate)):
+        if reason := delay(side):
+            found.setdefault(timed[place], f"{side.label}: {reason}")
     return found
 
 
@@ -151,12 +156,22 @@ def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
         name: metric for name, metric in baseline.runs[0].metrics.items() if all(name in r.metrics for r in runs_)
     }
     if not shared:
-        ours, theirs = (", ".join(side.runs[0].metrics) for side in (baseline, candidate))
+        ours, theirs = map(_kind, (baseline, candidate))
         raise UsageError(
-            f"{baseline.label} and {candidate.label} have no metric in common",
-            f"the first has {ours}; the second {theirs}",
+            f"{baseline.label} and {candidate.label} have no metric in common: the first {ours}, the second {theirs}",
+            "compare two runs of the same command",
         )
     return shared
+
+
+def _kind(side: Side) -> str:
+    """Returns what the runs of a side have measured, as "was timed (throughput, step time and 12 more)"."""
+    names = [units.words(name) for name in side.runs[0].metrics]
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    listed = units.listed([*names[:NAMED], *more]) if names else "nothing"
+    if side.runs[0].record is None:
+        return f"has the columns {listed}"
+    return f"{'recorded its memory' if side.runs[0].untimed else 'was timed'} ({listed})"
 
 
 def _directed(known: Mapping[str, Metric]) -> list[Metric]:

@@ -92,6 +92,7 @@ def find_warnings(baseline: Side, candidate: Side) -> list[str]:
     timed = not any(run.untimed for side in sides for run in side.runs)
     checks = (
         _not_applied,
+        _compiled,
         _throttled,
         _others_on_gpus,
         _contended,
@@ -151,6 +152,20 @@ def rejection(side: Side) -> str | None:
     return None
 
 
+def delay(side: Side) -> str | None:
+    """Returns why this side must not be called slower: some of its steady steps have compiled code; None otherwise.
+
+    Where most of them have, that is how the program runs.
+    """
+    compiled, steps = (sum(counts) for counts in zip(*map(_compiled_steps, side.runs), strict=True))
+    return warnings.compiled_within(compiled, steps) if 2 * compiled < steps else None
+
+
+def _compiled_steps(run: RunEvidence) -> tuple[int, int]:
+    """Returns the number of steady steps in which torch.compile compiled code, and that of all steady steps."""
+    return run.summary.compiled, sum(window.steps for window in run.windows)
+
+
 def loss_apart(baseline: Side, candidate: Side) -> str | None:
     """Returns a warning if one side learned and the other did not, or the losses diverged; None otherwise.
 
@@ -196,6 +211,11 @@ def _unfinished(side: Side) -> str | None:
 
 def _diverged(run: RunEvidence) -> bool:
     return bool(run.record and run.record.error and run.record.error.get("kind") == DIVERGED)
+
+
+def _compiled(side: Side) -> str | None:
+    compiled, steps = (sum(counts) for counts in zip(*map(_compiled_steps, side.runs), strict=True))
+    return warnings.compiled_within(compiled, steps)
 
 
 def _throttled(side: Side) -> str | None:

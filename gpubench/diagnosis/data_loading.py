@@ -1,4 +1,4 @@
-"""The rule about the data loader."""
+"""Rules about the data loader."""
 
 import math
 from typing import Any
@@ -31,6 +31,30 @@ def data_loading(case: ProfileCase) -> Answers:
         advice=advice,
         expected=at_most(waiting),
         threshold=THRESHOLD,
+    )
+
+
+def restarted_workers(case: ProfileCase) -> Answers:
+    starting, step = case.clean_share("phase_worker_start"), case.metrics.get("step_time")
+    fix = case.fix(data__persistent_workers=True)
+    if starting is None or step is None or starting < NOTABLE or not fix:
+        return
+    yield Finding(
+        id="restarted-workers",
+        title="the DataLoader starts its workers again for each epoch",
+        severity=severity(starting),
+        evidence=[
+            f"a step of the clean run takes {units.seconds(step.estimate)}, of which starting workers and waiting for "
+            f"their first batch is {units.percent(starting)} on average",
+            f"data.workers is {case.setting('data.workers')}, and data.persistent_workers is false",
+        ],
+        cause="at the end of an epoch the workers end, and the next epoch waits until new ones have started and have "
+        "made its first batch",
+        advice="keep the workers from one epoch to the next",
+        fix=fix,
+        expected=at_most(starting + (case.clean_share("phase_data_wait") or 0.0)),  # in which the workers end
+        threshold=f"at least {units.percent(NOTABLE)} of the step; each epoch still waits for its first batch, and the "
+        "workers end within the waits for batches",
     )
 
 

@@ -26,7 +26,7 @@ from gpubench.diagnosis.copies import (
     nchw_convolutions,
     pinning,
 )
-from gpubench.diagnosis.data_loading import data_loading
+from gpubench.diagnosis.data_loading import data_loading, restarted_workers
 from gpubench.diagnosis.footprint_activations import (
     activations_kept,
     attention_matrix,
@@ -136,14 +136,14 @@ TimeRule = Callable[[ProfileCase], Answers]
 MemoryRule = Callable[[FootprintCase], Answers]
 
 TIME_RULES: tuple[TimeRule, ...] = (
-    data_loading, pinning, blocking_copies, device_to_host, host_tensors, casts, layout_of_batches, layout_in_model,
-    nchw_convolutions, synchronisation, gradient_scaler, blocking_launches, launch_bound, python_bound, dispatch_bound,
-    small_batch, small_batch_on_cpu, fp32_products, unfused_attention, odd_shapes, memory_bound, unfused_optimizer,
-    zeroed_gradients, repeated_reduction, exposed_communication, stragglers, recompute, allocator, graph_breaks,
-    recompilation, too_few_threads, too_many_threads,
+    data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
+    layout_of_batches, layout_in_model, nchw_convolutions, synchronisation, gradient_scaler, blocking_launches,
+    launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, fp32_products, unfused_attention,
+    odd_shapes, memory_bound, unfused_optimizer, zeroed_gradients, repeated_reduction, exposed_communication,
+    stragglers, recompute, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads,
 )  # fmt: skip
 
-HOST_RULES: tuple[TimeRule, ...] = (data_loading,)
+HOST_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
 """Rules that hold even if a device worked whose work was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (

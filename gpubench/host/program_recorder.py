@@ -190,6 +190,8 @@ class OfProgram(Recorder[P]):
     def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
         self._missed: list[events.TreatmentsMissed] = []
+        self._compiled: defaultdict[int, set[int]] = defaultdict(set)
+        """The steps by repeat in which torch.compile compiled code on one rank or more."""
         self._program = program = configuration.settings.program
         self._directory = program.directory or Path()
         self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
@@ -296,6 +298,8 @@ class OfProgram(Recorder[P]):
     def take(self, event: events.Message) -> None:
         if isinstance(event, events.TreatmentsMissed):
             self._missed.append(event)
+        elif isinstance(event, events.GraphsCompiled):
+            self._compiled[event.repeat].update(event.steps)
         elif isinstance(event, events.Elsewhere):
             self.elsewhere = event.host
             self.progress.doing = f"training; {event.host} has the results"
@@ -353,6 +357,13 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             gpus=self.gpus,
             inference=self.settings.inference,
         )
+        compiled = sum(
+            window.first <= step < window.first + window.steps
+            for window in found.steady
+            for step in self._compiled[window.repeat]
+        )
+        said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady))
+        found = msgspec.structs.replace(found, compiled=compiled, warnings=warnings.collected(said, *found.warnings))
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:

@@ -25,7 +25,7 @@ from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
 from .observed import autocast_of
 from .timeline import LONGEST_PERIOD, Part
-from .treatments import is_compiling, stand_in, unwrapped
+from .treatments import compiled_graphs, is_compiling, stand_in, unwrapped
 
 SEARCHED = 4 * LONGEST_PERIOD
 """Calls of inference after which a module that has not been called yet is not looked for."""
@@ -154,6 +154,7 @@ class CallProbe(Probe):
         self._calls += 1
         self._in_training_mode += unwrapped(module).training
         self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+        self._timeline.part.graphs = compiled_graphs()
         self._timeline.end_part(id(module))
         if len(self._roots) > self._reported:
             first = next(module.parameters(), None)

@@ -11,12 +11,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import threading
 from collections.abc import Hashable
-from inspect import unwrap
 from multiprocessing.util import Finalize
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -30,16 +27,17 @@ from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import Counted
 from .facts import facts, peak_memory
 from .host import Host
-from .observed import Places, autocast_of, of_loader, of_optimizers, of_process
+from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
 from .regions import Regions
 from .timeline import EVALUATION, OTHER, Part, Timeline
-from .treatments import Treatments, is_compiling, stand_in, unwrapped
+from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
     from .following import Following
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
+WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 SECONDS_TO_END = 30.0
@@ -91,6 +89,13 @@ class Probe:
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
+        self._batch: Callable[[], torch.Tensor | None] = lambda: None
+        self._batches = 0
+        """The tensor that an outermost module was given last as its batch, if it is there, and the number of them."""
+        self._updated_with = (0, 0)
+        """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
+        self._started = 0
+        """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
         self._training_loaders: set[int] = set()
         """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
@@ -100,7 +105,9 @@ class Probe:
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
-        self._repeat = self._sent = 0
+        self._repeat = self._sent = self._graphs = 0
+        self._compiled: list[int] = []
+        """The steps in which torch.compile compiled code."""
         self._recording: Recording | None = None
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
@@ -121,6 +128,7 @@ class Probe:
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
         if not self._following:
+            stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
             stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
@@ -151,6 +159,15 @@ class Probe:
         if isinstance(optimizer, Hashable):
             self._made[optimizer] = self._places.here()
 
+    def _start_workers(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._watches() or self._evaluates():
+            call(iterator, *args, **kwargs)
+            return
+        self._forget_set_up()
+        with self._timeline.phase(WORKER_START):
+            call(iterator, *args, **kwargs)
+        self._started = id(iterator)
+
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._timeline.is_in(DATA_WAIT):
             return call(iterator)
@@ -162,7 +179,8 @@ class Probe:
             self._timeline.suppose_training()
         if self._following:
             self._following.draws(iterator._dataset)
-        with self._timeline.phase(DATA_WAIT):
+        started, self._started = self._started == id(iterator), 0
+        with self._timeline.phase(WORKER_START if started else DATA_WAIT):
             batch = call(iterator)
         self._note_loader(iterator)
         if size := self._size(batch):
@@ -186,6 +204,7 @@ class Probe:
         part.first = part.first or id(module)
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             part.forwarded += self._size((args, kwargs))
+            part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
@@ -300,7 +319,7 @@ class Probe:
     def _size(self, batch: Any) -> int:
         """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
         try:
-            tensor = _first_tensor(batch)
+            tensor = first_tensor(batch)
             if tensor is None or not tensor.dim():
                 return 0
             size = int(tensor.size(0))
@@ -308,6 +327,15 @@ class Probe:
         except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
             return 0
         return size
+
+    def _number(self, batch: Any) -> int:
+        """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
+        tensor = None if self._draws else first_tensor(batch)
+        if tensor is None:
+            return 0
+        if self._batch() is not tensor:
+            self._batch, self._batches = ref(tensor), self._batches + 1
+        return self._batches
 
     def _note_loader(self, iterator: Any) -> None:
         """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
@@ -332,6 +360,12 @@ class Probe:
         """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
         self._regions.cut(self._timeline)
+        part = self._timeline.part
+        part.graphs = compiled_graphs()
+        if part.batch and part.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
+            part.forwarded = 0  # an update of the actor with the batch of the critic
+        else:
+            self._updated_with = part.batch, id(optimizer)
         self._timeline.end_part(id(optimizer), skipped=skipped)
         if self._following:
             if self._host is None:
@@ -437,7 +471,7 @@ class Probe:
 
     def _join(self) -> None:
         """Makes this process a rank of the run. One that the host refuses runs on, unmeasured."""
-        _keep_from_compilation()
+        keep_from_compilation()
         try:
             self._host = host = Host(self._address, *_place(), _open_store)
         except ConnectionRefusedError:
@@ -514,6 +548,9 @@ class Probe:
             "starved": parts[0].device_idle,
             "skipped": skipped,
         }
+        if parts[-1].graphs > self._graphs:
+            self._compiled.append(self._sent)
+        self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
         self._sent += 1
         self._time += total
         return step
@@ -529,6 +566,8 @@ class Probe:
         else:
             wall = self._timeline.end()
             self._send_steps(ended=True)
+            if self._compiled:
+                self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
                 self._recording.close()
             self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
@@ -569,46 +608,3 @@ def _open_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
-
-
-def _keep_from_compilation() -> None:
-    """Keeps torch.compile from compiling the functions of the probe when a compiled function calls them.
-
-    Between two graphs of a function, torch.compile compiles every Python function that is called.
-    """
-    package = __name__.rpartition(".")[0]
-    if "torch._dynamo" not in sys.modules:  # every optimizer imports it
-        return
-    try:
-        from torch._dynamo.eval_frame import skip_code
-    except ImportError:  # another release of PyTorch
-        return
-
-    package = __package__ or ""
-    found = [
-        value for name in list(sys.modules) if name.startswith(package) for value in vars(sys.modules[name]).values()
-    ]
-    while found:
-        each = found.pop()
-        if isinstance(each, CodeType):
-            skip_code(each)
-            found += each.co_consts
-        elif isinstance(each, (staticmethod, property)):
-            found.append(each.fget if isinstance(each, property) else each.__func__)
-        elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
-            found += vars(each).values() if isinstance(each, type) else [unwrap(each).__code__]
-
-
-def _first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
-    """Returns the first tensor in nested sequences and mappings, or None."""
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if not depth:
-        return None
-    if not isinstance(batch, (tuple, list)):
-        values = getattr(batch, "values", None)
-        batch = tuple(values()) if callable(values) else ()
-    for part in batch:
-        if (found := _first_tensor(part, depth - 1)) is not None:
-            return found
-    return None

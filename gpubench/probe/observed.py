@@ -1,4 +1,4 @@
-"""How the program runs, by the dot-keys of the treatments, and the lines of its source that decide on it."""
+"""What is found out about the program: its batches, how it runs by the dot-keys of the treatments, and where."""
 
 from __future__ import annotations
 
@@ -180,3 +180,18 @@ class Places:
             if folder and path.startswith(os.path.join(folder, "")):
                 return os.path.relpath(path, folder)
         return path
+
+
+def first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
+    """Returns the first tensor in nested sequences and mappings, or None."""
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if not depth:
+        return None
+    if not isinstance(batch, (tuple, list)):
+        values = getattr(batch, "values", None)
+        batch = tuple(values()) if callable(values) else ()
+    for part in batch:
+        if (found := first_tensor(part, depth - 1)) is not None:
+            return found
+    return None

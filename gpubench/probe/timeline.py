@@ -50,7 +50,11 @@ class Part:
     """The identity of the outermost module that is called first; 0 before that."""
     forwarded: int = 0
     """The samples that went through that module."""
+    batch: int = 0
+    """The number of the first tensor that it was given, which is another one if the tensor is; 0 before that."""
     skipped: bool = False
+    graphs: int = 0
+    """The graphs that torch.compile had compiled in this process at the end of the part."""
     device_idle: bool | None = None
     """Whether the device was idle when the part began; None without a device."""
     supposed: tuple[int, int] | None = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
+from types import CodeType, FunctionType
 from typing import Any, Callable, Dict, Iterable
 
 import torch
@@ -328,6 +330,39 @@ def is_compiled(module: torch.nn.Module) -> bool:
 def steps_by_itself(cls: type) -> bool:
     """Returns whether a class of optimizers updates by code of its own, which has no other implementation."""
     return not inspect.unwrap(cls.step).__module__.startswith("torch.optim")  # type: ignore[attr-defined]
+
+
+def compiled_graphs() -> int:
+    """Returns the number of graphs that torch.compile has compiled in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
+
+
+def keep_from_compilation() -> None:
+    """Keeps torch.compile from compiling the functions of the probe when a compiled function calls them.
+
+    Between two graphs of a function, torch.compile compiles every Python function that is called.
+    """
+    if "torch._dynamo" not in sys.modules:  # every optimizer imports it
+        return
+    try:
+        from torch._dynamo.eval_frame import skip_code
+    except ImportError:  # another release of PyTorch
+        return
+
+    package = __package__ or ""
+    found = [
+        value for name in list(sys.modules) if name.startswith(package) for value in vars(sys.modules[name]).values()
+    ]
+    while found:
+        each = found.pop()
+        if isinstance(each, CodeType):
+            skip_code(each)
+            found += each.co_consts
+        elif isinstance(each, (staticmethod, property)):
+            found.append(each.fget if isinstance(each, property) else each.__func__)
+        elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
+            found += vars(each).values() if isinstance(each, type) else [inspect.unwrap(each).__code__]
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

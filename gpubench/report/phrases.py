@@ -28,7 +28,10 @@ EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale inte
 FAR = 10.0  # the end of a ratio's interval beyond which percents, such as +2511 %, are hard to read
 WIDE = 1000  # ratio of the ends of an interval, beyond which a table does not show them
 TOO_NOISY = "too noisy to quote"
-WITHOUT_NEWS = {"skipped_steps": 0.0}  # metrics of a run that are hidden while they have this value
+WITHOUT_NEWS = {
+    "skipped_steps": 0.0,
+    "phase_worker_start": 0.0,
+}  # metrics of a run that are hidden while they have this value
 ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
 
 

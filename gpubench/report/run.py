@@ -408,7 +408,7 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
     found = {
         metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
         for metric in run.metrics.values()
-        if metric.name.startswith("phase_")
+        if metric.name.startswith("phase_") and phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate
     }
     last = PHASES.index("other")
     ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)

@@ -135,6 +135,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
     work: list[WorkCounted | None] = []
     """The counted work of each repeat, in the order of `steady`; None for a repeat that has not counted it."""
+    compiled: int = 0
+    """The number of steady steps of all repeats in which torch.compile compiled code of a program of the user."""
 
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)

@@ -131,6 +131,13 @@ def not_applied(missed: Mapping[str, str]) -> str | None:
     return "; ".join(f"{key} was not applied: {reason}" for key, reason in missed.items())
 
 
+def compiled_within(compiled: int, steps: int) -> str | None:
+    """Warns of steady steps in which torch.compile compiled code of a program; `steps` are all steady steps."""
+    if not compiled:
+        return None
+    return f"torch.compile compiled code in {compiled} of {steps} steady steps, which their times include: {LONGER}"
+
+
 def not_settled(settled: Sequence[bool], longer: str | None = LONGER) -> str | None:
     """Warns of repeats whose warm-up may reach beyond half of their steps. `settled` has one entry per repeat."""
     number = settled.count(False)
