@@ -18,7 +18,6 @@ from running import PATIENCE, ended, gpubench
 from test_schedulers import ROWS, Row, names
 
 from gpubench.events import Verified
-from gpubench.pipeline.schedulers import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
 ONE_LINE, EVERY_LINE = False, True
@@ -105,10 +104,9 @@ def cases(folder: Path, lines: bool) -> dict[str, Case]:
 
 
 def sampling(row: Row) -> dict[str, Any]:
-    options = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
     return {
         "sampling.scheduler": row.scheduler,
-        "sampling.options": ",".join(f"{key}={value}" for key, value in options.items()),
+        "sampling.options": ",".join(f"{key}={value}" for key, value in row.given.items()),
         "sampling.eta": row.eta,
         "sampling.steps": STEPS.get(row.scheduler, 8),
     }
