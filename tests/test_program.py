@@ -62,17 +62,6 @@ def test_a_program_leaves_a_run_directory_like_any_other_run(tmp_path: Path) -> 
     assert (run.run / "report.html").is_file()
 
 
-def test_a_program_in_a_process_of_its_own_is_measured_from_its_import_of_torch(tmp_path: Path) -> None:
-    """Other tests fork the programs that import torch, whose process and whose import are not real ones."""
-    program = Path(__file__).parents[1] / "examples" / "session" / "train.py"
-    few = ("--repeats", "1", "--steps", "3", "--training.warmup_steps=2", "-q")
-    run = gpubench("train-bench", *few, "--", sys.executable, str(program), results=tmp_path)
-    assert run.code == 0, run.stderr
-    phases = {name for step in run.lines("steps.jsonl")[2:] for name in step["phases"]}
-    assert phases == {"data_wait", "forward", "backward", "optimizer", "other"}
-    assert {step["samples"] for step in run.lines("steps.jsonl")[2:]} == {16}
-
-
 def test_a_program_can_take_all_of_its_steps(tmp_path: Path) -> None:
     run = measure(tmp_path, *takes(45), options=["--steps", "all"])
     assert (run.code, len(run.lines("steps.jsonl"))) == (0, 45)
