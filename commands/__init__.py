@@ -1,5 +1,6 @@
 """The command line: registers one module per subcommand, and prints all errors."""
 
+import gc
 import io
 import sys
 import time
@@ -12,6 +13,8 @@ from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
 LET_RANK_0_EXIT_SECONDS = 3.0
+OBJECTS_BETWEEN_COLLECTIONS = 10_000
+"""Python's default is 700. Imports make many objects that stay, and searching them takes a tenth of a short command."""
 
 app = typer.Typer(
     name="gpubench",
@@ -63,6 +66,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters must not cause an error
+    if not launched_by_torchrun():  # a worker that is measured collects as any other program does
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     try:
         code = app(standalone_mode=False)
     except GpubenchError as error:

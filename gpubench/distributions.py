@@ -20,19 +20,22 @@ def student_t_cdf(df: float, t: float) -> float:
 
 @lru_cache(maxsize=4096)
 def student_t_quantile(df: float, probability: float) -> float:
-    """Returns the quantile of Student's t, by bisection to the last bit."""
+    """Returns the quantile of Student's t, by Newton's method.
+
+    Left of the median the distribution function is convex. So each step from the median towards a quantile there ends
+    between the two, and the first one that would turn back is due to rounding.
+    """
     if not df > 0 or not 0 < probability < 1:
         raise ValueError(f"Student's t has no quantile at {probability} with {df} degrees of freedom")
-    if probability == 0.5:
-        return 0.0
     if probability > 0.5:
         return -student_t_quantile(df, 1 - probability)
-    low, high = -1.0, 0.0
-    while student_t_cdf(df, low) > probability:
-        low, high = 2 * low, low
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if student_t_cdf(df, middle) < probability else (low, middle)
-    return middle
+    peak = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    found, t = math.inf, 0.0
+    while t < found:
+        found = t
+        density = peak * (1 + t * t / df) ** (-(df + 1) / 2)
+        t -= (student_t_cdf(df, t) - probability) / density
+    return found
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:

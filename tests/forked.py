@@ -15,6 +15,7 @@ judges how fast something is sets `PRECISE`.
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import multiprocessing.popen_spawn_posix
 import multiprocessing.util
@@ -31,28 +32,35 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import IO, Any, NoReturn, Self
 
 FOLDER = "FORK_SERVERS"
 """The variable with the folder of the servers' sockets. Without it all processes are real."""
+PROGRAMS = "FORK_PROGRAMS"
+"""The variable of a host that is to fork the programs of users, which then only seem to import torch."""
 PRECISE = "PRECISE_REFERENCE"
 """The variable of a program that is to measure the reference workload as long as it does for a user."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
     "gpubench.host.live_pipeline", "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
     "gpubench.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
-    "gpubench.report.markdown", "gpubench.report.page", "pydantic_settings", "asyncio", "pynvml", "rich.live",
+    "gpubench.report.markdown", "gpubench.report.page", "gpubench.report.sweep", "gpubench.report.terminal",
+    "pydantic_settings", "asyncio", "pynvml", "rich.live", "typer._adapters", "typer._click.decorators",
     "rich._emoji_codes", "tensorboard.summary", "tensorboard.compat", "tensorboard.plugins.hparams.summary_v2",
     "numpy.ma", "numpy.fft", "numpy.random",
 )  # fmt: skip
 WORKER = (
     "gpubench.worker.train_bench", "gpubench.memory_worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
     "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands", "gpubench.host.launch",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "pydantic_settings",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
 )  # fmt: skip
-IMPORTS = {"gpubench": HOST, "worker": WORKER}
+PROGRAM = ("torch.optim", "torch.utils.data", "torch.profiler", "torch._dynamo")
+IMPORTS = {"gpubench": HOST, "worker": WORKER, "program": PROGRAM}
 """What each server imports: that of the command line has no torch."""
 MOST = 1 << 18  # bytes of a request
 
@@ -71,8 +79,12 @@ class Forked:
         stderr: int | IO[Any] | None = None,
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
+        server: str | None = None,
     ) -> None:
-        """`args` are [sys.executable, script or "-m" or "-c", ...]. Output goes to this process's own where None."""
+        """`args` are [sys.executable, script or "-m" or "-c", ...]. Output goes to this process's own where None.
+
+        `server` is one of IMPORTS; the server of the command line or of workers if it is None.
+        """
         assert args[0] == sys.executable
         assert stdin == subprocess.DEVNULL
         self.args = args
@@ -85,12 +97,12 @@ class Forked:
         request = {
             "program": program,
             "environment": {**env, "PYTHONUNBUFFERED": "1"} if args[1] == "-u" else dict(env),
-            "folder": str(cwd or Path.cwd()),
+            "folder": str(Path.cwd() / (cwd or "")),
             "descriptors": list(given),
             "session": start_new_session,
         }
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        socket_of_server = Path(os.environ[FOLDER], "gpubench" if host else "worker")
+        socket_of_server = Path(os.environ[FOLDER], server or ("gpubench" if host else "worker"))
         self._log = socket_of_server.with_suffix(".log")
         self._server.connect(str(socket_of_server))
         socket.send_fds(self._server, [json.dumps(request).encode()], list(given.values()))
@@ -253,11 +265,31 @@ def prepare(name: str) -> None:
         importlib.import_module(module)
     if name == "gpubench":  # has the template compiled, which takes as long as all else that a short run does
         importlib.import_module("gpubench.report.page").__dict__["_environment"]().get_template("page.html")
+    if name == "program":
+        sys.meta_path.insert(0, Hidden())
     for known in weakref.finalize.__dict__["_registry"]:
         known.atexit = False  # a child need not take apart what was set up here
     gc.enable()
     gc.collect()
     gc.freeze()  # or the first collection in each child would copy all their memory
+
+
+class Hidden(MetaPathFinder, Loader):
+    """Hides torch, which is imported, until a program imports it."""
+
+    def __init__(self) -> None:
+        names = [name for name in sys.modules if name.partition(".")[0] == "torch"]
+        self._modules = {name: sys.modules.pop(name) for name in names}
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self, is_package=True) if name == "torch" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        sys.modules.update(self._modules)
+        return self._modules["torch"]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def place(given: Mapping[int, int]) -> None:
@@ -288,25 +320,39 @@ def become(request: Mapping[str, Any]) -> None:
     known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     program = request["program"]
     module = program[0] == "-m"
-    sys.path[0:1] = [request["folder"] if program[0] in ("-m", "-c") else str(Path(program[0]).parent), *known]
+    script = program[0] not in ("-m", "-c")
+    sys.path[0:1] = [str(Path.cwd().joinpath(program[0]).parent) if script else request["folder"], *known]
     sys.argv = program[1:] if module else program if program[0] != "-c" else ["-c", *program[2:]]
     importlib.invalidate_caches()
     for customize in (Path(entry, "sitecustomize.py") for entry in known):
         if customize.exists():
             runpy.run_path(str(customize))
             break
+    fork_children(program[:2])
+    if WORKER[0] in sys.modules and PRECISE not in os.environ:
+        measure_reference_workload_briefly()
+    execute(program)
+
+
+def fork_children(program: Sequence[str]) -> None:
+    """Has the processes that `program` starts forked."""
     if FOLDER in os.environ:
         fork_spawned()
-    if program[:2] == ["-m", "gpubench"]:
+    if program == ["-m", "gpubench"]:
         fork_workers()
-    elif program[:2] == ["-m", "torch.distributed.run"]:
+        if PROGRAMS in os.environ:
+            fork_programs()
+    elif program == ["-m", "torch.distributed.run"]:
         package = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
         importlib.import_module(package).__dict__["Popen"] = Forked
-    probes = sys.modules.get("gpubench.worker.probes")
-    if probes and PRECISE not in os.environ:
-        probes.__dict__["COPIED"] = 1000
-        probes.__dict__["time_reference_workload"].__defaults__ = (0.005,)
-    execute(program)
+
+
+def measure_reference_workload_briefly(replace: Callable[[Any, str, object], None] = setattr) -> None:
+    """Has the reference workload of this process copy little, and measured for a twentieth of the usual time."""
+    rates = importlib.import_module("gpubench.worker.compute_rates")
+    assert rates.COPIED
+    replace(rates, "COPIED", 1000)
+    replace(rates.time_reference_workload, "__defaults__", (0.005,))
 
 
 def execute(program: Sequence[str]) -> None:
@@ -317,7 +363,7 @@ def execute(program: Sequence[str]) -> None:
     elif program[0] == "-c":
         exec(program[1], {"__name__": "__main__"})
     else:
-        runpy.run_path(program[0], run_name="__main__")
+        runpy.run_path(str(Path.cwd() / program[0]), run_name="__main__")
 
 
 def carry_out(request: Mapping[str, Any]) -> NoReturn:
@@ -344,6 +390,18 @@ def fork_workers() -> None:
     """Has the host in this process fork its workers."""
     launch = importlib.import_module("gpubench.host.launch")
     launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+
+
+def fork_programs() -> None:
+    """Has the host in this process fork the programs of users, each of which is `python SCRIPT ...`."""
+
+    def start(words: Sequence[str], **options: Any) -> Forked:
+        assert words[0] in ("python", sys.executable)
+        return Forked([sys.executable, *words[1:]], server="program", **options)
+
+    importlib.import_module("gpubench.host.program").__dict__["subprocess"] = SimpleNamespace(
+        Popen=start, DEVNULL=subprocess.DEVNULL
+    )
 
 
 def host() -> None:

@@ -153,6 +153,17 @@ def torchrun(
     return sides(pair, lambda own: [*command, "--results", str(own)], results)
 
 
+def ranks(pair: Sequence[Machine], *arguments: str, results: Path) -> AbstractContextManager[list[Side]]:
+    """The same with one rank on each machine and without torchrun, which takes seconds to start."""
+
+    def command(own: Path) -> list[str]:
+        rank = [f"RANK={own.name}", "LOCAL_RANK=0", f"WORLD_SIZE={len(pair)}", "LOCAL_WORLD_SIZE=1"]
+        store = [f"MASTER_ADDR={pair[0].name}", f"MASTER_PORT={PORT}"]
+        return ["env", *rank, *store, sys.executable, "-m", "gpubench", *arguments, "--results", str(own)]
+
+    return sides(pair, command, results)
+
+
 def program(
     pair: Sequence[Machine], *arguments: str, options: Sequence[str], results: Path, ranks: int = 1
 ) -> AbstractContextManager[list[Side]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -167,13 +168,19 @@ def test_memory_of_inference_has_neither_gradients_nor_optimizer_state(tmp_path:
     assert {one["phase"] for one in rank["phases"]} == {"start", "model", "data", "forward"}
 
 
-def served(results: Path, kind: str, *options: str) -> Finished:
-    few = ("--inference", "--repeats", "1", "--steps", "20", "-q", *options)
-    return gpubench("train-bench", *few, "--", sys.executable, PROGRAM, kind, results=results, real=True)
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Finished]:
+    monkeypatch.setenv(forked.PROGRAMS, "1")
+
+    def call(kind: str, *options: str) -> Finished:
+        few = ("--inference", "--repeats", "1", "--steps", "20", "-q", *options)
+        return gpubench("train-bench", *few, "--", sys.executable, PROGRAM, kind, results=tmp_path)
+
+    return call
 
 
-def test_a_program_that_trains_as_well_is_measured_where_it_evaluates(tmp_path: Path) -> None:
-    done = served(tmp_path, "both")
+def test_a_program_that_trains_as_well_is_measured_where_it_evaluates(serve: Callable[..., Finished]) -> None:
+    done = serve("both")
     assert done.code == 0, done.stderr
     steps = done.lines("steps.jsonl")
     assert len(steps) == 30
@@ -185,15 +192,17 @@ def test_a_program_that_trains_as_well_is_measured_where_it_evaluates(tmp_path: 
     assert "model.eval()" not in done.stderr
 
 
-def test_modules_that_take_turns_make_one_step_and_training_mode_a_warning(tmp_path: Path) -> None:
-    done = served(tmp_path, "turns", "--training.warmup_steps=5")
+def test_modules_that_take_turns_make_one_step_and_training_mode_a_warning(
+    serve: Callable[..., Finished],
+) -> None:
+    done = serve("turns", "--training.warmup_steps=5")
     steps = done.lines("steps.jsonl")
     assert (done.code, len(steps)) == (0, 25)
     assert {step["samples"] for step in steps} == {8}
     assert "model.eval()" in done.stderr
 
 
-def test_a_program_that_calls_no_model_is_an_error(tmp_path: Path) -> None:
-    done = served(tmp_path, "nothing")
+def test_a_program_that_calls_no_model_is_an_error(serve: Callable[..., Finished]) -> None:
+    done = serve("nothing")
     assert done.code == 1
     assert "without a call of a model" in done.stderr

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import Machine, machines, program, torchrun, wait_until, why_not
+from machines import Machine, machines, program, ranks, torchrun, wait_until, why_not
 from running import SMALL
 
 ALONE = ("--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
@@ -46,7 +46,7 @@ def test_two_machines_train_as_one_and_one_of_them_writes_despite_unauthenticate
     pair: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
     host, other = pair
-    with torchrun(pair, *TRAIN, "--steps", "5", results=tmp_path) as sides:
+    with ranks(pair, *TRAIN, "--steps", "5", results=tmp_path) as sides:
         assert wait_until(lambda: host.port)
         command = other.command(sys.executable, "-c", UNAUTHENTICATED_CLIENTS, host.address, str(host.port))
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:

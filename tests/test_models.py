@@ -3,7 +3,6 @@
 import json
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from gpubench.errors import ModelError, SettingsError
+from gpubench.errors import ModelError
 from gpubench.settings.defaults import refuse_arguments
-from gpubench.settings.loading import validate
-from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.models import Workload, blocks, build, checkpoint_activations
+from gpubench.worker.models import Workload, build
 from gpubench.zoo import MODELS, Task, find, is_builtin
 
 torch.set_num_threads(1)
@@ -25,11 +22,11 @@ torch.set_num_threads(1)
 TINY = [name for name in MODELS if name.endswith("-tiny")]
 
 
-def _build(name: str, seed: int = 0, **data: Any) -> Workload:
+def built(name: str, seed: int = 0, **data: Any) -> Workload:
     return build(ModelSettings(name=name), DataSettings(**data), seed)
 
 
-def _batch(workload: Workload, batch_size: int = 2) -> Any:
+def batch_of(workload: Workload, batch_size: int = 2) -> Any:
     assert workload.make_batch is not None
     return workload.make_batch(batch_size)
 
@@ -42,7 +39,7 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _gradients(workload: Workload, batch: Any) -> list[torch.Tensor]:
+def gradients_of(workload: Workload, batch: Any) -> list[torch.Tensor]:
     workload.module.zero_grad()
     workload.loss(workload.module, batch).backward()
     return [parameter.grad.clone() for parameter in workload.module.parameters() if parameter.grad is not None]
@@ -78,7 +75,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 )
 def test_full_size_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     with torch.device("meta"):
-        assert _parameters(_build(name).module) == parameters
+        assert _parameters(built(name).module) == parameters
 
 
 def test_bert_large_has_the_parameters_of_its_shape_with_a_tied_decoder() -> None:
@@ -89,18 +86,18 @@ def test_bert_large_has_the_parameters_of_its_shape_with_a_tied_decoder() -> Non
     mlp = (width * inner + inner) + (inner * width + width) + norm
     head = (width * width + width) + norm + vocabulary  # the decoder's matrix is the token embedding; its bias is not
     with torch.device("meta"):
-        assert _parameters(_build("bert-large").module) == embeddings + layers * (attention + mlp) + head
+        assert _parameters(built("bert-large").module) == embeddings + layers * (attention + mlp) + head
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_are_tiny(name: str) -> None:
-    assert 1_000 < _parameters(_build(name).module) < 100_000
+    assert 1_000 < _parameters(built(name).module) < 100_000
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name + "-tiny" not in MODELS])
 def test_no_dropout_is_active(name: str) -> None:
     with torch.device("meta"):
-        module = _build(name).module
+        module = built(name).module
     assert [part.p for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0] == []
 
 
@@ -120,7 +117,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
 
 def test_a_name_like_no_other_is_answered_with_all() -> None:
     with pytest.raises(ModelError) as caught:
-        _build("qqqqqq")
+        built("qqqqqq")
     assert caught.value.hint is not None
     assert all(name in caught.value.hint for name in MODELS)
 
@@ -130,9 +127,9 @@ def test_a_name_like_no_other_is_answered_with_all() -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_parameter_gets_a_gradient_from_a_finite_loss(name: str) -> None:
-    workload = _build(name)
+    workload = built(name)
     assert workload.module.training
-    loss = workload.loss(workload.module, _batch(workload))
+    loss = workload.loss(workload.module, batch_of(workload))
     assert loss.shape == ()
     assert torch.isfinite(loss)
     loss.backward()
@@ -141,8 +138,8 @@ def test_every_parameter_gets_a_gradient_from_a_finite_loss(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_training_on_one_batch_lowers_its_loss(name: str) -> None:
-    workload = _build(name)
-    batch = _batch(workload, 4)
+    workload = built(name)
+    batch = batch_of(workload, 4)
     optimizer = torch.optim.AdamW(workload.module.parameters(), lr=3e-3)
     losses = []
     for _ in range(12):
@@ -156,22 +153,22 @@ def test_training_on_one_batch_lowers_its_loss(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "sd15-unet-tiny", "resnet-tiny"])
 def test_weights_are_decided_by_the_seed_alone(name: str) -> None:
-    first = _build(name, seed=3).module.state_dict()
+    first = built(name, seed=3).module.state_dict()
     torch.rand(11)
-    again = _build(name, seed=3).module.state_dict()
-    other = _build(name, seed=4).module.state_dict()
+    again = built(name, seed=3).module.state_dict()
+    other = built(name, seed=4).module.state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_the_step_itself_draws_no_random_numbers(name: str) -> None:
-    workload = _build(name)
-    batch = _batch(workload)
+    workload = built(name)
+    batch = batch_of(workload)
     state = torch.get_rng_state()
-    first = _gradients(workload, batch)
+    first = gradients_of(workload, batch)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first, _gradients(workload, batch), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, gradients_of(workload, batch), strict=True))
 
 
 # Batches
@@ -179,26 +176,26 @@ def test_the_step_itself_draws_no_random_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_batches_are_fresh_random_and_have_the_sample_first(name: str) -> None:
-    workload = _build(name)
-    first, second = _tensors(_batch(workload, 5)), _tensors(_batch(workload, 5))
+    workload = built(name)
+    first, second = _tensors(batch_of(workload, 5)), _tensors(batch_of(workload, 5))
     assert all(len(tensor) == 5 and tensor.device.type == "cpu" for tensor in first)
     assert all(tensor.min() < tensor.max() for tensor in first)
     assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     torch.manual_seed(1)
-    one = _tensors(_batch(workload))
+    one = _tensors(batch_of(workload))
     torch.manual_seed(1)
-    assert all(torch.equal(a, b) for a, b in zip(one, _tensors(_batch(workload)), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one, _tensors(batch_of(workload)), strict=True))
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_batch_makers_can_be_sent_to_a_loader_process(name: str) -> None:
-    make_batch = pickle.loads(pickle.dumps(_build(name).make_batch))
+    make_batch = pickle.loads(pickle.dumps(built(name).make_batch))
     assert len(_tensors(make_batch(3))[0]) == 3
 
 
 def test_the_same_share_of_every_sequence_is_masked_and_only_that_is_predicted() -> None:
-    workload = _build("bert-tiny", sequence_length=40)
-    batch = _batch(workload, 16)
+    workload = built("bert-tiny", sequence_length=40)
+    batch = batch_of(workload, 16)
     masked = batch["labels"] != -100
     assert masked.sum(dim=1).tolist() == [6] * 16  # 15 % of 40
     assert torch.equal(masked, batch["input_ids"] == 256)
@@ -209,7 +206,7 @@ def test_the_same_share_of_every_sequence_is_masked_and_only_that_is_predicted()
 def test_the_noise_follows_the_linear_schedule_of_ddpm() -> None:
     import diffusers
 
-    batch = _batch(_build("unet2d-tiny"), 64)
+    batch = batch_of(built("unet2d-tiny"), 64)
     scheduler = diffusers.DDPMScheduler()
     expected = scheduler.add_noise(batch["clean"], batch["noise"], batch["timesteps"])
     signal = batch["alpha_bar"].view(-1, 1, 1, 1)
@@ -219,8 +216,8 @@ def test_the_noise_follows_the_linear_schedule_of_ddpm() -> None:
 
 
 def test_the_denoising_loss_is_zero_for_a_module_that_knows_the_noise() -> None:
-    workload = _build("sd15-unet-tiny")
-    batch = _batch(workload)
+    workload = built("sd15-unet-tiny")
+    batch = batch_of(workload)
 
     class Oracle(nn.Module):
         def forward(self, noisy: torch.Tensor, timesteps: torch.Tensor, text: torch.Tensor) -> Any:
@@ -232,8 +229,8 @@ def test_the_denoising_loss_is_zero_for_a_module_that_knows_the_noise() -> None:
 
 
 def test_the_causal_loss_is_that_of_each_next_token() -> None:
-    workload = _build("gpt2-tiny")
-    batch = _batch(workload)
+    workload = built("gpt2-tiny")
+    batch = batch_of(workload)
     tokens = batch["input_ids"]
     logits = workload.module(tokens).logits
     expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -241,16 +238,16 @@ def test_the_causal_loss_is_that_of_each_next_token() -> None:
 
 
 def test_sizes_come_from_the_data_settings_else_from_the_model() -> None:
-    assert _build("resnet-tiny").sample_shape == "3x32x32"
-    assert _batch(_build("resnet-tiny", image_size=40))[0].shape == (2, 3, 40, 40)
-    vit = _build("vit-tiny", image_size=64)
-    assert vit.loss(vit.module, _batch(vit)).isfinite()
-    assert (_build("gpt2-tiny").sequence_length, _build("gpt2-tiny").sample_shape) == (32, "32 tokens")
-    assert _batch(_build("llama-tiny", sequence_length=48))["input_ids"].shape == (2, 48)
-    unet = _build("sd15-unet-tiny", image_size=128, sequence_length=5)
+    assert built("resnet-tiny").sample_shape == "3x32x32"
+    assert batch_of(built("resnet-tiny", image_size=40))[0].shape == (2, 3, 40, 40)
+    vit = built("vit-tiny", image_size=64)
+    assert vit.loss(vit.module, batch_of(vit)).isfinite()
+    assert (built("gpt2-tiny").sequence_length, built("gpt2-tiny").sample_shape) == (32, "32 tokens")
+    assert batch_of(built("llama-tiny", sequence_length=48))["input_ids"].shape == (2, 48)
+    unet = built("sd15-unet-tiny", image_size=128, sequence_length=5)
     assert unet.sample_shape == "4x16x16 latent, 5x16 text embedding"
-    assert _batch(unet)["clean"].shape == (2, 4, 16, 16)
-    assert _batch(unet)["text"].shape == (2, 5, 16)
+    assert batch_of(unet)["clean"].shape == (2, 4, 16, 16)
+    assert batch_of(unet)["text"].shape == (2, 5, 16)
     assert unet.sequence_length is None
 
 
@@ -265,7 +262,7 @@ def test_sizes_come_from_the_data_settings_else_from_the_model() -> None:
 )
 def test_sizes_that_the_model_cannot_take_are_refused(name: str, data: dict[str, int], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        _build(name, **data)
+        built(name, **data)
 
 
 # Folders
@@ -273,11 +270,11 @@ def test_sizes_that_the_model_cannot_take_are_refused(name: str, data: dict[str,
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_saved_folder_builds_the_same_workload_with_random_weights(name: str, tmp_path: Path) -> None:
-    saved = _build(name)
+    saved = built(name)
     saved.module.save_pretrained(tmp_path)  # type: ignore[operator]
     image_size = MODELS[name].image_size
     size = {"image_size": image_size} if image_size else {"sequence_length": 32}
-    loaded = _build(str(tmp_path), seed=1, **size)
+    loaded = built(str(tmp_path), seed=1, **size)
     assert type(loaded.module) is type(saved.module)
     assert (loaded.task, loaded.sample_shape) == (saved.task, saved.sample_shape)
     assert loaded.sequence_length == saved.sequence_length
@@ -286,14 +283,14 @@ def test_a_saved_folder_builds_the_same_workload_with_random_weights(name: str, 
         not torch.equal(a, b) for a, b in zip(loaded.module.parameters(), saved.module.parameters(), strict=True)
     )
     assert all(parameter.dtype is torch.float32 for parameter in loaded.module.parameters())
-    assert loaded.loss(loaded.module, _batch(loaded)).isfinite()
+    assert loaded.loss(loaded.module, batch_of(loaded)).isfinite()
 
 
 def test_a_folder_that_asks_for_half_precision_still_trains_fp32_parameters(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "dtype": "bfloat16", "vocab_size": 256}
     shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
     (tmp_path / "config.json").write_text(json.dumps(config | shape))
-    workload = _build(str(tmp_path))
+    workload = built(str(tmp_path))
     assert {parameter.dtype for parameter in workload.module.parameters()} == {torch.float32}
     assert workload.sequence_length == 64  # as many as the model has positions
 
@@ -321,7 +318,7 @@ def test_a_folder_that_asks_for_half_precision_still_trains_fp32_parameters(tmp_
 def test_folders_that_cannot_be_fed_are_refused(config: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(ModelError, match=message) as caught:
-        _build(str(tmp_path))
+        built(str(tmp_path))
     assert caught.value.hint
 
 
@@ -331,13 +328,13 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
     config = {"model_type": "evil", "architectures": ["EvilForCausalLM"], "auto_map": remote}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError):
-        _build(str(tmp_path))
+        built(str(tmp_path))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
-        _build(str(tmp_path))
+        built(str(tmp_path))
 
 
 # Callables
@@ -350,7 +347,7 @@ def test_a_callable_in_the_current_directory_may_return_a_module(here: Path) -> 
         "class Net(nn.Linear):\n"
         "    def __init__(self): super().__init__(4, 3)\n"
     )
-    workload = _build("mine:net", source="mine:data")
+    workload = built("mine:net", source="mine:data")
     assert (workload.make_batch, workload.task, workload.sequence_length) == (None, None, None)
     inputs = torch.randn(2, 4)
     classes, values = torch.tensor([0, 2]), torch.randn(2, 3)
@@ -359,7 +356,7 @@ def test_a_callable_in_the_current_directory_may_return_a_module(here: Path) -> 
     assert torch.equal(workload.loss(workload.module, (inputs, values)), nn.functional.mse_loss(output, values))
     with pytest.raises(ModelError, match=r"\(2, 3\).*\(2,\)"):
         workload.loss(workload.module, (inputs, values[:, 0]))
-    assert torch.equal(_build("mine:Net", source="mine:data").module.weight, workload.module.weight)  # type: ignore[arg-type]
+    assert torch.equal(built("mine:Net", source="mine:data").module.weight, workload.module.weight)  # type: ignore[arg-type]
 
 
 def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) -> None:
@@ -369,9 +366,9 @@ def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) ->
         "def loss(module, batch): return module(batch[0]).square().mean()\n"
         "def build(): return torch.nn.Linear(4, 3).eval(), batch, loss\n"
     )
-    workload = _build("triple:build")
+    workload = built("triple:build")
     assert workload.module.training
-    assert workload.loss(workload.module, _batch(workload, 7)).isfinite()
+    assert workload.loss(workload.module, batch_of(workload, 7)).isfinite()
 
 
 @pytest.mark.parametrize(
@@ -399,7 +396,7 @@ def test_a_callable_may_return_a_module_with_its_batches_and_loss(here: Path) ->
 def test_callables_that_break_the_contract_are_refused(code: str, name: str, message: str, here: Path) -> None:
     (here / "bad.py").write_text(code)
     with pytest.raises(ModelError, match=message) as caught:
-        _build(name)
+        built(name)
     assert name in caught.value.message
     assert caught.value.hint
 
@@ -476,7 +473,7 @@ def test_arguments_for_a_model_that_is_no_callable_are_refused(tmp_path: Path) -
 def test_a_module_alone_is_refused_without_data_as_soon_as_it_is_built(source: str, here: Path) -> None:
     (here / "alone.py").write_text("import torch\ndef net(): return torch.nn.Linear(1, 1)")
     with pytest.raises(ModelError, match=f"data.source is {source}") as caught:
-        _build("alone:net", source=source)
+        built("alone:net", source=source)
     assert caught.value.hint
     assert "(module, make_batch, loss)" in caught.value.hint
 
@@ -484,175 +481,10 @@ def test_a_module_alone_is_refused_without_data_as_soon_as_it_is_built(source: s
 def test_what_the_users_callable_raised_is_kept(here: Path) -> None:
     (here / "broken.py").write_text("def net(): raise KeyError('lost')")
     with pytest.raises(ModelError) as caught:
-        _build("broken:net")
+        built("broken:net")
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_model_must_be_named() -> None:
     with pytest.raises(ModelError, match=r"model\.name is not set"):
         build(ModelSettings(), DataSettings(), 0)
-
-
-# Blocks
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("resnet50", {"ResNetBottleNeckLayer": 16}),
-        ("vit-b16", {"ViTLayer": 12}),
-        ("bert-base", {"BertLayer": 12}),
-        ("gpt2", {"GPT2Block": 12}),
-        ("llama-3.2-1b", {"LlamaDecoderLayer": 16}),
-        (
-            "sd15-unet",
-            {
-                "CrossAttnDownBlock2D": 3,
-                "ResnetBlock2D": 2 + 2,  # the lowest level is nothing but two; two more in the middle
-                "Transformer2DModel": 1,
-                "UpBlock2D": 1,
-                "CrossAttnUpBlock2D": 3,
-            },
-        ),
-    ],
-)
-def test_blocks_are_the_repeated_parts(name: str, kinds: dict[str, int]) -> None:
-    with torch.device("meta"):
-        module = _build(name).module
-    names = [type(block).__name__ for block in blocks(module)]
-    assert {kind: names.count(kind) for kind in names} == kinds
-    inside = [id(parameter) for block in blocks(module) for parameter in block.parameters()]
-    assert len(inside) == len(set(inside))
-
-
-def test_blocks_of_a_sequential_are_its_parts_with_parameters() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    assert blocks(module) == [module[0], module[2]]
-    assert blocks(nn.Linear(2, 2)) == []
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_checkpointing_recomputes_the_blocks_and_leaves_gradients_as_they_were(name: str) -> None:
-    workload = _build(name)
-    batch = _batch(workload)
-    plain = _gradients(workload, batch)
-    forwards = 0
-
-    def count(*_: Any) -> None:
-        nonlocal forwards
-        forwards += 1
-
-    for block in blocks(workload.module):
-        next(child for child in block.modules() if not list(child.children())).register_forward_hook(count)
-    undo = checkpoint_activations(workload.module)
-    recomputed = _gradients(workload, batch)
-    assert forwards == 2 * len(blocks(workload.module))
-    assert all(torch.equal(a, b) for a, b in zip(plain, recomputed, strict=True))
-    undo()
-    forwards = 0
-    assert all(torch.equal(a, b) for a, b in zip(plain, _gradients(workload, batch), strict=True))
-    assert forwards == len(blocks(workload.module))
-
-
-def test_checkpointing_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(ModelError, match="Linear has no repeated blocks"):
-        checkpoint_activations(nn.Linear(2, 2))
-
-
-class _Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attn = nn.Linear(4, 4)
-        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.attn(x))  # type: ignore[no-any-return]
-
-
-class _Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer() for _ in range(5))
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)  # type: ignore[no-any-return]
-
-
-def _checkpointed(which: bool | int | str) -> list[str]:
-    """The paths of what is computed twice, once `which` is checkpointed; gradients are as they were."""
-    module, batch = _Layers(), torch.randn(3, 4)
-    module(batch).sum().backward()
-    plain = [parameter.grad for parameter in module.parameters()]
-    module.zero_grad(set_to_none=True)
-    undo = checkpoint_activations(module, which)
-    wrapped = [path for path, part in module.named_modules() if "forward" in part.__dict__]
-    calls: Counter[str] = Counter()
-    for path, part in module.named_modules():
-        part.register_forward_hook(lambda *_, path=path: calls.update([path]))
-    module(batch).sum().backward()
-    for parameter, expected in zip(module.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=0)
-    inner = [path for path in wrapped if calls[f"{path}.0"] == 2 or calls[f"{path}.attn"] == 2 or "attn" in path]
-    assert inner == wrapped  # what a wrapped module calls is called again; the module itself is called once
-    undo()
-    assert not any("forward" in part.__dict__ for part in module.modules())
-    return wrapped
-
-
-@pytest.mark.parametrize(
-    ("which", "expected"),
-    [
-        (True, [0, 1, 2, 3, 4]), (1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (5, [4]),
-        ("layers.*", [0, 1, 2, 3, 4]), ("layers.[02]", [0, 2]), ("layers.3, layers.1,layers.3", [1, 3]),
-    ],
-)  # fmt: skip
-def test_every_kth_block_or_named_ones_are_checkpointed(which: bool | int | str, expected: list[int]) -> None:
-    assert _checkpointed(which) == [f"layers.{number}" for number in expected]
-
-
-def test_parts_of_blocks_are_checkpointed_by_name() -> None:
-    assert _checkpointed("layers.*.mlp") == [f"layers.{number}.mlp" for number in range(5)]
-    assert _checkpointed("layers.0.attn,layers.*.m?p") == ["layers.0.attn", *(f"layers.{n}.mlp" for n in range(5))]
-    assert _checkpointed("layers.1.mlp,layers.1") == ["layers.1"]  # of one within the other, the outer
-
-
-@pytest.mark.parametrize(
-    ("which", "said", "hint"),
-    [
-        (6, "activation_checkpointing=6: _Layers has 5 blocks, layers.* (5)", "up to 5, or true"),
-        ("layers.*.mpl", "has no module layers.*.mpl; its blocks are layers.* (5)", "layers.*.mlp"),
-        ("layers.0,h.*", "has no module h.*; its blocks are layers.* (5)", "nearest names"),
-        ("layers", "has no module layers; its blocks are layers.* (5)", "layers.*"),  # a list is never called
-        ("*.mlp", "has no module *.mlp", "layers.*.mlp"),
-    ],
-)
-def test_checkpointing_what_is_not_there_names_what_is(which: int | str, said: str, hint: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        checkpoint_activations(_Layers(), which)
-    assert said in caught.value.message
-    assert hint in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (True, True), ("true", True), ("ON", True), ("1", True), (1, True), (False, False), ("no", False), ("0", False),
-        (2, 2), (" 3 ", 3), ("layers.*.mlp", "layers.*.mlp"), (["layers.0", "layers.2"], "layers.0,layers.2"),
-    ],
-)  # fmt: skip
-def test_what_to_checkpoint_is_a_switch_a_number_or_names(given: Any, meant: bool | int | str) -> None:
-    found = ModelSettings(activation_checkpointing=given).activation_checkpointing
-    assert (found, type(found)) == (meant, type(meant))
-    assert ModelSettings(activation_checkpointing=found).activation_checkpointing == found
-
-
-@pytest.mark.parametrize("wrong", ["-2", -1, 2.5, "", ",", "layers/0", "a,,b", None, {}, [], 2**63, "2,layers 0"])
-def test_what_cannot_be_checkpointed_is_refused_before_a_model_is_built(wrong: Any) -> None:
-    key = "model.activation_checkpointing"
-    with pytest.raises(SettingsError) as caught:
-        validate(TrainSettings, {key: wrong}, {key: "command line"})
-    assert caught.value.message.count(key) == 1
-    assert "a number k for every k-th block" in caught.value.message

@@ -18,7 +18,6 @@ from running import PATIENCE, ended, gpubench
 from test_schedulers import ROWS, Row, names
 
 from gpubench.events import Verified
-from gpubench.pipeline.schedulers import parse_options
 
 WORLD_SIZES = (1, 2, 3, 4)
 ONE_LINE, EVERY_LINE = False, True
@@ -105,10 +104,9 @@ def cases(folder: Path, lines: bool) -> dict[str, Case]:
 
 
 def sampling(row: Row) -> dict[str, Any]:
-    options = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
     return {
         "sampling.scheduler": row.scheduler,
-        "sampling.options": ",".join(f"{key}={value}" for key, value in options.items()),
+        "sampling.options": ",".join(f"{key}={value}" for key, value in row.given.items()),
         "sampling.eta": row.eta,
         "sampling.steps": STEPS.get(row.scheduler, 8),
     }
@@ -145,6 +143,8 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     @functools.cache
     def started(world_size: int, lines: bool) -> Start:
         every = cases(tmp_path_factory.mktemp("variance-learner"), lines)
+        if (world_size, lines) == ALONE:  # a rank that hands nothing over; with EVERY_LINE it takes all of them
+            every = {name: every[name] for name in [*every][::3]}
         todo = {name: case for name, case in every.items() if case.settings["sampling.steps"] >= world_size}
         more = TAMPERED if world_size == TAMPERED_WORLD_SIZE else {}
         return Start(todo, start(todo | more, world_size, tmp_path_factory.mktemp(f"identity-{world_size}")))
@@ -168,9 +168,9 @@ def test_every_sample_of_every_scheduler_is_the_one_of_a_single_process(
 @pytest.mark.parametrize(("world_size", "lines"), SEVERAL)
 def test_a_sample_is_the_same_over_any_number_of_ranks(world_size: int, lines: bool, starts: Starts) -> None:
     alone, started = starts(1, lines), starts(world_size, lines)
-    assert {name: started.samples(name) for name in started.cases} == {
-        name: alone.samples(name) for name in started.cases
-    }
+    both = alone.cases.keys() & started.cases.keys()
+    assert len(both) > 10
+    assert {name: started.samples(name) for name in both} == {name: alone.samples(name) for name in both}
 
 
 def test_the_samples_of_a_run_are_all_different(starts: Starts) -> None:

@@ -66,11 +66,23 @@ class Row:
     def eta(self) -> float:
         return float(parse_options(self.options).get("eta", 0))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options without eta, which is a setting of its own."""
+        return {key: value for key, value in parse_options(self.options).items() if key != "eta"}
+
+    @cache  # noqa: B019 - as many as there are lines
+    def _created(self) -> Any:
+        return create(self.scheduler, self.given, {})
+
+    def created(self) -> Any:
+        """Another one for each call. It is a copy, because some classes take a quarter of a second to create."""
+        return copy.deepcopy(self._created())
+
     @cache  # noqa: B019 - as many as there are lines
     def sampler(self, rank: int = 0) -> Sampler:
         """Another one for each rank, as it would be there."""
-        given = {key: value for key, value in parse_options(self.options).items() if key != "eta"}
-        sampler = build(create(self.scheduler, given, {}), self.steps, CPU, eta=self.eta)
+        sampler = build(self.created(), self.steps, CPU, eta=self.eta)
         prove(sampler, [(evaluation, evaluation + 1) for evaluation in range(sampler.total)], 1, torch.float32)
         return sampler
 
@@ -122,9 +134,8 @@ def plain_loop(row: Row, latents: Tensor, generators: list[torch.Generator]) -> 
 
 @pytest.mark.parametrize("row", ROWS, ids=names)
 def test_the_schedule_is_the_one_that_pipelines_of_diffusers_set(row: Row) -> None:
-    given = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
     of_class = {"intermediate_timesteps": None} if row.scheduler == "SCMScheduler" else {}
-    timesteps, _ = retrieve_timesteps(create(row.scheduler, given, {}), row.steps, CPU, **of_class)
+    timesteps, _ = retrieve_timesteps(row.created(), row.steps, CPU, **of_class)
     assert torch.equal(row.sampler().template.timesteps, timesteps)
 
 
@@ -273,12 +284,11 @@ def test_a_step_that_needs_what_nobody_holds_is_refused() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=names)
 def test_evaluations_are_counted_without_diffusers_as_with_it(row: Row) -> None:
-    options = {key: value for key, value in parse_options(row.options).items() if key != "eta"}
     known = 0
     for steps in (1, 2, 3, 4, 9, 24):
-        counted = evaluations(row.scheduler, steps, options)
+        counted = evaluations(row.scheduler, steps, row.given)
         try:
-            total = build(create(row.scheduler, options, {}), steps, CPU, eta=row.eta).total
+            total = build(row.created(), steps, CPU, eta=row.eta).total
         except SettingsError:  # a number of steps that the class refuses
             continue
         assert counted in (total, None), steps

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import forked
 import msgspec
 import pytest
 from running import Finished, decided, gpubench
@@ -57,6 +58,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, steps: ModuleType) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(forked.PROGRAMS, "1")
         found = Session(steps.check_in(tmp_path_factory.mktemp("session")), steps)
         done = found.run("FINDINGS", *QUICK, *RECORDED)
         assert not done.code, done.stderr

@@ -269,12 +269,12 @@ def test_metrics_that_are_one_measurement_in_other_words_count_once() -> None:
 def test_the_metric_that_speaks_for_all_is_found_among_thirteen() -> None:
     rng = np.random.default_rng(37)
     found = 0
-    for _ in range(100):
+    for _ in range(40):
         baseline, candidate = family(rng, 0.005), family(rng, 0.005, slow=1.05)
         found += judge_all(list(baseline.runs[0].metrics.values()), baseline, candidate, Circumstances())[
             0
         ].verdict.verdict == ("slower")
-    assert found >= 95
+    assert found >= 38
 
 
 def test_phases_of_equal_runs_are_rarely_named() -> None:
@@ -309,7 +309,7 @@ def test_the_steps_of_single_runs_are_not_enough_where_processes_differ() -> Non
     assert simulate(Drift(steps=198, offset=0.01), (1, 1), 100).changed > 0.3
 
 
-@pytest.mark.parametrize("units", [6, 12, pytest.param(24, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("units", [6, *(pytest.param(units, marks=pytest.mark.stress) for units in (12, 24))])
 def test_twice_the_resolvable_change_is_found(units: int) -> None:
     drift = Drift(offset=0.01)
     rng = np.random.default_rng(11)

@@ -93,7 +93,7 @@ def test_a_clock_that_is_set_back_changes_no_time_that_was_measured(
     results = tmp_path / "results"
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent / 'clock_set_back'}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("RESULTS_WITH_STEPS", str(results))
-    options = ("--steps", "2000", "--repeats", "2", "--measurement.telemetry_interval=0.2")
+    options = ("--steps", "500", "--repeats", "2", "--measurement.telemetry_interval=0.1")
     done = gpubench("train-bench", *SMALL, *options, results=results, launcher=HOST)
     assert done.code == 0, done.stderr
     record = done.document("run.json")

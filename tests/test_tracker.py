@@ -46,7 +46,7 @@ def on_gpu(model: str, **changes: Any) -> CompletedMemorySettings:
     return complete_memory(load(MemorySettings, None, given).settings)[0]
 
 
-def followed(asked: CompletedMemorySettings, steps: int = 3) -> History:
+def followed(asked: CompletedMemorySettings, steps: int = 2) -> History:
     tracker = Tracker(CPU)
     measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
     history = tracker.history()
@@ -54,7 +54,7 @@ def followed(asked: CompletedMemorySettings, steps: int = 3) -> History:
     return history
 
 
-def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 3) -> History:
+def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 2) -> History:
     history = predict(asked, target, Activity(), steps).history
     classify(history)
     return history
@@ -129,7 +129,7 @@ def test_each_optimizer_has_its_state(optimizer: str, states: int) -> None:
 def test_on_a_cpu_what_is_predicted_is_what_is_measured(model: str) -> None:
     asked = settings(model, training__batch_size=2, training__grad_accumulation=2)
     build(asked.model, asked.data, 0)  # what a library makes once, as it is first used, belongs to neither
-    truth, found = table(followed(asked, 2)), table(predicted(asked, steps=2))
+    truth, found = table(followed(asked)), table(predicted(asked))
     assert found.peak.level == truth.peak.level
     # The CPU's mse_loss leaves its scalar in the memory of all the squares; without values there are none.
     assert [one for one in found.phases if one.stage != "setup" and one.phase != "loss"] == [

@@ -120,7 +120,7 @@ def without_memory(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", ["copied", "half", "tied", "gru", "truncated"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_on_a_cpu_what_is_predicted_is_what_is_measured(name: str, optimizer: str) -> None:
-    asked = settings(own(name), training__batch_size=64, training__optimizer=optimizer)
+    asked = settings(own(name), training__batch_size=16, training__optimizer=optimizer)
     truth, found = table(followed(asked)), table(predicted(asked))
     assert found.peak.level == truth.peak.level
     assert found.peak.amounts == truth.peak.amounts

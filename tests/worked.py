@@ -1,11 +1,13 @@
 """Runs the training worker in this process, repeat after repeat, as under torchrun."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -60,8 +62,10 @@ def as_in_a_fresh_process() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
     )
+    gc.freeze()  # a worker collects garbage, and what this process has imported is none
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
+        forked.measure_reference_workload_briefly(patch.setattr)
         for name in train_bench.COMPILE_CACHES:
             patch.delenv(name, raising=False)
         yield
