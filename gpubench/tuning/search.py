@@ -297,6 +297,8 @@ class Search:
 
     def _following(self) -> Block | None:
         made, left = self._made(), self._most() - len(self._runs)
+        if not self._factors:
+            return None
         if more := self._noise_runs() - made["noise"]:
             return self._block("noise", [self._baseline] * min(more, NOISE_RUNS), left)
         known = self._knowledge()
@@ -403,7 +405,7 @@ class Search:
 
     def _knowledge(self) -> "_Knowledge | None":
         """Returns what follows from the runs; None if too few gave a rate."""
-        if self._latest is None and sum(run.result.rate is not None for run in self._runs) >= 2:
+        if self._latest is None and self._factors and sum(run.result.rate is not None for run in self._runs) >= 2:
             self._latest = _Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
         return self._latest
 
