@@ -138,6 +138,16 @@ def test_a_baseline_that_does_not_run_ends_the_search() -> None:
     assert search.planned().done == search.planned().total
 
 
+def test_a_baseline_over_the_limit_of_memory_is_left_for_what_fits_although_it_is_slower() -> None:
+    def rate(combination: Combination) -> Result:
+        return Result(0.1 * combination[0] - 0.05 * combination[1], peak=3e9 / 2 ** combination[1])
+
+    found = programmed(3, rate, most_peak=2e9).conclude()
+    assert found.best == (1, 1, 0)
+    assert found.gain
+    assert found.gain.low <= math.exp(0.05) <= found.gain.high
+
+
 @pytest.mark.parametrize("most", [1, 6, 14, 23, 200])
 def test_the_limit_of_runs_holds_whatever_it_is(most: int) -> None:
     planted = drawn(np.random.default_rng(5), 0.02)

@@ -81,7 +81,11 @@ class Limits:
         Each failure is shared out among its suspects in proportion to the failures that each has a share of, again and
         again, so that few parts account for all failures.
         """
-        failures = [(self._suspects_of(combination), why) for combination, why in self._bad.items()]
+        failures = [
+            (self._suspects_of(combination), why)
+            for combination, why in self._bad.items()
+            if any(combination) and why != MEMORY  # which the peaks explain
+        ]
         reasons = {part: why for parts, why in failures for part in parts}
         weights = dict.fromkeys(reasons, 1.0)
         shares: list[dict[Part, float]] = []

@@ -23,6 +23,7 @@ MOST_PAIR_CHANCE = 0.11
 DRIFT = (2.0, 1.0, 0.7)  # standard deviations of a linear, quadratic and cubic drift, in those of the noise
 SAMPLES = 128
 JUMPS = 160
+ROUNDING = 1e-9
 LEAST_SIGMA = 0.001  # runs that agree better than this agree by chance
 
 
@@ -128,7 +129,7 @@ class _Chain:
 
     def sample(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """Returns samples of the effects and of the noise's deviation, and the chance of each effect not to be zero."""
-        while (gains := self._gains()).max() > 0:
+        while (gains := self._gains()).max() > ROUNDING:
             self._flip(int(gains.argmax()))
         weights, visited = [], []
         draws = rng.random((2, JUMPS))

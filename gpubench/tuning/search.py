@@ -9,18 +9,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.confirmation import Confirmation, Measured
-from gpubench.tuning.designs import MOST_CANDIDATES, highest, informative, least_alike, space
-from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
+from gpubench.tuning.designs import informative, least_alike
+from gpubench.tuning.knowledge import (
+    NO_MATTER,
+    USUAL_SIGMA,
+    WORTH_CHANGING,
+    Knowledge,
+    Run,
+    interval_of,
+    spread_of_equals,
+    with_level,
+    without_each,
+)
+from gpubench.tuning.knowledge import Estimate as Estimate
+from gpubench.tuning.knowledge import Result as Result
+from gpubench.tuning.knowledge import Stage as Stage
+from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY
 from gpubench.tuning.model import Combination as Combination
-from gpubench.tuning.model import Terms, posterior
+from gpubench.tuning.model import Terms
 
-Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
@@ -30,12 +43,7 @@ SCREENING_BLOCK = 8  # so that what does not run together is known before the re
 CHOOSING_BLOCK = 4
 CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
-USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
-USUAL_RUNS = 50
-NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
-WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
-CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
 FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
@@ -57,18 +65,6 @@ class Factor:
 
     name: str
     levels: int = 2
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave."""
-
-    rate: float | None
-    """The natural logarithm of the throughput; None if the combination does not run."""
-    peak: float | None = None
-    """The peak memory in bytes, if it is known."""
-    rejected: str = ""
-    """Why the combination must not be kept although it runs; empty if it may."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +92,6 @@ class Plan:
     def total(self) -> int:
         """The expected number of runs."""
         return sum(self.runs.values())
-
-
-class Estimate(NamedTuple):
-    """A ratio of throughputs with its 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -206,14 +194,6 @@ class Conclusion:
     noise: Noise | None
 
 
-@dataclass(frozen=True)
-class _Run:
-    block: int
-    stage: Stage
-    combination: Combination
-    result: Result
-
-
 class Search:
     """Finds the fastest combination of the factors' levels in few runs."""
 
@@ -232,13 +212,13 @@ class Search:
         self._most_peak = most_peak
         self._seed = seed
         self._baseline: Combination = (0,) * len(factors)
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         self._blocks = 0
         self._pending: Block | None = None
         self._over = False
         self._chosen: Combination | None = None
         self._since = 0  # the block with which the confirmation of `_chosen` began
-        self._latest: _Knowledge | None = None
+        self._latest: Knowledge | None = None
 
     def next(self) -> Block | None:
         """Returns the runs to make next; None if the search is over. The same block until `record` is called."""
@@ -256,7 +236,7 @@ class Search:
         if block is None or len(block_results) > len(block.runs):
             raise ValueError("there are more results than runs in the block")
         made = zip(block.runs, block_results, strict=False)
-        self._runs += [_Run(self._blocks, block.stage, combination, result) for combination, result in made]
+        self._runs += [Run(self._blocks, block.stage, combination, result) for combination, result in made]
         self._latest = None
         left = block.runs[len(block_results) :]
         self._pending = Block(block.stage, left, block.why) if left else None
@@ -292,7 +272,11 @@ class Search:
         found = []
         for place, level in self._terms.mains:
             why = known.limits.level(place, level) if known else ""
-            gain = known.estimate(_with(best, place, level), _with(best, place, 0)) if known and not why else None
+            gain = (
+                known.estimate(with_level(best, place, level), with_level(best, place, 0))
+                if known and not why
+                else None
+            )
             found.append(Standing(self._factors[place].name, level, gain, best[place] == level, why))
         return found
 
@@ -319,13 +303,15 @@ class Search:
 
     def _following(self) -> Block | None:
         made, left = self._made(), self._most() - len(self._runs)
+        if not self._factors:
+            return None
         if more := self._noise_runs() - made["noise"]:
             return self._block("noise", [self._baseline] * min(more, NOISE_RUNS), left)
         known = self._knowledge()
         if known is None or left <= 0:
             return None
         if not made["alone"]:
-            return self._block("alone", [_with(self._baseline, *main) for main in self._terms.mains], left)
+            return self._block("alone", [with_level(self._baseline, *main) for main in self._terms.mains], left)
         if self._chosen is None:
             kept = self._confirmation_runs()
             block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
@@ -335,7 +321,7 @@ class Search:
                 return block
         return self._confirm(known, left)
 
-    def _screen(self, known: "_Knowledge", made: int, room: int) -> Block | None:
+    def _screen(self, known: Knowledge, made: int, room: int) -> Block | None:
         wanted = self._screening_runs() - made
         tried = {run.combination for run in self._runs}
         fresh = [one for one in known.candidates if one not in tried]
@@ -345,7 +331,7 @@ class Search:
         good = [run.combination for run in self._runs if run.result.rate is not None]
         return self._block("screening", least_alike(fresh, good, count, self._random()), room)
 
-    def _choose(self, known: "_Knowledge", left: int, kept: int) -> Block | None:
+    def _choose(self, known: Knowledge, left: int, kept: int) -> Block | None:
         count = min(CHOOSING_BLOCK, left - max(ROUNDS * len(_arms(known.best)), kept))
         daring = known.daring
         if count <= 0 or len(known.candidates) == 1 or (known.regret < CLEAR_REGRET and not daring):
@@ -357,7 +343,7 @@ class Search:
             runs.append(daring)
         return self._block("choosing", runs, left)
 
-    def _confirm(self, known: "_Knowledge", left: int) -> Block | None:
+    def _confirm(self, known: Knowledge, left: int) -> Block | None:
         if self._chosen is None:
             self._chosen = known.best if known.clear_gain else self._baseline
             self._since = self._blocks
@@ -373,14 +359,14 @@ class Search:
             arms = arms[:2] if rounds and left >= 2 else []
         return self._block("confirming", arms, left)
 
-    def _changes(self, known: "_Knowledge", chosen: Combination, left: int) -> bool:
+    def _changes(self, known: Knowledge, chosen: Combination, left: int) -> bool:
         """Tells whether another combination should be confirmed in place of the chosen one."""
         if known.limits.why_not(chosen):
             return True
         better = known.gain(known.best, chosen)[0] > WORTH_CHANGING
         return better and left >= ROUNDS * len(_arms(known.best))
 
-    def _narrow(self, known: "_Knowledge", fresh: Confirmation, best: Combination) -> bool:
+    def _narrow(self, known: Knowledge, fresh: Confirmation, best: Combination) -> bool:
         smallest = min(known.gain(best, one)[0] for one in without_each(best))
         width = max(fresh.half_width(best, one, known.posterior.sigma) for one in _arms(best) if one != best)
         return width <= max(NARROW, smallest / 2)
@@ -423,13 +409,13 @@ class Search:
         """Returns the runs that are kept for the confirmation."""
         return max(ROUNDS * 4, int(self._most() * CONFIRMED))
 
-    def _knowledge(self) -> "_Knowledge | None":
+    def _knowledge(self) -> Knowledge | None:
         """Returns what follows from the runs; None if too few gave a rate."""
-        if self._latest is None and sum(run.result.rate is not None for run in self._runs) >= 2:
-            self._latest = _Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
+        if self._latest is None and self._factors and sum(run.result.rate is not None for run in self._runs) >= 2:
+            self._latest = Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
         return self._latest
 
-    def _confirmation(self, known: "_Knowledge") -> Confirmation | None:
+    def _confirmation(self, known: Knowledge) -> Confirmation | None:
         if self._chosen is None:
             return None
         runs = [
@@ -438,9 +424,9 @@ class Search:
             if run.block >= self._since and run.stage == "confirming" and run.result.rate is not None
         ]
         noise = [run for run in self._runs if run.stage == "noise"]
-        return Confirmation(runs, _spread_of_equals(noise)) if runs else None
+        return Confirmation(runs, spread_of_equals(noise)) if runs else None
 
-    def _pruned(self, known: "_Knowledge", fresh: Confirmation | None) -> tuple[Combination, float]:
+    def _pruned(self, known: Knowledge, fresh: Confirmation | None) -> tuple[Combination, float]:
         """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
         if self._chosen is None or fresh is None:
             return self._chosen or known.best, SIGNIFICANT
@@ -450,20 +436,20 @@ class Search:
             return self._chosen, SIGNIFICANT
         return arms[int(np.argmax(gains))], SIGNIFICANT / (len(arms) + 1)
 
-    def _contributions(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Contribution]:
+    def _contributions(self, known: Knowledge, fresh: Confirmation | None, best: Combination) -> list[Contribution]:
         chosen = self._chosen or best
         return [
             Contribution(
                 self._factors[place].name,
                 level,
-                _interval(fresh, chosen, _with(chosen, place, 0)),
-                known.estimate(_with(self._baseline, place, level), self._baseline),
+                _interval(fresh, chosen, with_level(chosen, place, 0)),
+                known.estimate(with_level(self._baseline, place, level), self._baseline),
             )
             for place, level in enumerate(best)
             if level
         ]
 
-    def _pairs(self, known: "_Knowledge") -> list[Pair]:
+    def _pairs(self, known: Knowledge) -> list[Pair]:
         """Returns the most certain interactions, as many as are expected to contain FALSE_PAIRS false ones at most."""
         mains, found, doubt = self._terms.mains, [], 0.0
         certain = known.posterior.certainty[len(mains) :]
@@ -473,32 +459,32 @@ class Search:
                 break
             (one, level), (other, level_of_other) = (mains[place] for place in self._terms.pairs[index])
             effects = known.posterior.effects[:, len(mains) + index]
-            effect = _estimate(float(effects.mean()), 1.96 * float(effects.std()))
+            effect = interval_of(float(effects.mean()), 1.96 * float(effects.std()))
             names = self._factors[one].name, self._factors[other].name
             found.append(Pair(names, (level, level_of_other), effect))
         return found
 
-    def _interactions(self, known: "_Knowledge", best: Combination) -> list[Pair]:
+    def _interactions(self, known: Knowledge, best: Combination) -> list[Pair]:
         levels = {
-            place: best[place] or max(levels, key=lambda level: known.gain(_with(best, place, level), best)[0])
+            place: best[place] or max(levels, key=lambda level: known.gain(with_level(best, place, level), best)[0])
             for place, choices in enumerate(known.open)
             if (levels := choices[1:])
         }
         found = []
         for (one, level), (other, level_of_other) in combinations(levels.items(), 2):
-            first = _with(self._baseline, one, level)
+            first = with_level(self._baseline, one, level)
             effect = known.interaction(
-                first, _with(self._baseline, other, level_of_other), _with(first, other, level_of_other)
+                first, with_level(self._baseline, other, level_of_other), with_level(first, other, level_of_other)
             )
             names = self._factors[one].name, self._factors[other].name
             found.append(Pair(names, (level, level_of_other), effect))
         return found
 
-    def _ladder(self, known: "_Knowledge", best: Combination) -> list[Rung]:
+    def _ladder(self, known: Knowledge, best: Combination) -> list[Rung]:
         found: list[Rung] = []
         reached, left = self._baseline, {place for place, level in enumerate(best) if level}
         while left:
-            steps = {place: _with(reached, place, best[place]) for place in left}
+            steps = {place: with_level(reached, place, best[place]) for place in left}
             place = max(left, key=lambda place: known.gain(steps[place], reached)[0])
             reached = steps[place]
             left.remove(place)
@@ -506,12 +492,12 @@ class Search:
             found.append(Rung(self._factors[place].name, best[place], gain))
         return found
 
-    def _dropped(self, known: "_Knowledge", fresh: Confirmation | None, best: Combination) -> list[Dropped]:
+    def _dropped(self, known: Knowledge, fresh: Confirmation | None, best: Combination) -> list[Dropped]:
         found = []
         for place, level in self._terms.mains:
             if best[place] == level:
                 continue
-            with_it, without = _with(best, place, level), _with(best, place, 0)
+            with_it, without = with_level(best, place, level), with_level(best, place, 0)
             why = known.limits.level(place, level) or known.limits.why_not(with_it)
             gain = None if known.limits.level(place, level) else known.estimate(with_it, without)
             reason: Reason = "slower" if gain and gain.high < 1 else "no gain"
@@ -521,7 +507,7 @@ class Search:
         return found
 
     def _noise(self) -> Noise | None:
-        squares, df = _spread_of_equals(self._runs)
+        squares, df = spread_of_equals(self._runs)
         return Noise(math.sqrt(squares / df), df) if df else None
 
     def _tried(self) -> list[Tried]:
@@ -536,127 +522,13 @@ class Search:
         return found
 
 
-class _Knowledge:
-    """What follows from the runs made so far."""
-
-    def __init__(self, terms: Terms, levels: Sequence[int], runs: Sequence[_Run], most_peak: float | None, seed: int):
-        self.baseline: Combination = (0,) * len(levels)
-        self.limits = Limits([_outcome(run, most_peak) for run in runs], most_peak)
-        self.spread = _spread_of_equals(runs)
-        rng = np.random.default_rng([seed, len(runs)])
-        timed = [(time, run) for time, run in enumerate(runs) if run.result.rate is not None]
-        self.posterior = posterior(
-            terms,
-            [run.combination for _, run in timed],
-            [run.result.rate for _, run in timed if run.result.rate is not None],
-            [time / max(USUAL_RUNS, len(runs)) for time, _ in timed],
-            math.sqrt(self.spread[0] / self.spread[1]) if self.spread[1] else USUAL_SIGMA,
-            rng,
-        )
-        self.open = [
-            [0, *(level for level in range(1, count) if not self.limits.level(place, level))]
-            for place, count in enumerate(levels)
-        ]
-        known = list(dict.fromkeys([self.baseline, *(run.combination for run in runs)]))
-        if math.prod(map(len, self.open)) > MOST_CANDIDATES:
-            known += highest(self.open, self.posterior, self.baseline)
-        self.candidates = self.limits.allowed(space(self.open, known, rng)) or [self.baseline]
-        self.rates = self.posterior.rates(self.candidates)
-        self.chances = self.limits.chances(self.candidates)
-        safe = self.chances >= 1 - LIKELY
-        self._means = np.where(safe, self.rates.mean(axis=0), -math.inf)
-        self._safe = {one for one, likely in zip(self.candidates, safe, strict=True) if likely} or {self.baseline}
-        self.best = self._simplest()
-
-    def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
-        """Returns the expected logarithm of the ratio of two combinations and its standard deviation."""
-        rates = self.posterior.rates([one, other])
-        difference = rates[:, 0] - rates[:, 1]
-        return float(difference.mean()), float(difference.std())
-
-    def estimate(self, one: Combination, other: Combination) -> Estimate:
-        """Returns their ratio with a 95 % interval of what is known so far."""
-        mean, deviation = self.gain(one, other)
-        return _estimate(mean, 1.96 * deviation)
-
-    def interaction(self, one: Combination, other: Combination, both: Combination) -> Estimate:
-        """Returns the gain of `both` divided by the product of the gains of `one` and `other`."""
-        rates = self.posterior.rates([both, one, other, self.baseline])
-        found = rates[:, 0] - rates[:, 1] - rates[:, 2] + rates[:, 3]
-        return _estimate(float(found.mean()), 1.96 * float(found.std()))
-
-    @property
-    def regret(self) -> float:
-        """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
-        best = self.rates[:, self.candidates.index(self.best)]
-        return float((self.rates[:, np.isfinite(self._means)].max(axis=1) - best).mean())
-
-    @property
-    def daring(self) -> Combination | None:
-        """A combination that would be better than the best if it ran, which other failures make doubtful."""
-        means = self.rates.mean(axis=0)
-        means[self.chances == 0] = -math.inf
-        first = int((means * (self.chances < 1 - LIKELY)).argmax())
-        better = means[first] - means[self.candidates.index(self.best)] > WORTH_CHANGING
-        return self.candidates[first] if better and self.chances[first] < 1 - LIKELY else None
-
-    @property
-    def clear_gain(self) -> bool:
-        """Whether the best combination is expected to be faster than the baseline by more than chance, or is needed."""
-        gain, deviation = self.gain(self.best, self.baseline)
-        return gain > CLEAR_GAIN * deviation or bool(self.limits.why_not(self.baseline))
-
-    def _simplest(self) -> Combination:
-        """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
-        best = self.candidates[int(self._means.argmax())]
-        while True:
-            simpler = [one for one in without_each(best) if one in self._safe]
-            if not simpler:
-                return best
-            losses = [self.gain(best, one)[0] for one in simpler]
-            least = int(np.argmin(losses))
-            if losses[least] > NO_MATTER:
-                return best
-            best = simpler[least]
-
-
-def without_each(combination: Combination) -> list[Combination]:
-    """Returns the combination without each of its levels in turn."""
-    return [_with(combination, place, 0) for place, level in enumerate(combination) if level]
-
-
 def _arms(best: Combination) -> list[Combination]:
     """Returns the runs of a round of the confirmation: the best, the baseline, and the best without each level."""
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
-
-
-def _with(combination: Combination, place: int, level: int) -> Combination:
-    return (*combination[:place], level, *combination[place + 1 :])
 
 
 def _interval(
     fresh: Confirmation | None, one: Combination, other: Combination, level: float = SIGNIFICANT
 ) -> Estimate | None:
     found = fresh.log_ratio(one, other) if fresh else None
-    return _estimate(found[0], found[1].half_width(level)) if found else None
-
-
-def _estimate(logarithm: float, half: float) -> Estimate:
-    return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
-
-
-def _outcome(run: _Run, most_peak: float | None) -> Outcome:
-    result = run.result
-    over = most_peak is not None and result.peak is not None and result.peak > most_peak
-    why = DOES_NOT_RUN if result.rate is None else result.rejected or (MEMORY if over else "")
-    return Outcome(run.combination, why, result.peak)
-
-
-def _spread_of_equals(runs: Sequence[_Run]) -> tuple[float, int]:
-    """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom."""
-    groups: dict[tuple[Combination, Stage], list[float]] = {}
-    for run in runs:
-        if run.result.rate is not None:
-            groups.setdefault((run.combination, run.stage), []).append(run.result.rate)
-    squares = sum(float(np.var(rates)) * len(rates) for rates in groups.values())
-    return squares, sum(len(rates) - 1 for rates in groups.values())
+    return interval_of(found[0], found[1].half_width(level)) if found else None

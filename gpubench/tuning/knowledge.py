@@ -1,0 +1,169 @@
+"""What follows from the runs that a search has made so far."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
+from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
+from gpubench.tuning.model import Combination, Terms, posterior
+
+Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
+
+USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is measured
+USUAL_RUNS = 50
+NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
+WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
+CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    rate: float | None
+    """The natural logarithm of the throughput; None if the combination does not run."""
+    peak: float | None = None
+    """The peak memory in bytes, if it is known."""
+    rejected: str = ""
+    """Why the combination must not be kept although it runs; empty if it may."""
+
+
+class Estimate(NamedTuple):
+    """A ratio of throughputs with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was made."""
+
+    block: int
+    stage: Stage
+    combination: Combination
+    result: Result
+
+
+class Knowledge:
+    """What follows from the runs made so far."""
+
+    def __init__(self, terms: Terms, levels: Sequence[int], runs: Sequence[Run], most_peak: float | None, seed: int):
+        self.baseline: Combination = (0,) * len(levels)
+        self.limits = Limits([_outcome(run, most_peak) for run in runs], most_peak)
+        self.spread = spread_of_equals(runs)
+        rng = np.random.default_rng([seed, len(runs)])
+        timed = [(time, run) for time, run in enumerate(runs) if run.result.rate is not None]
+        self.posterior = posterior(
+            terms,
+            [run.combination for _, run in timed],
+            [run.result.rate for _, run in timed if run.result.rate is not None],
+            [time / max(USUAL_RUNS, len(runs)) for time, _ in timed],
+            math.sqrt(self.spread[0] / self.spread[1]) if self.spread[1] else USUAL_SIGMA,
+            rng,
+        )
+        self.open = [
+            [0, *(level for level in range(1, count) if not self.limits.level(place, level))]
+            for place, count in enumerate(levels)
+        ]
+        known = list(dict.fromkeys([self.baseline, *(run.combination for run in runs)]))
+        if math.prod(map(len, self.open)) > MOST_CANDIDATES:
+            known += highest(self.open, self.posterior, self.baseline)
+        self.candidates = self.limits.allowed(space(self.open, known, rng)) or [self.baseline]
+        self.rates = self.posterior.rates(self.candidates)
+        self.chances = self.limits.chances(self.candidates)
+        safe = self.chances >= 1 - LIKELY
+        if not safe.any():
+            self.candidates, safe = [self.baseline], np.array([True])
+            self.rates, self.chances = self.posterior.rates(self.candidates), np.ones(1)
+        self._means = np.where(safe, self.rates.mean(axis=0), -math.inf)
+        self._safe = {one for one, likely in zip(self.candidates, safe, strict=True) if likely}
+        self.best = self._simplest()
+
+    def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
+        """Returns the expected logarithm of the ratio of two combinations and its standard deviation."""
+        rates = self.posterior.rates([one, other])
+        difference = rates[:, 0] - rates[:, 1]
+        return float(difference.mean()), float(difference.std())
+
+    def estimate(self, one: Combination, other: Combination) -> Estimate:
+        """Returns their ratio with a 95 % interval of what is known so far."""
+        mean, deviation = self.gain(one, other)
+        return interval_of(mean, 1.96 * deviation)
+
+    def interaction(self, one: Combination, other: Combination, both: Combination) -> Estimate:
+        """Returns the gain of `both` divided by the product of the gains of `one` and `other`."""
+        rates = self.posterior.rates([both, one, other, self.baseline])
+        found = rates[:, 0] - rates[:, 1] - rates[:, 2] + rates[:, 3]
+        return interval_of(float(found.mean()), 1.96 * float(found.std()))
+
+    @property
+    def regret(self) -> float:
+        """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
+        best = self.rates[:, self.candidates.index(self.best)]
+        return float((self.rates[:, np.isfinite(self._means)].max(axis=1) - best).mean())
+
+    @property
+    def daring(self) -> Combination | None:
+        """A combination that would be better than the best if it ran, which other failures make doubtful."""
+        means = self.rates.mean(axis=0)
+        doubtful = np.where(self.chances < 1 - LIKELY, means, -math.inf)
+        first = int(doubtful.argmax())
+        better = doubtful[first] - means[self.candidates.index(self.best)] > WORTH_CHANGING
+        return self.candidates[first] if better else None
+
+    @property
+    def clear_gain(self) -> bool:
+        """Whether the best combination is expected to be faster than the baseline by more than chance, or is needed."""
+        gain, deviation = self.gain(self.best, self.baseline)
+        return gain > CLEAR_GAIN * deviation or bool(self.limits.why_not(self.baseline))
+
+    def _simplest(self) -> Combination:
+        """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
+        best = self.candidates[int(self._means.argmax())]
+        while True:
+            simpler = [one for one in without_each(best) if one in self._safe]
+            if not simpler:
+                return best
+            losses = [self.gain(best, one)[0] for one in simpler]
+            least = int(np.argmin(losses))
+            if losses[least] > NO_MATTER:
+                return best
+            best = simpler[least]
+
+
+def without_each(combination: Combination) -> list[Combination]:
+    """Returns the combination without each of its levels in turn."""
+    return [with_level(combination, place, 0) for place, level in enumerate(combination) if level]
+
+
+def with_level(combination: Combination, place: int, level: int) -> Combination:
+    """Returns the combination with another level of one factor."""
+    return (*combination[:place], level, *combination[place + 1 :])
+
+
+def interval_of(logarithm: float, half: float) -> Estimate:
+    """Returns the ratio of a logarithm and the half-width of its interval."""
+    return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
+
+
+def _outcome(run: Run, most_peak: float | None) -> Outcome:
+    result = run.result
+    over = most_peak is not None and result.peak is not None and result.peak > most_peak
+    why = DOES_NOT_RUN if result.rate is None else result.rejected or (MEMORY if over else "")
+    return Outcome(run.combination, why, result.peak)
+
+
+def spread_of_equals(runs: Sequence[Run]) -> tuple[float, int]:
+    """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom."""
+    groups: dict[tuple[Combination, Stage], list[float]] = {}
+    for run in runs:
+        if run.result.rate is not None:
+            groups.setdefault((run.combination, run.stage), []).append(run.result.rate)
+    squares = sum(float(np.var(rates)) * len(rates) for rates in groups.values())
+    return squares, sum(len(rates) - 1 for rates in groups.values())
