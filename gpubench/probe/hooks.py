@@ -90,8 +90,7 @@ class Probe:
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._batch: Callable[[], torch.Tensor | None] = lambda: None
-        self._batches = 0
-        """The tensor that an outermost module was given last as its batch, if it is there, and the number of them."""
+        """The tensor that an outermost module was given last as its batch; `_batches` is the number of them."""
         self._updated_with = (0, 0)
         """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
         self._started = 0
@@ -105,7 +104,7 @@ class Probe:
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
-        self._repeat = self._sent = self._graphs = 0
+        self._repeat = self._sent = self._graphs = self._batches = 0
         self._compiled: list[int] = []
         """The steps in which torch.compile compiled code."""
         self._recording: Recording | None = None
