@@ -59,8 +59,8 @@ TAIL, SHORTEST_TAIL = 8, 8
 """The part of the steps at the end that is judged too: one in TAIL, and at least SHORTEST_TAIL steps."""
 END = 2.0
 """The factor on the margin at the end, which has about a quarter of the steps of the second half."""
-DETERMINED = 3.0
-"""The factor on the difference between two runs of a baseline that is not deterministic, which others may have."""
+RERUNS = 3.0
+"""The factor by which a run may differ more than the baseline's own runs with its seed, if those differ."""
 FEW = 3
 """Seeds from which on their spread is used."""
 LEARNS = 3.0
@@ -377,7 +377,7 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
         return Judgement(outcome="unharmed", reason=reason, change=sides.change(sides.half).estimate, power=1.0)
     if claim == "type":
         return None
-    allowed = np.maximum(sides.tolerance, DETERMINED * sides.own)
+    allowed = np.maximum(sides.tolerance, RERUNS * sides.own)
     over = np.flatnonzero(sides.apart[:EARLY] > allowed[:EARLY])
     if not len(over) or not over[0]:
         return None
