@@ -25,7 +25,7 @@ from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Block as Wanted
 from gpubench.tuning.search import Factor, Noise, Plan, Result, Search, Standing
-from gpubench.tuning.treatments import Numbers, Subject, Treatment, choose
+from gpubench.tuning.treatments import Numbers, Subject, choose
 
 TUNE = "tune"
 """The origin of the settings that a search changes."""
@@ -80,7 +80,8 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     known = frozenset(fields(cls))
     adjustable = from_outside()
     numbers: dict[str, Numbers] = {key: outside.numbers for key, outside in adjustable.items()}
-    if "program.command" in settings:
+    is_program = "program.command" in settings
+    if is_program:
         known &= adjustable.keys()
     treatments, untried = choose(
         subject, known, numbers, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
@@ -99,6 +100,7 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         seconds=time.monotonic() - began,
         settings=msgspec.to_builtins(flatten(base.settings.model_dump(mode="json"))),
         subject=headline(run),
+        precision=None if is_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
         untried=untried,
         most_peak=wishes.most_peak,
@@ -272,11 +274,16 @@ class Tuner:
         return runs, None
 
     def _seed(self, block: Wanted, place: int) -> int | None:
-        """Returns the seed of a run, if gpubench sets it: the baseline's first runs have several, to vary the loss."""
+        """Returns the seed of a run, if gpubench sets it.
+
+        The baseline's first runs have several, and so have the rounds of the confirmation, to show how the loss varies.
+        """
         seed = self.tuning.settings.get("seed")
-        if seed is None or block.stage != "noise":
+        if seed is None:
             return None
-        return int(seed) + max(0, place - 1)
+        rounds = sum(done.stage == "confirming" for done in self.tuning.blocks)
+        varied = {"noise": max(0, place - 1), "confirming": rounds}
+        return int(seed) + varied.get(block.stage, 0)
 
     def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[Run, Interrupted | None]:
         path = outcome.recorder.writer.path.name
@@ -317,12 +324,11 @@ class Tuner:
     def _judge_losses(
         self, combination: Combination, baseline: Sequence[RunEvidence], found: Sequence[RunEvidence]
     ) -> Loss:
-        treatments = [one for one, level in zip(self.tuning.treatments, combination, strict=True) if level]
-        if any(one.numbers == "batch" for one in treatments):
+        changes = self.tuning.changes(combination)
+        if "training.batch_size" in changes:
             return Loss("unknown", OTHER_BATCH)
         ours, theirs = ([curve for run in side for curve in losses.curves_of(run)] for side in (baseline, found))
-        precision = self.tuning.settings.get("precision")
-        judged = losses.judge(ours, theirs, _claim(treatments), precision=str(precision) if precision else None)
+        judged = losses.judge(ours, theirs, losses.claim_of(changes), precision=self.tuning.precision)
         return Loss(judged.outcome, judged.reason)
 
     @staticmethod
@@ -343,12 +349,6 @@ class Tuner:
         if path not in self._evidence:
             self._evidence[path] = open_run(self._folder / path)
         return self._evidence[path]
-
-
-def _claim(treatments: Sequence[Treatment]) -> losses.Claim:
-    """Returns the widest claim of the treatments about the computed numbers."""
-    numbers = {one.numbers for one in treatments}
-    return "type" if "type" in numbers else "rounding" if "rounding" in numbers else "same"
 
 
 def _result(run: Run) -> Result:

@@ -69,6 +69,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The complete settings of the baseline, by dot-key."""
     subject: str
     """What is tuned, in words."""
+    precision: str | None
+    """The type in which the baseline computes, which decides how large rounding errors are; None if it is unknown."""
     treatments: list[Treatment]
     untried: list[Untried]
     most_peak: float | None
