@@ -1,5 +1,6 @@
 """The memory of a GPU between the repeats of a training benchmark, and beside its model."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,15 @@ def test_a_run_whose_model_fills_the_memory_is_finished_without_the_measured_pea
     assert "measured_peak" not in metrics(done)
     (said,) = (line for line in done.document("summary.json")["warnings"] if line.startswith("no measured peak"))
     assert "out of memory" in said
+
+
+@pytest.mark.simulated
+def test_the_settings_of_a_gpu_are_searched(tmp_path: Path) -> None:
+    quick = ("--config", "tiny", "--device", "cuda", "--steps", "10", "--training.warmup_steps=2", "--runs", "9")
+    done = gpubench("tune", *quick, "--precision", "fp32", "--only", "precision", "--json", results=tmp_path)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["treatments"][0]["levels"] == [{"precision": "tf32"}, {"precision": "bf16"}]
+    runs = [run for block in found["blocks"] for run in block["runs"]]
+    assert all(run["throughput"] > 0 and run["peak"] > 0 for run in runs)
+    assert len(found["losses"]) == 2

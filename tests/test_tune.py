@@ -82,16 +82,3 @@ def test_a_program_that_does_not_run_is_one_error(tmp_path: Path) -> None:
     assert done.code == 1
     assert done.stderr.count("error:") == 1
     assert not done.stdout
-
-
-@pytest.mark.gpu
-@pytest.mark.simulated
-def test_a_gpu_is_searched_for_its_own_settings(tmp_path: Path) -> None:
-    quick = ("--config", "tiny", "--device", "cuda", "--steps", "10", "--training.warmup_steps=2", "--runs", "9")
-    done = gpubench("tune", *quick, "--precision", "fp32", "--only", "precision", "--json", results=tmp_path)
-    assert done.code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["treatments"][0]["levels"] == [{"precision": "tf32"}, {"precision": "bf16"}]
-    runs = [run for block in found["blocks"] for run in block["runs"]]
-    assert all(run["throughput"] > 0 and run["peak"] > 0 for run in runs)
-    assert len(found["losses"]) == 2
