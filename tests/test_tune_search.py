@@ -52,7 +52,7 @@ def finish(search: Search, rates: Callable[[Combination], Result]) -> list[Block
     return blocks
 
 
-@pytest.mark.parametrize("trials", [14, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.stress)])
 def test_the_best_of_256_combinations_is_found_in_the_runs_announced_while_the_machine_drifts(trials: int) -> None:
     found = endings(trials, lambda rng: drawn(rng, 0.02, drift=0.03))
     assert close(found) >= (0.95 if trials > 100 else 0.85)
@@ -68,7 +68,7 @@ def test_two_settings_that_help_only_together_are_found_and_two_that_cancel_are_
     assert sum(len(one.conclusion.pairs) == 2 and not one.false_pairs for one in found) >= 4
 
 
-@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("trials", [10, pytest.param(300, marks=pytest.mark.stress)])
 def test_no_gain_is_claimed_where_there_is_none(trials: int) -> None:
     found = endings(trials, lambda rng: nothing(rng, 0.02, drift=0.03))
     assert sum(one.conclusion.proved for one in found) <= 0.02 * trials
@@ -87,9 +87,9 @@ def test_factors_of_several_levels_are_raced_beside_the_others() -> None:
 
 
 def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs() -> None:
-    many, few = endings(2, lambda rng: sparse(rng, 0.02, 13)), endings(6, lambda rng: drawn(rng, 0.02, 3))
+    many, few = endings(1, lambda rng: sparse(rng, 0.02, 13)), endings(6, lambda rng: drawn(rng, 0.02, 3))
     assert close(many) == 1
-    assert all(one.conclusion.proved for one in many)
+    assert many[0].conclusion.proved
     assert close(few) >= 5 / 6
     assert max(one.runs for one in few) <= 40
 

@@ -39,6 +39,7 @@ Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
 NOISE_RUNS = 4
 NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs to know it
+FEW_RUNS = 40  # runs below which all are needed for the settings
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
 CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
@@ -285,7 +286,7 @@ class Search:
         known = self._knowledge()
         if known is None:
             return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self._noise())
-        fresh = self._confirmation(known)
+        fresh = self._confirmation()
         best, level = self._pruned(known, fresh)
         gain = _interval(fresh, best, self._baseline, level)
         return Conclusion(
@@ -352,7 +353,7 @@ class Search:
         arms = _arms(self._chosen)
         if self._chosen == self._baseline:
             return None
-        fresh, rounds = self._confirmation(known), self._blocks - self._since
+        fresh, rounds = self._confirmation(), self._blocks - self._since
         if rounds >= ROUNDS and fresh and self._narrow(known, fresh, self._chosen):
             return None
         if len(arms) > left:
@@ -397,7 +398,8 @@ class Search:
 
     def _noise_runs(self) -> int:
         made = self._made()["noise"]
-        if made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
+        few = self._most_runs is not None and self._most_runs < FEW_RUNS
+        if few or made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
             return max(NOISE_RUNS, made)
         return 2 * NOISE_RUNS if made > NOISE_RUNS or self._first_noise() > NOISY else NOISE_RUNS
 
@@ -415,7 +417,7 @@ class Search:
             self._latest = Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
         return self._latest
 
-    def _confirmation(self, known: Knowledge) -> Confirmation | None:
+    def _confirmation(self) -> Confirmation | None:
         if self._chosen is None:
             return None
         runs = [
@@ -432,9 +434,12 @@ class Search:
             return self._chosen or known.best, SIGNIFICANT
         arms = [one for one in without_each(self._chosen) if not known.limits.why_not(one)]
         gains = [known.gain(one, self._chosen)[0] for one in arms]
+        shared = SIGNIFICANT / (len(_arms(self._chosen)) - 1)  # by all that this may have become the best of
+        if known.limits.why_not(self._chosen):
+            return known.best, shared
         if not gains or max(gains) < -NO_MATTER:
             return self._chosen, SIGNIFICANT
-        return arms[int(np.argmax(gains))], SIGNIFICANT / (len(arms) + 1)
+        return arms[int(np.argmax(gains))], shared
 
     def _contributions(self, known: Knowledge, fresh: Confirmation | None, best: Combination) -> list[Contribution]:
         chosen = self._chosen or best
