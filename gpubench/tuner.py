@@ -24,7 +24,7 @@ from gpubench.tuning import losses
 from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Block as Wanted
-from gpubench.tuning.search import Factor, Noise, Plan, Result, Search, Standing
+from gpubench.tuning.search import Factor, Plan, Result, Search, Spread, Standing
 from gpubench.tuning.treatments import Numbers, Subject, choose
 
 TUNE = "tune"
@@ -186,7 +186,7 @@ class Tuner:
         """Returns what is known of each treatment so far."""
         return self._search.standing()
 
-    def noise(self) -> Noise | None:
+    def noise(self) -> Spread | None:
         """Returns how much equal runs differ; None before it is known."""
         return self._search.conclude().noise
 

@@ -167,7 +167,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Spread:
     """The standard deviation of the logarithm of the throughput between equal runs."""
 
     sigma: float
@@ -192,7 +192,7 @@ class Conclusion:
     """The way from the baseline to the best combination, the largest gain first."""
     dropped: Sequence[Dropped]
     tried: Sequence[Tried]
-    noise: Noise | None
+    noise: Spread | None
 
 
 class Search:
@@ -511,9 +511,9 @@ class Search:
             found.append(Dropped(self._factors[place].name, level, reason, gain, why))
         return found
 
-    def _noise(self) -> Noise | None:
+    def _noise(self) -> Spread | None:
         squares, df = spread_of_equals(self._runs)
-        return Noise(math.sqrt(squares / df), df) if df else None
+        return Spread(math.sqrt(squares / df), df) if df else None
 
     def _tried(self) -> list[Tried]:
         found = []
