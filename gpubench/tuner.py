@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 from gpubench import devices
 from gpubench.compare.comparability import headline
 from gpubench.compare.evidence import RunEvidence, open_run
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
@@ -159,7 +159,7 @@ class Tuner:
     ) -> None:
         """`base` is the complete configuration of the baseline; `save` writes the state after each block.
 
-        `folder` has the run directories.
+        `folder` has the run directories. Raises RunDirectoryError if the search cannot be continued from its state.
         """
         self.tuning = tuning
         self._folder = folder
@@ -171,11 +171,20 @@ class Tuner:
             [Factor(treatment.name, 1 + len(treatment.levels)) for treatment in tuning.treatments],
             most_peak=tuning.most_peak,
         )
-        for block in tuning.blocks:
-            self._search.limit(block.most_runs)
-            self._search.next()
-            self._search.record([_result(run) for run in block.runs])
+        self._limit: int | None = None
+        """The limit of runs with which the current block was planned."""
         self._evidence: dict[str, RunEvidence] = {}
+        for block in tuning.blocks:
+            self._repeat(block)
+
+    def _repeat(self, block: Block) -> None:
+        """Plans a recorded block again, and records its results."""
+        self._search.limit(block.most_runs)
+        planned = self._search.next()
+        if not planned or [run.combination for run in block.runs] != list(planned.runs[: len(block.runs)]):
+            message = f"{self._folder} has another search than this version of gpubench makes"
+            raise RunDirectoryError(message, "start the search anew, or continue with the version that began it")
+        self._search.record([_result(run) for run in block.runs])
 
     def plan(self) -> Plan:
         """Returns the runs of each stage, as far as they are known."""
@@ -192,7 +201,8 @@ class Tuner:
 
     def next(self) -> Wanted | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""
-        self._search.limit(self._affordable())
+        self._limit = self._affordable()
+        self._search.limit(self._limit)
         return self._search.next()
 
     def seconds_a_run(self) -> float | None:
@@ -202,12 +212,11 @@ class Tuner:
 
     def advance(self, block: Wanted) -> None:
         """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""
-        most = self._affordable()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
         self._search.record([_result(run) for run in runs])
         if runs:
-            recorded = Block(stage=block.stage, why=block.why, most_runs=most, runs=runs)
+            recorded = Block(stage=block.stage, why=block.why, most_runs=self._limit, runs=runs)
             self._keep(blocks=[*self.tuning.blocks, recorded])
         if interrupted:
             raise interrupted
@@ -312,9 +321,11 @@ class Tuner:
         if reason := self._without_effect(combination, found):
             return reason
         baseline = self._evidence_of((0,) * len(combination), runs)
-        for run in found:
-            if baseline and (less := losses.less_work(losses.work_of(baseline[0]), losses.work_of(run))):
-                return less
+        works = [losses.work_of(run) for run in (*baseline[:1], *found)]
+        if "training.batch_size" in self.tuning.changes(combination):
+            works = [replace(work, samples=None) for work in works]
+        if baseline and (less := next(filter(None, (losses.less_work(works[0], work) for work in works[1:])), "")):
+            return less
         if block.stage not in ("alone", "confirming"):
             return ""
         judged = self._judge_losses(combination, baseline, found)

@@ -10,6 +10,7 @@ from gpubench import units
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.report import bar_charts, memory_figures
 from gpubench.report.document import (
+    EVERYWHERE,
     UNASKED,
     Block,
     Cell,
@@ -196,8 +197,9 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
     for one in tuning.untried:
         by_reason.setdefault(one.reason, []).append(one.name)
     lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    shown = UNASKED if tuning.treatments else EVERYWHERE
     if lines:
-        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=UNASKED)], on=UNASKED)
+        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=shown)], on=shown)
 
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
