@@ -11,7 +11,7 @@ import typer
 from gpubench.commands import options, output, program
 from gpubench.commands.options import option
 from gpubench.commands.running import measure, print_configurations
-from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, SettingsError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     from gpubench.settings.keys import THE_RUN
     from gpubench.settings.loading import Configuration, validate
     from gpubench.settings.schema import COMMANDS
-    from gpubench.tuning.result import read
+    from gpubench.tuning.result import FILE, read
 
     given = options.given(ctx)
     others = given.keys() - {"resume", "budget", "runs", "json", "quiet", "verbose"}
@@ -233,6 +233,8 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
             "leave out all options but --budget, --runs, --json, -q and -v",
         )
     tuning = read(folder)
+    if tuning.command not in COMMANDS:
+        raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start the search anew")
     if budget := given.get("budget"):
         tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
     if runs := given.get("runs"):

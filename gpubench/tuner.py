@@ -12,7 +12,7 @@ import msgspec
 from gpubench import devices
 from gpubench.compare.comparability import headline
 from gpubench.compare.evidence import RunEvidence, open_run
-from gpubench.errors import GpubenchError, Interrupted
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
@@ -169,10 +169,9 @@ class Tuner:
             [Factor(treatment.name, 1 + len(treatment.levels)) for treatment in tuning.treatments],
             most_peak=tuning.most_peak,
         )
+        self._limit: int | None = None
         for block in tuning.blocks:
-            self._search.limit(block.most_runs)
-            self._search.next()
-            self._search.record([_result(run) for run in block.runs])
+            self._repeat(block)
         self._evidence: dict[str, RunEvidence] = {}
 
     def plan(self) -> Plan:
@@ -190,7 +189,8 @@ class Tuner:
 
     def next(self) -> Wanted | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""
-        self._search.limit(self._affordable())
+        self._limit = self._affordable()
+        self._search.limit(self._limit)
         return self._search.next()
 
     def seconds_a_run(self) -> float | None:
@@ -200,12 +200,11 @@ class Tuner:
 
     def advance(self, block: Wanted) -> None:
         """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""
-        most = self._affordable()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
         self._search.record([_result(run) for run in runs])
         if runs:
-            recorded = Block(stage=block.stage, why=block.why, most_runs=most, runs=runs)
+            recorded = Block(stage=block.stage, why=block.why, most_runs=self._limit, runs=runs)
             self._keep(blocks=[*self.tuning.blocks, recorded])
         if interrupted:
             raise interrupted
@@ -225,6 +224,18 @@ class Tuner:
     def configuration(self, combination: Combination) -> Configuration[Any]:
         """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
         return self._base.with_overrides(self.tuning.changes(combination), TUNE)
+
+    def _repeat(self, block: Block) -> None:
+        """Gives the search a recorded block. Raises RunDirectoryError if the search would not have made it."""
+        self._search.limit(block.most_runs)
+        planned = self._search.next()
+        made = [run.combination for run in block.runs]
+        if planned is None or planned.stage != block.stage or list(planned.runs[: len(made)]) != made:
+            raise RunDirectoryError(
+                f"the runs in {self._folder} are not those that this version of gpubench would have made",
+                "start the search anew",
+            )
+        self._search.record([_result(run) for run in block.runs])
 
     def _keep(self, **changes: Any) -> None:
         seconds = time.monotonic() - self._began

@@ -44,6 +44,7 @@ REASONS = {
     "rejected": "rejected",
     "memory": "needs too much memory",
 }
+NOT_REACHED = "the search ended before it was run"
 SHOWN = 6
 """The settings that are not kept and that a terminal shows without -v."""
 BUSY = 0.10
@@ -123,7 +124,7 @@ def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     title = "What each setting contributes" if tuning.keep else "The most promising settings, which are not proved"
     order = [rung.factor for rung in found.ladder]
     kept = sorted(found.contributions, key=lambda one: order.index(one.factor) if one.factor in order else len(order))
-    rows = [_contribution(tuning, found, one) for one in kept]
+    rows = [_contribution(tuning, found, one) for one in kept if tuning.has_run(one.factor, one.level)]
     yield table(title, rows, words=("setting", "changes", "loss"), expendable=("changes", "memory"))
     pairs: list[dict[str, str | Cell]] = [
         {"settings": " and ".join(_pair(tuning, pair)), "beyond their own gains": _cell(pair.effect)}
@@ -163,7 +164,7 @@ def _changes(tuning: Tuning, factor: str, level: int) -> Any:
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    rows = [_dropped(tuning, one) for one in found.dropped]
+    rows = [_dropped(tuning, one) for one in found.dropped if tuning.has_run(one.factor, one.level)]
     title = "Tried and not kept"
     yield table(
         title,
@@ -195,6 +196,10 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
     by_reason: dict[str, list[str]] = {}
     for one in tuning.untried:
         by_reason.setdefault(one.reason, []).append(one.name)
+    for treatment in tuning.treatments if tuning.conclusion else ():
+        for level, changes in enumerate(treatment.levels, 1):
+            if not tuning.has_run(treatment.name, level):
+                by_reason.setdefault(NOT_REACHED, []).append(said(changes))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     if lines:
         yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=UNASKED)], on=UNASKED)

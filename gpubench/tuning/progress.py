@@ -41,11 +41,12 @@ class SearchDrawing:
         self._table = [
             (
                 said(levels[one.factor][one.level - 1]),
-                gain(one.gain),
+                gain(one.gain) if made else "",  # what is not measured has only an expectation
                 memory(tuning, one.factor, one.level),
-                one.excluded or ("kept so far" * one.kept),
+                one.excluded or ("kept so far" * (one.kept and made)),
             )
             for one in standing
+            for made in (tuning.has_run(one.factor, one.level),)
         ]
         return f"{self._stage}, runs {self._runs[0]} to {self._runs[-1]}{self._of}: {self._why}"
 
@@ -61,7 +62,7 @@ class SearchDrawing:
         head = Text(self._place(progress), style="bold")
         number = self._runs[max(0, min(self._begun, len(self._runs)) - 1)]
         bar = ProgressBar(total=self._total, completed=number - 1, width=BAR_WIDTH)
-        return Group(head, bar, Text(self._why, style="dim"), table, self._inner.draw("", progress))
+        return Group(head, bar, Text(), Text(self._why, style="dim"), table, self._inner.draw("", progress))
 
     def _place(self, progress: Any) -> str:
         """Returns the stage and the number of the run. Each run has a progress of its own."""

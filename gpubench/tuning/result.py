@@ -98,6 +98,11 @@ class Tuning(Struct, frozen=True, kw_only=True):
         """Returns the combination with one level of the treatment `name` and nothing else."""
         return tuple(level if treatment.name == name else 0 for treatment in self.treatments)
 
+    def has_run(self, name: str, level: int) -> bool:
+        """Tells whether any run had this level of the treatment `name`, with or without others."""
+        place = [treatment.name for treatment in self.treatments].index(name)
+        return any(run.combination[place] == level for block in self.blocks for run in block.runs)
+
     def peak(self, combination: tuple[int, ...]) -> float | None:
         """Returns the median of the peak memory of a combination's runs in bytes; None if none is known."""
         peaks = [run.peak for block in self.blocks for run in block.runs if run.combination == combination and run.peak]
