@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SEARCH = "Search"
 QUIETER = "smaller gains cannot be told, unless other programs are closed or --steps is raised"
+TUNED = ("treatment", "scale")
+"""The roles of the settings that can be tried."""
+NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
+"""Settings of these roles that are part of what is tuned."""
 EPILOG = """Examples:
 
 gpubench tune --config gpt2-tiny
@@ -134,7 +138,7 @@ def _wishes(
     **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
-    from gpubench.settings.field import fields
+    from gpubench.settings.field import fields, setting
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
     from gpubench.settings.schema import RunSettings
@@ -157,6 +161,12 @@ def _wishes(
         for value in values.split(","):
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
+    for flag, names in (("--only", named), ("--try", asked)):
+        if fixed := [name for name in names if name in NOT_TUNED or setting(known[name]).role not in TUNED]:
+            raise UsageError(
+                f"{flag} {fixed[0]}: it does not decide how the same work is done",
+                "name settings of performance, data, training or distributed",
+            )
     try:
         most_peak = size_in_bytes(memory) if memory else None
     except ValueError as error:
@@ -276,7 +286,7 @@ def _go_on(
     ended: GpubenchError | None = None
     if tuning.treatments:
         planned = progress.length(tuner.plan(), tuner.seconds_a_run())
-        terminal.say(f"tune: {len(tuning.treatments)} settings to try, {planned}")
+        terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
     try:
         while tuning.treatments and (block := tuner.next()):
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")

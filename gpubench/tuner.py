@@ -16,7 +16,7 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.field import fields
+from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
@@ -79,7 +79,8 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     cls: type[RunSettings] = type(base.settings)
     known = frozenset(fields(cls))
     adjustable = from_outside()
-    numbers: dict[str, Numbers] = {key: outside.numbers for key, outside in adjustable.items()}
+    numbers: dict[str, Numbers] = {key: "batch" for key, field in fields(cls).items() if setting(field).role == "scale"}
+    numbers |= {key: outside.numbers for key, outside in adjustable.items()}
     if "program.command" in settings:
         known &= adjustable.keys()
     treatments, untried = choose(

@@ -137,6 +137,18 @@ def test_the_first_look_and_the_baseline_run_as_the_user_asked(tmp_path: Path) -
     assert len({settings["seed"] for settings in noise}) > 1  # so that the spread of the loss is known
 
 
+def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
+    asked = {"training.grad_accumulation": [4]}
+    wishes = Wishes(only=frozenset(asked), asked=asked)
+    bench = Bench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+    (treatment,) = look(of_tiny(), bench, wishes, []).treatments
+    assert treatment.numbers == "batch"
+    kept = look(of_tiny(), bench, Wishes(only=frozenset(asked), asked=asked, keep_arithmetic=True), [])
+    assert not kept.treatments
+    printed = Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, kept))
+    assert "training.grad_accumulation" in printed  # with its reason
+
+
 def test_a_setting_that_does_not_run_is_a_result(tmp_path: Path) -> None:
     def fails(settings: Settings) -> float:
         if settings["data.workers"] == 2:
@@ -285,6 +297,8 @@ def test_a_gpu_has_other_levels() -> None:
     [
         (("--only", "performance.compil"), "performance.compil"),
         (("--only", ","), "names no setting"),
+        (("--only", "training.steps"), "training.steps"),
+        (("--try", "seed=1"), "seed"),
         (("--budget", "soon"), "no time"),
         (("--memory", "much"), "no size"),
         (("--runs", "few"), "no number"),

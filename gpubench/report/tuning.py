@@ -201,8 +201,9 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
             if not tuning.has_run(treatment.name, level):
                 by_reason.setdefault(NOT_REACHED, []).append(said(changes))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    on = UNASKED if tuning.treatments else ~Medium(0)  # with nothing to try, the reasons are the answer
     if lines:
-        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=UNASKED)], on=UNASKED)
+        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=on)], on=on)
 
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
