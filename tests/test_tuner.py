@@ -203,6 +203,8 @@ def test_the_report_says_what_to_run(tmp_path: Path, changes: Mapping[str, Any])
     report.write(tmp_path, found, "seed: 0\n")
     assert (tmp_path / "report.html").read_text().startswith("<!")
     assert (tmp_path / "best.yaml").read_text() == "seed: 0\n"
+    report.write(tmp_path, found, None)  # more runs have disproved it
+    assert not (tmp_path / "best.yaml").exists()
 
 
 def test_nothing_is_said_of_what_was_never_run(tmp_path: Path) -> None:

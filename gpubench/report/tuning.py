@@ -56,6 +56,8 @@ def write(folder: Path, tuning: Tuning, best: str | None) -> None:
     directory.write_document(folder / directory.REPORT, render(document(folder, tuning)))
     if best:
         directory.write_document(folder / BEST, best)
+    else:
+        (folder / BEST).unlink(missing_ok=True)  # more runs may have disproved what was proved before --resume
 
 
 def to_json(folder: Path, tuning: Tuning) -> str:
