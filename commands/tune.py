@@ -11,7 +11,7 @@ import typer
 from gpubench.commands import options, output, program
 from gpubench.commands.options import option
 from gpubench.commands.running import measure, print_configurations
-from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFailed, SettingsError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SEARCH = "Search"
 QUIETER = "smaller gains cannot be told, unless other programs are closed or --steps is raised"
+TUNED = ("treatment", "scale")
+"""The roles of the settings that can be tried."""
+NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
+"""Settings of these roles that are part of what is tuned."""
 EPILOG = """Examples:
 
 gpubench tune --config gpt2-tiny
@@ -134,7 +138,7 @@ def _wishes(
     **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
-    from gpubench.settings.field import fields
+    from gpubench.settings.field import fields, setting
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
     from gpubench.settings.schema import RunSettings
@@ -157,10 +161,18 @@ def _wishes(
         for value in values.split(","):
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
+    for flag, names in (("--only", named), ("--try", asked)):
+        if fixed := [name for name in names if name in NOT_TUNED or setting(known[name]).role not in TUNED]:
+            raise UsageError(
+                f"{flag} {fixed[0]}: it does not decide how the same work is done",
+                "name settings of performance, data, training or distributed",
+            )
     try:
-        most_peak = size_in_bytes(memory) if memory else None
+        most_peak = size_in_bytes(memory) if memory is not None else None
     except ValueError as error:
         raise UsageError(f"--memory: {error}", "for example --memory 22GiB") from None
+    if most_peak == 0:
+        raise UsageError("--memory 0 leaves no memory", "for example --memory 22GiB")
     return Wishes(
         most_peak,
         _seconds(budget) if budget else None,
@@ -223,7 +235,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     from gpubench.settings.keys import THE_RUN
     from gpubench.settings.loading import Configuration, validate
     from gpubench.settings.schema import COMMANDS
-    from gpubench.tuning.result import read
+    from gpubench.tuning.result import FILE, read
 
     given = options.given(ctx)
     others = given.keys() - {"resume", "budget", "runs", "json", "quiet", "verbose"}
@@ -233,6 +245,8 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
             "leave out all options but --budget, --runs, --json, -q and -v",
         )
     tuning = read(folder)
+    if tuning.command not in COMMANDS:
+        raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start the search anew")
     if budget := given.get("budget"):
         tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
     if runs := given.get("runs"):
@@ -263,18 +277,19 @@ def _go_on(
     from gpubench.report.tuning import BUSY
     from gpubench.tuner import Tuner
     from gpubench.tuning import progress
-    from gpubench.tuning.result import save
+    from gpubench.tuning.result import claim, save
 
     def keep(found: "Tuning") -> None:
         save(folder, found)
 
+    lock = claim(folder)
     going_on = msgspec.structs.replace(tuning, status="running", error=None)
     tuner = Tuner(folder, going_on, base, bench, keep)
     keep(tuner.tuning)
     ended: GpubenchError | None = None
     if tuning.treatments:
         planned = progress.length(tuner.plan(), tuner.seconds_a_run())
-        terminal.say(f"tune: {len(tuning.treatments)} settings to try, {planned}")
+        terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
     try:
         while tuning.treatments and (block := tuner.next()):
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
@@ -287,9 +302,15 @@ def _go_on(
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
     except GpubenchError as error:
         ended = error
-    found = tuner.conclude(ended)
-    best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
-    report.write(folder, found, best.to_yaml() if best else None)
+    try:
+        tuner.conclude(ended)
+        found = tuner.tuning
+        best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
+        report.write(folder, found, best.to_yaml() if best else None)
+    except (RunFailed, OSError) as error:  # such as a full disk; what is known can still be printed
+        ended = ended or RunFailed(f"cannot write all results into {folder}: {error}", "free some disk space")
+    found = tuner.tuning
+    lock.close()
     text = report.to_json(folder, found) if shown.json else terminal.render(report.document(folder, found))
     output.write(text, f"{folder} has all results")
     if ended:

@@ -16,7 +16,7 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.field import fields
+from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
@@ -79,7 +79,8 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     cls: type[RunSettings] = type(base.settings)
     known = frozenset(fields(cls))
     adjustable = from_outside()
-    numbers: dict[str, Numbers] = {key: outside.numbers for key, outside in adjustable.items()}
+    numbers: dict[str, Numbers] = {key: "batch" for key, field in fields(cls).items() if setting(field).role == "scale"}
+    numbers |= {key: outside.numbers for key, outside in adjustable.items()}
     is_program = "program.command" in settings
     if is_program:
         known &= adjustable.keys()
@@ -177,15 +178,6 @@ class Tuner:
         for block in tuning.blocks:
             self._repeat(block)
 
-    def _repeat(self, block: Block) -> None:
-        """Plans a recorded block again, and records its results."""
-        self._search.limit(block.most_runs)
-        planned = self._search.next()
-        if not planned or [run.combination for run in block.runs] != list(planned.runs[: len(block.runs)]):
-            message = f"{self._folder} has another search than this version of gpubench makes"
-            raise RunDirectoryError(message, "start the search anew, or continue with the version that began it")
-        self._search.record([_result(run) for run in block.runs])
-
     def plan(self) -> Plan:
         """Returns the runs of each stage, as far as they are known."""
         self._search.limit(self._affordable())
@@ -236,6 +228,18 @@ class Tuner:
     def configuration(self, combination: Combination) -> Configuration[Any]:
         """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
         return self._base.with_overrides(self.tuning.changes(combination), TUNE)
+
+    def _repeat(self, block: Block) -> None:
+        """Gives the search a recorded block. Raises RunDirectoryError if the search would not have made it."""
+        self._search.limit(block.most_runs)
+        planned = self._search.next()
+        made = [run.combination for run in block.runs]
+        if planned is None or planned.stage != block.stage or list(planned.runs[: len(made)]) != made:
+            raise RunDirectoryError(
+                f"the runs in {self._folder} are not those that this version of gpubench would have made",
+                "start the search anew",
+            )
+        self._search.record([_result(run) for run in block.runs])
 
     def _keep(self, **changes: Any) -> None:
         seconds = time.monotonic() - self._began
@@ -354,11 +358,15 @@ class Tuner:
         """Returns the run directories of a combination so far, with those of the current block, `runs`."""
         made = [run for block in self.tuning.blocks for run in block.runs] + list(runs)
         paths = dict.fromkeys(run.path for run in made if run.combination == combination and run.throughput)
-        return [self._open(path) for path in paths if path]
+        return [found for path in paths if path and (found := self._open(path))]
 
-    def _open(self, path: str) -> RunEvidence:
+    def _open(self, path: str) -> RunEvidence | None:
+        """Returns a run; None if its directory has been removed."""
         if path not in self._evidence:
-            self._evidence[path] = open_run(self._folder / path)
+            try:
+                self._evidence[path] = open_run(self._folder / path)
+            except RunDirectoryError:
+                return None
         return self._evidence[path]
 
 

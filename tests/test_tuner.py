@@ -1,20 +1,26 @@
 """The search for the fastest settings, of a program that is a formula: what it tries, keeps, refuses and continues."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from gpubench.compare.evidence import open_run
-from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
 from gpubench.report import tuning as report
+from gpubench.report.terminal import Terminal
 from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
 from gpubench.tuner import Bench, Tuner, Wishes, look
+from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
 
@@ -131,6 +137,18 @@ def test_the_first_look_and_the_baseline_run_as_the_user_asked(tmp_path: Path) -
     assert len({settings["seed"] for settings in noise}) > 1  # so that the spread of the loss is known
 
 
+def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
+    asked = {"training.grad_accumulation": [4]}
+    wishes = Wishes(only=frozenset(asked), asked=asked)
+    bench = Bench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+    (treatment,) = look(of_tiny(), bench, wishes, []).treatments
+    assert treatment.numbers == "batch"
+    kept = look(of_tiny(), bench, Wishes(only=frozenset(asked), asked=asked, keep_arithmetic=True), [])
+    assert not kept.treatments
+    printed = Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, kept))
+    assert "training.grad_accumulation" in printed  # with its reason
+
+
 def test_a_setting_that_does_not_run_is_a_result(tmp_path: Path) -> None:
     def fails(settings: Settings) -> float:
         if settings["data.workers"] == 2:
@@ -185,6 +203,44 @@ def test_the_report_says_what_to_run(tmp_path: Path, changes: Mapping[str, Any])
     report.write(tmp_path, found, "seed: 0\n")
     assert (tmp_path / "report.html").read_text().startswith("<!")
     assert (tmp_path / "best.yaml").read_text() == "seed: 0\n"
+    report.write(tmp_path, found, None)  # more runs have disproved it
+    assert not (tmp_path / "best.yaml").exists()
+
+
+def test_nothing_is_said_of_what_was_never_run(tmp_path: Path) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted), most_runs=3)
+    never = [one.name for one in found.treatments if not found.has_run(one.name, 1)]
+    assert len(never) == 2
+    page = report.document(tmp_path, found)
+    brief, full = (Terminal(quiet=True, verbosity=verbosity).render(page) for verbosity in (0, 1))
+    assert not any(name in brief for name in never)
+    assert all(name in full for name in never)
+
+
+def test_the_live_table_gives_each_of_its_lines_a_row_and_no_gain_of_what_was_never_run(tmp_path: Path) -> None:
+    state = searched(tmp_path, Program(tmp_path, planted), most_runs=3)
+    state = msgspec.structs.replace(state, most_runs=30)
+    tuner = Tuner(tmp_path, state, of_tiny(), Bench(lambda changed: changed, lambda runs, order: []), lambda _: None)
+    block = tuner.next()
+    assert block
+    drawing = SearchDrawing(SimpleNamespace(draw=lambda experiment, progress: Text("the run")))
+    drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(drawing.draw("", object()))
+    lines = console.export_text().splitlines()
+    assert lines[2].startswith(block.why)
+    rows = [line for line in lines if "=" in line]
+    assert [" x [" in row for row in rows].count(True) == 1
+
+
+@pytest.mark.parametrize("damage", ["another order", "too many"])
+def test_a_search_that_this_version_would_not_have_made_is_not_continued(tmp_path: Path, damage: str) -> None:
+    state = searched(tmp_path, Program(tmp_path, planted), most_runs=12)
+    *blocks, last = state.blocks
+    runs = [*reversed(last.runs)] if damage == "another order" else last.runs * 9
+    state = msgspec.structs.replace(state, blocks=[*blocks, msgspec.structs.replace(last, runs=runs)])
+    with pytest.raises(RunDirectoryError, match="this version"):
+        searched(tmp_path, Program(tmp_path, planted), state=state)
 
 
 SUBJECT = Subject({}, on_gpu=False, cores=4, ranks=1, sample_shape="", waits=0.5)
@@ -243,6 +299,8 @@ def test_a_gpu_has_other_levels() -> None:
     [
         (("--only", "performance.compil"), "performance.compil"),
         (("--only", ","), "names no setting"),
+        (("--only", "training.steps"), "training.steps"),
+        (("--try", "seed=1"), "seed"),
         (("--budget", "soon"), "no time"),
         (("--memory", "much"), "no size"),
         (("--runs", "few"), "no number"),

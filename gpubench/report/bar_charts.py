@@ -138,10 +138,10 @@ FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
 
 
 def pairs(title: str, names: Sequence[str], effects: Mapping[tuple[int, int], Ends]) -> Markup | None:
-    """Draws the ratio of every two names as a cell with its change in percent, stronger the further it is from 1.
+    """Draws the ratio of every two names as a cell with its change in percent; None for no pair.
 
-    `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold. The
-    rows and columns are numbered from 1. Returns None for no pair.
+    `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold, and
+    stronger the further they are from 1. The rows and columns are numbered from 1.
     """
     if not effects:
         return None
@@ -154,11 +154,12 @@ def pairs(title: str, names: Sequence[str], effects: Mapping[tuple[int, int], En
     parts = [*columns, *rows]
     for (one, other), (ratio, low, high) in effects.items():
         top = TOP + SQUARE * (other - 0.6)
-        strength = max(FAINTEST, STRONGEST * abs(math.log(ratio)) / largest)
+        is_known = low > 1 or high < 1
+        strength = max(FAINTEST, STRONGEST * abs(math.log(ratio)) / largest) if is_known else FAINTEST
         hint = f"{names[one]} and {names[other]}: {ratio:.3f} x [{low:.3f}, {high:.3f}]"
         cell = charts.bar(width * one, width * (one + 1), top, SQUARE, f"cell {'b' if ratio > 1 else 'a'}", hint)
         parts.append(Markup('<g opacity="{:.2f}">{}</g>').format(strength, cell))
-        weight = "label middle" if low > 1 or high < 1 else "middle"
+        weight = "label middle" if is_known else "middle"
         said = typeset(units.signed_percent(ratio - 1, 1).removesuffix(" %"))
         parts.append(charts.text(width * (one + 0.5), top + SQUARE / 2 + 4, said, weight))
     told = "; ".join(f"{names[one]} and {names[other]} {ratio:.3f}" for (one, other), (ratio, *_) in effects.items())

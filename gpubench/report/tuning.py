@@ -45,8 +45,11 @@ REASONS = {
     "rejected": "rejected",
     "memory": "needs too much memory",
 }
+NOT_REACHED = "the search ended before it was run"
 SHOWN = 6
 """The settings that are not kept and that a terminal shows without -v."""
+ALIKE = 0.02
+"""The share by which peaks of memory may differ without being worth a picture."""
 BUSY = 0.10
 """The standard deviation between equal runs from which on the machine counts as too busy to tell."""
 
@@ -56,6 +59,8 @@ def write(folder: Path, tuning: Tuning, best: str | None) -> None:
     directory.write_document(folder / directory.REPORT, render(document(folder, tuning)))
     if best:
         directory.write_document(folder / BEST, best)
+    else:
+        (folder / BEST).unlink(missing_ok=True)  # more runs may have disproved what was proved before --resume
 
 
 def to_json(folder: Path, tuning: Tuning) -> str:
@@ -95,6 +100,10 @@ def headline(tuning: Tuning) -> str:
         return f"{tuning.subject}: there is no setting to try"
     if tuning.status == "interrupted":
         return f"{tuning.subject}: nothing is proved yet, after {units.counted(tuning.runs, 'run')}"
+    before = tuning.peak((0,) * len(tuning.treatments))
+    if tuning.most_peak and before and before > tuning.most_peak and not any(found.best):
+        limit = units.size(tuning.most_peak)
+        return f"{tuning.subject}: nothing that was tried fits into {limit}; as it is, it takes {units.size(before)}"
     if found.noise and found.noise.sigma > BUSY:
         return f"{tuning.subject}: no settings are proved to be faster, because equal runs differ too much to tell"
     if found.gain and any(found.best):
@@ -124,7 +133,7 @@ def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     title = "What each setting contributes" if tuning.keep else "The most promising settings, which are not proved"
     order = [rung.factor for rung in found.ladder]
     kept = sorted(found.contributions, key=lambda one: order.index(one.factor) if one.factor in order else len(order))
-    rows = [_contribution(tuning, found, one) for one in kept]
+    rows = [_contribution(tuning, found, one) for one in kept if tuning.has_run(one.factor, one.level)]
     yield table(title, rows, words=("setting", "changes", "loss"), expendable=("changes", "memory"))
     pairs: list[dict[str, str | Cell]] = [
         {"settings": " and ".join(_pair(tuning, pair)), "beyond their own gains": _cell(pair.effect)}
@@ -164,7 +173,7 @@ def _changes(tuning: Tuning, factor: str, level: int) -> Any:
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    rows = [_dropped(tuning, one) for one in found.dropped]
+    rows = [_dropped(tuning, one) for one in found.dropped if tuning.has_run(one.factor, one.level)]
     title = "Tried and not kept"
     yield table(
         title,
@@ -196,10 +205,14 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
     by_reason: dict[str, list[str]] = {}
     for one in tuning.untried:
         by_reason.setdefault(one.reason, []).append(one.name)
+    for treatment in tuning.treatments if tuning.conclusion else ():
+        for level, changes in enumerate(treatment.levels, 1):
+            if not tuning.has_run(treatment.name, level):
+                by_reason.setdefault(NOT_REACHED, []).append(said(changes))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     shown = UNASKED if tuning.treatments else EVERYWHERE
     if lines:
-        yield Folded("What was not tried", [Paragraph(lines, "quiet", listed=True, on=shown)], on=shown)
+        yield Folded("What was not tried", [Paragraph(lines, "quiet", "not tried: ", listed=True, on=shown)], on=shown)
 
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
@@ -236,7 +249,9 @@ def _tradeoff(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
         peak = round(tried.peak) if tried.peak else None
         trades.append(Trade(tuning.changes(tried.combination), peak, rate, interval, reason=tried.rejected or None))
     weighed = weigh(trades)
-    yield from memory_figures.trades(weighed)
+    peaks = [trade.peak for trade in trades if trade.peak]
+    if peaks and max(peaks) > (1 + ALIKE) * min(peaks):
+        yield from memory_figures.trades(weighed)
     rows = [
         {
             "run": str(number),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpubench.compare.intervals import Error
 from gpubench.tuning.model import Combination
@@ -23,7 +24,9 @@ class Confirmation:
     """Least squares with an effect of each combination and of each round, so that a drift between rounds plays no part.
 
     `spread` are sums of squares with their degrees of freedom, of equal runs of the same machine before the
-    confirmation: they make the estimate of the noise better where rounds are few.
+    confirmation. They make the estimate of the noise better where rounds are few, but a machine can become noisier.
+    Intervals therefore rest on the estimate with or without them, whichever is wider. An interval from the first one
+    alone would be far too narrow if the rounds agree by chance; one from the second alone is very wide for few rounds.
     """
 
     def __init__(self, runs: Sequence[Measured], spread: tuple[float, int]) -> None:
@@ -38,17 +41,19 @@ class Confirmation:
         self._effects = self._inverse @ matrix.T @ rates
         residuals = rates - matrix @ self._effects
         rank = len(self._arms) + len(rounds) - 1
-        self.df = len(runs) - rank + spread[1]
-        self.sigma = math.sqrt((float(residuals @ residuals) + spread[0]) / self.df) if self.df > 0 else math.nan
+        squares, self.own_df = float(residuals @ residuals), len(runs) - rank
+        """Degrees of freedom of the rounds' own estimate of the noise."""
+        self._noises = [(squares + spread[0], self.own_df + spread[1]), (squares, self.own_df)]
+        self._counts = {arm: sum(run.combination == arm for run in runs) for arm in self._arms}
 
     def log_ratio(self, one: Combination, other: Combination) -> tuple[float, Error] | None:
-        """Returns the logarithm of the ratio of two combinations with its error; None if it is unknown."""
-        if one not in self._arms or other not in self._arms or self.df <= 0 or one == other:
+        """Returns the logarithm of the ratio of two combinations, with its error; None without two runs of each."""
+        if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < 2 or self.own_df <= 0:
             return None
-        contrast = np.zeros(len(self._effects))
-        contrast[self._arms.index(one)], contrast[self._arms.index(other)] = 1, -1
-        size = self.sigma * math.sqrt(float(contrast @ self._inverse @ contrast))
-        return float(contrast @ self._effects), Error(size, self.df)
+        contrast = self._contrast(one, other)
+        scale = self._scale(contrast)
+        errors = [Error(scale * math.sqrt(squares / df), df) for squares, df in self._noises]
+        return float(contrast @ self._effects), max(errors, key=Error.half_width)
 
     def half_width(self, one: Combination, other: Combination, sigma: float) -> float:
         """Returns the half-width that the 95 % interval of the logarithm of their ratio has with this noise.
@@ -56,5 +61,16 @@ class Confirmation:
         A confirmation that ended once its own estimate of the noise made the interval narrow would end with intervals
         that are too narrow. Returns infinity for a combination without runs.
         """
-        found = self.log_ratio(one, other)
-        return Error(found[1].size / self.sigma * sigma, found[1].df).half_width() if found and self.sigma else math.inf
+        if one not in self._counts or other not in self._counts:
+            return math.inf
+        _, df = self._noises[0]
+        return Error(sigma * self._scale(self._contrast(one, other)), df).half_width() if df > 0 else math.inf
+
+    def _contrast(self, one: Combination, other: Combination) -> NDArray[np.float64]:
+        contrast = np.zeros(len(self._effects))
+        contrast[self._arms.index(one)], contrast[self._arms.index(other)] = 1, -1
+        return contrast
+
+    def _scale(self, contrast: NDArray[np.float64]) -> float:
+        """Returns the standard error of a contrast in units of the noise."""
+        return math.sqrt(float(contrast @ self._inverse @ contrast))

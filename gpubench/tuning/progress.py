@@ -14,6 +14,7 @@ from gpubench.tuning.result import Tuning
 from gpubench.tuning.search import Block, Estimate, Plan, Standing
 
 BAR_WIDTH = 40  # characters
+NOTABLE = 0.02  # the smallest change of the peak memory that is shown
 
 
 class SearchDrawing:
@@ -41,11 +42,12 @@ class SearchDrawing:
         self._table = [
             (
                 said(levels[one.factor][one.level - 1]),
-                gain(one.gain),
+                gain(one.gain) if made else "",  # what is not measured has only an expectation
                 memory(tuning, one.factor, one.level),
-                one.excluded or ("kept so far" * one.kept),
+                one.excluded or ("kept so far" * (one.kept and made)),
             )
             for one in standing
+            for made in (tuning.has_run(one.factor, one.level),)
         ]
         return f"{self._stage}, runs {self._runs[0]} to {self._runs[-1]}{self._of}: {self._why}"
 
@@ -61,7 +63,7 @@ class SearchDrawing:
         head = Text(self._place(progress), style="bold")
         number = self._runs[max(0, min(self._begun, len(self._runs)) - 1)]
         bar = ProgressBar(total=self._total, completed=number - 1, width=BAR_WIDTH)
-        return Group(head, bar, Text(self._why, style="dim"), table, self._inner.draw("", progress))
+        return Group(head, bar, Text(), Text(self._why, style="dim"), table, self._inner.draw("", progress))
 
     def _place(self, progress: Any) -> str:
         """Returns the stage and the number of the run. Each run has a progress of its own."""
@@ -84,9 +86,10 @@ def gain(estimate: Estimate | None) -> str:
 
 
 def memory(tuning: Tuning, name: str, level: int) -> str:
-    """Returns by how much a level alone changes the peak memory, as "-12.0 %"; "" if it is unknown."""
+    """Returns by how much a level alone changes the peak memory, as "-12 %"; "" if it does not, or it is unknown."""
     peak, before = tuning.peak(tuning.alone(name, level)), tuning.peak((0,) * len(tuning.treatments))
-    return units.signed_percent(peak / before - 1) if peak and before else ""
+    change = peak / before - 1 if peak and before else 0.0
+    return units.signed_percent(change, 0) if abs(change) >= NOTABLE else ""
 
 
 def length(plan: Plan, seconds_a_run: float | None) -> str:

@@ -1,8 +1,9 @@
 """The content of tune.json: what was tried, every run with its result, and what follows from them."""
 
+import fcntl
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +18,7 @@ from gpubench.tuning.treatments import Treatment, Untried
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
 FILE = "tune.json"
+LOCK = ".lock"
 
 
 class Loss(Struct, frozen=True):
@@ -100,6 +102,11 @@ class Tuning(Struct, frozen=True, kw_only=True):
         """Returns the combination with one level of the treatment `name` and nothing else."""
         return tuple(level if treatment.name == name else 0 for treatment in self.treatments)
 
+    def has_run(self, name: str, level: int) -> bool:
+        """Tells whether any run had this level of the treatment `name`, with or without others."""
+        place = [treatment.name for treatment in self.treatments].index(name)
+        return any(run.combination[place] == level for block in self.blocks for run in block.runs)
+
     def peak(self, combination: tuple[int, ...]) -> float | None:
         """Returns the median of the peak memory of a combination's runs in bytes; None if none is known."""
         peaks = [run.peak for block in self.blocks for run in block.runs if run.combination == combination and run.peak]
@@ -125,6 +132,20 @@ def save(folder: Path, tuning: Tuning) -> None:
         write_document(folder / FILE, tuning)
     except OSError as error:
         raise RunFailed(f"cannot write {folder / FILE}: {error.strerror}", "free some disk space") from None
+
+
+def claim(folder: Path) -> IO[str]:
+    """Keeps other processes from continuing the same search, until the returned file is closed.
+
+    Raises RunDirectoryError if another process has the search.
+    """
+    lock = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunDirectoryError(f"another process searches in {folder}", "wait for its end") from None
+    return lock
 
 
 def read(folder: Path) -> Tuning:

@@ -44,6 +44,7 @@ SCREENING_BLOCK = 8  # so that what does not run together is known before the re
 CHOOSING_BLOCK = 4
 CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
+LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
 FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
@@ -354,11 +355,11 @@ class Search:
         if self._chosen == self._baseline:
             return None
         fresh, rounds = self._confirmation(), self._blocks - self._since
-        if rounds >= ROUNDS and fresh and self._narrow(known, fresh, self._chosen):
+        enough = fresh is not None and rounds >= ROUNDS and fresh.own_df >= LEAST_DF
+        if fresh and enough and self._narrow(known, fresh, self._chosen):
             return None
-        if len(arms) > left:
-            arms = arms[:2] if rounds and left >= 2 else []
-        return self._block("confirming", arms, left)
+        in_each = left // max(1, ROUNDS - rounds)  # if all do not fit, the best and the baseline come first
+        return self._block("confirming", arms[:in_each] if in_each >= 2 else [], left)
 
     def _changes(self, known: Knowledge, chosen: Combination, left: int) -> bool:
         """Tells whether another combination should be confirmed in place of the chosen one."""
@@ -397,9 +398,10 @@ class Search:
         return float(np.std(rates, ddof=1)) if len(rates) > 1 else USUAL_SIGMA
 
     def _noise_runs(self) -> int:
-        made = self._made()["noise"]
-        few = self._most_runs is not None and self._most_runs < FEW_RUNS
-        if few or made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
+        made, most = self._made()["noise"], self._most_runs
+        if most is not None and most < FEW_RUNS:
+            return max(min(NOISE_RUNS, most // 4), 2, made)
+        if made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
             return max(NOISE_RUNS, made)
         return 2 * NOISE_RUNS if made > NOISE_RUNS or self._first_noise() > NOISY else NOISE_RUNS
 
