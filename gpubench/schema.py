@@ -32,8 +32,6 @@ from gpubench.runs.directory import (
 from gpubench.runs.summary import Summary
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
-from gpubench.tuning.result import FILE as TUNE
-from gpubench.tuning.result import Tuning
 
 FILES = {
     RUN: RunRecord,
@@ -50,9 +48,8 @@ FILES = {
     BATCH_SIZES: BatchSizes,
     TRADES: Trades,
     FINDINGS: Findings,
-    TUNE: Tuning,
 }
-"""The type of each file's document, or of each line of a .jsonl file. tune.json is beside the run directories."""
+"""The type of each file's document, or of each line of a .jsonl file."""
 
 
 def schema() -> dict[str, Any]:

@@ -161,3 +161,17 @@ def _try(fact: Callable[[], Any]) -> Any:
         return fact()
     except Exception:  # which one depends on the build
         return None
+
+
+def place() -> tuple[int, int]:
+    """Returns (rank, world size) of this process: of the process group, or according to torchrun's variables."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def open_store() -> Any:
+    """Returns the store of the process group, through which its ranks have found each other."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

@@ -25,7 +25,7 @@ from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import Counted
-from .facts import facts, peak_memory
+from .facts import facts, open_store, peak_memory, place
 from .host import Host
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
@@ -104,7 +104,8 @@ class Probe:
         self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
-        self._repeat = self._sent = self._graphs = self._batches = 0
+        self._repeat = self._sent = self._batches = 0
+        self._graphs = compiled_graphs()
         self._compiled: list[int] = []
         """The steps in which torch.compile compiled code."""
         self._recording: Recording | None = None
@@ -472,7 +473,7 @@ class Probe:
         """Makes this process a rank of the run. One that the host refuses runs on, unmeasured."""
         keep_from_compilation()
         try:
-            self._host = host = Host(self._address, *_place(), _open_store)
+            self._host = host = Host(self._address, *place(), open_store)
         except ConnectionRefusedError:
             self._end_without_host()
         except (OSError, ValueError, KeyError):
@@ -593,17 +594,3 @@ def _following(roots: Mapping[int, torch.nn.Module]) -> Following:
     from .following import Following
 
     return Following(roots)
-
-
-def _place() -> tuple[int, int]:
-    """Returns (rank, world size) of this process: of the process group, or according to torchrun's variables."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _open_store() -> Any:
-    """Returns the store of the process group, through which its ranks have found each other."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
