@@ -173,7 +173,7 @@ def _changes(tuning: Tuning, factor: str, level: int) -> Any:
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    rows = [_dropped(tuning, one) for one in found.dropped if tuning.has_run(one.factor, one.level)]
+    rows = [_dropped(tuning, found, one) for one in found.dropped if tuning.has_run(one.factor, one.level)]
     title = "Tried and not kept"
     yield table(
         title,
@@ -191,8 +191,11 @@ def _rest(rows: Sequence[Any]) -> str:
     return f"{len(rows) - SHOWN} more with -v" if len(rows) > SHOWN else ""
 
 
-def _dropped(tuning: Tuning, one: Dropped) -> dict[str, str | Cell]:
+def _dropped(tuning: Tuning, found: Conclusion, one: Dropped) -> dict[str, str | Cell]:
     why = REASONS[one.reason]
+    kept = next((each.level for each in found.contributions if each.factor == one.factor), None)
+    if kept and one.reason == "no gain":
+        why = f"{said(_changes(tuning, one.factor, kept))} is kept"
     return {
         "setting": said(_changes(tuning, one.factor, one.level)),
         "gain": _cell(one.gain),
