@@ -204,11 +204,13 @@ class Tuner:
 
     def advance(self, block: Wanted) -> None:
         """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""
+        began = time.monotonic()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
         self._search.record([_result(run) for run in runs])
         if runs:
-            recorded = Block(stage=block.stage, why=block.why, most_runs=self._limit, runs=runs)
+            seconds = time.monotonic() - began
+            recorded = Block(stage=block.stage, why=block.why, most_runs=self._limit, runs=runs, seconds=seconds)
             self._keep(blocks=[*self.tuning.blocks, recorded])
         if interrupted:
             raise interrupted
@@ -251,6 +253,9 @@ class Tuner:
         budget, each, most = self.tuning.budget, self.seconds_a_run(), self.tuning.most_runs
         if budget is None or each is None:
             return most
+        if self.tuning.blocks:  # later blocks have more settings that take long to start, such as compiled models
+            last = self.tuning.blocks[-1]
+            each = max(each, last.seconds / len(last.runs))
         left = budget - (time.monotonic() - self._began)
         in_time = self.tuning.runs + max(0, math.floor(left / each))
         return in_time if most is None else min(most, in_time)

@@ -104,12 +104,13 @@ def headline(tuning: Tuning) -> str:
     if tuning.most_peak and before and before > tuning.most_peak and not any(found.best):
         limit = units.size(tuning.most_peak)
         return f"{tuning.subject}: nothing that was tried fits into {limit}; as it is, it takes {units.size(before)}"
+    limited = tuning.budget or tuning.most_runs
+    if limited and found.gain is None and any(found.best):
+        return f"{tuning.subject}: no settings are proved to be faster, because the limit left no runs to confirm them"
     if found.noise and found.noise.sigma > BUSY:
         return f"{tuning.subject}: no settings are proved to be faster, because equal runs differ too much to tell"
     if found.gain and any(found.best):
         return f"{tuning.subject}: no settings are proved to be faster; the best ones gave {gain(found.gain)}"
-    if any(found.best):
-        return f"{tuning.subject}: no settings are proved to be faster, because the limit left no runs to confirm them"
     return f"{tuning.subject}: none of the settings that were tried makes it faster"
 
 

@@ -53,6 +53,8 @@ class Block(Struct, frozen=True, kw_only=True):
     most_runs: int | None
     """The limit of the number of runs when the block was planned."""
     runs: list[Run]
+    seconds: float = 0.0
+    """The time that they took."""
 
 
 class Tuning(Struct, frozen=True, kw_only=True):
