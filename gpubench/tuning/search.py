@@ -327,7 +327,8 @@ class Search:
         wanted = self._screening_runs() - made
         tried = {run.combination for run in self._runs}
         fresh = [one for one in known.candidates if one not in tried]
-        count = min(wanted, room, len(fresh), SCREENING_BLOCK)
+        most = SCREENING_BLOCK if self._most_runs is None else CHOOSING_BLOCK  # a limit may shrink after each block
+        count = min(wanted, room, len(fresh), most)
         if count <= 0 or any(run.stage in ("choosing", "confirming") for run in self._runs):
             return None
         good = [run.combination for run in self._runs if run.result.rate is not None]
@@ -358,7 +359,9 @@ class Search:
         enough = fresh is not None and rounds >= ROUNDS and fresh.own_df >= LEAST_DF
         if fresh and enough and self._narrow(known, fresh, self._chosen):
             return None
-        in_each = left // max(1, ROUNDS - rounds)  # if all do not fit, the best and the baseline come first
+        in_each = left // max(1, ROUNDS - rounds)
+        if self._most_runs is not None and rounds < ROUNDS:
+            in_each = min(in_each, 2)  # a limit may shrink, so that the best and the baseline come first
         return self._block("confirming", arms[:in_each] if in_each >= 2 else [], left)
 
     def _changes(self, known: Knowledge, chosen: Combination, left: int) -> bool:
