@@ -339,7 +339,7 @@ def _bench(base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Te
 
     def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int]) -> Any:
         with terminal.errors_only():
-            return measure(runs, recorder, drawing, terminal, order=order or range(len(runs)))
+            return measure(runs, recorder, drawing, terminal, order=order)
 
     whole = folder.absolute()
     here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}

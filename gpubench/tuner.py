@@ -125,7 +125,7 @@ def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
         run = bench.complete(base.with_overrides(changes | {"profiling.enabled": True}, TUNE))
     except GpubenchError:
         run = bench.complete(base.with_overrides(changes, TUNE))
-    (outcome,) = bench.run([run], ())
+    (outcome,) = bench.run([run], [0])
     return outcome
 
 

@@ -34,6 +34,7 @@ def test_a_search_leaves_all_its_runs_and_a_page(tmp_path: Path) -> None:
     runs = [run for block in found["blocks"] for run in block["runs"]]
     assert all(run["throughput"] > 0 and run["peak"] > 0 for run in runs)
     assert {run["path"] for run in runs} <= {path.name for path in folder_of(tmp_path).iterdir()}
+    assert (folder_of(tmp_path) / found["look"] / "findings.json").is_file()
     assert found["treatments"] == [
         {"name": "training.read_loss", "levels": [{"training.read_loss": True}], "numbers": "same"}
     ]

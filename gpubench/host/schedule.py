@@ -100,7 +100,7 @@ def _measure_all(
 ) -> None:
     """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
     places: set[str | None] = set()
-    for recorder, repeats, profiled in in_order(recorders, order) if order else schedule(recorders, failures):
+    for recorder, repeats, profiled in schedule(recorders, failures, order):
         if id(recorder) in failures:
             continue
         try:
@@ -144,12 +144,13 @@ def open_runs(
 
 
 def schedule(
-    recorders: Sequence[Recorder[Any]], failures: Container[int] = ()
+    recorders: Sequence[Recorder[Any]], failures: Container[int] = (), order: Sequence[int] = ()
 ) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
     """Yields (recorder, repeats to measure, repeat to profile or None) in the order in which they run.
 
     Each repeat has new processes, except under the user's own torchrun, where all repeats of a run share its processes.
     `failures` has the id() of each failed recorder, which gets no more repeats, and may grow during the iteration.
+    `order` has the number of a recorder for each repeat; by default all repeats are interleaved as A B B A.
     """
     if launched_by_torchrun():
         for recorder in recorders:
@@ -157,24 +158,21 @@ def schedule(
             number = recorder.settings.measurement.repeats
             yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
         return
-    number = 0
-    while number == 0 or any(needs_more(each, number) for each in recorders if id(each) not in failures):
-        for recorder in recorders if number % 2 == 0 else reversed(recorders):
-            yield recorder, [number], None
-        number += 1
-    for recorder in recorders:
+    made = [0] * len(recorders)
+    for place in order or _interleaved(recorders, failures):
+        yield recorders[place], [made[place]], None
+        made[place] += 1
+    for recorder, number in zip(recorders, made, strict=True):
         if recorder.settings.profiling.enabled:
             yield recorder, [], number
 
 
-def in_order(
-    recorders: Sequence[Recorder[Any]], order: Sequence[int]
-) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
-    """Yields what `schedule` yields, in the given order of the recorders' numbers."""
-    made = [0] * len(recorders)
-    for number in order:
-        yield recorders[number], [made[number]], None
-        made[number] += 1
+def _interleaved(recorders: Sequence[Recorder[Any]], failures: Container[int]) -> Iterator[int]:
+    """Yields the number of a recorder for each repeat, until none of them needs more."""
+    places, number = range(len(recorders)), 0
+    while number == 0 or any(needs_more(each, number) for each in recorders if id(each) not in failures):
+        yield from places if number % 2 == 0 else reversed(places)
+        number += 1
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:

@@ -241,14 +241,15 @@ def choose(
     the choice to these settings, and `asked` gives the values of a setting to try, whatever the table says of it.
     """
     rows = [row for row in TABLE if row.name in known]
-    extra = dict.fromkeys(key for changes in [*subject.fixes, asked or {}] for key in changes if key in known)
+    first = [next(iter(fix)) for fix in subject.fixes]  # a fix of several settings is a level of its first one
+    extra = dict.fromkeys(key for key in [*first, *(asked or {})] if key in known)
     tabled = {row.name for row in rows}
     rows += [
         _Row(key, numbers_of.get(key, "rounding"), lambda subject: "no value of it is known to help")
         for key in extra
         if key not in tabled
     ]
-    promising = list(dict.fromkeys(key for fix in subject.fixes for key in fix))
+    promising = list(dict.fromkeys(first))
     rows.sort(key=lambda row: promising.index(row.name) if row.name in promising else len(promising))
 
     treatments: list[Treatment] = []
