@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from gpubench.commands import options, running
+from gpubench.configs import presets
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -23,7 +24,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     from gpubench.settings.loading import find_config, read_settings, writer_of
     from gpubench.settings.schema import PROGRAM, PROGRAM_MEMORY
 
-    if config is None:
+    if config is None or config in presets():  # a preset is not read only to see that it names none
         return False
     path = find_config(config)
     return writer_of(path) in (PROGRAM, PROGRAM_MEMORY) or "program.command" in read_settings(path)

@@ -296,9 +296,7 @@ def _go_on(
             tuner.advance(block)
             if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
                 terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {QUIETER}")
-    except KeyboardInterrupt:  # between two runs
-        ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
-    except Interrupted:
+    except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
     except GpubenchError as error:
         ended = error

@@ -148,8 +148,7 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
         "measurement.count_flops": False,
         "measurement.measure_peak": False,
     }
-    known: Mapping[str, Any] = flatten(profiled.settings.model_dump())
-    return trial_of(profiled, {key: value for key, value in changes.items() if key in known})
+    return trial_of(profiled, profiled.takes(changes))
 
 
 def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
@@ -257,9 +256,8 @@ def verify_memory(
 
 def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
     """Returns the configuration of the run without batch size search, explanation and advice."""
-    known: Mapping[str, Any] = flatten(run.settings.model_dump())
     unneeded = ("memory.find_batch_size", "memory.explain", "memory.advise")
-    return trial_of(run, {key: False for key in unneeded if key in known})
+    return trial_of(run, run.takes(dict.fromkeys(unneeded, False)))
 
 
 def timed(

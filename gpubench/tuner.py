@@ -38,7 +38,7 @@ TRIED: Mapping[str, Any] = {
     "measurement.measure_peak": False,
     "measurement.target_precision": None,
 }
-"""Settings of every run of a search."""
+"""Settings of every run of a search, as far as its command has them."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,9 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     )
 
 
-def usual(settings: RunSettings) -> dict[str, Any]:
-    """Returns the settings of every run of a search, as far as the command has them."""
-    known = fields(type(settings))
-    return {key: value for key, value in TRIED.items() if key in known}
-
-
 def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
     """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
-    changes = usual(base.settings) | {"measurement.repeats": 1}
+    changes = base.takes(TRIED) | {"measurement.repeats": 1}
     try:
         run = bench.complete(base.with_overrides(changes | {"profiling.enabled": True}, TUNE))
     except GpubenchError:
@@ -188,8 +182,8 @@ class Tuner:
         return self._search.standing()
 
     def noise(self) -> Spread | None:
-        """Returns how much equal runs differ; None before it is known."""
-        return self._search.conclude().noise
+        """Returns how much equal runs differ; None before any run was made twice."""
+        return self._search.noise()
 
     def next(self) -> Wanted | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""
@@ -267,7 +261,7 @@ class Tuner:
         groups: dict[tuple[Combination, int | None], Configuration[Any]] = {}
         for group in dict.fromkeys(wanted):
             combination, seed = group
-            changes = usual(self._base.settings) | self.tuning.changes(combination)
+            changes = self._base.takes(TRIED) | self.tuning.changes(combination)
             changes["measurement.repeats"] = wanted.count(group)
             if seed is not None:
                 changes["seed"] = seed

@@ -6,6 +6,7 @@ Each row has its name left and its figure right of the drawing; on a phone the s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
@@ -16,6 +17,9 @@ from gpubench.compare.verdicts import leading
 from gpubench.report import charts, phrases
 from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, widen
 from gpubench.text import MINUS, phase_name, shorten, typeset
+
+if TYPE_CHECKING:
+    from gpubench.tuning.search import Estimate  # which reports of other commands do not load
 
 LONGEST = 24  # characters of a name left of a drawing
 PITCH = 40.0
@@ -99,18 +103,12 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
 
 
-Ends = tuple[float, float, float]
-"""A ratio and the ends of its 95 % interval."""
-Gain = tuple[str, float, float, float]
-"""A name, a ratio, and the ends of its 95 % interval."""
-
-
-def gains(title: str, items: Sequence[Gain]) -> Markup | None:
-    """Draws ratios with their intervals on a logarithmic axis around 1, the first one as a whole; None for none."""
+def gains(title: str, items: "Sequence[tuple[str, Estimate]]") -> Markup | None:
+    """Draws ratios with their names and intervals on a logarithmic axis around 1; None for none."""
     if not items:
         return None
-    limit = max(0.02, *(abs(math.log(ratio)) for _, ratio, _, _ in items)) * 1.25
-    limit = max(limit, min(2 * limit, max(abs(math.log(end)) for _, *ends in items for end in ends) * 1.05))
+    limit = max(0.02, *(abs(math.log(found.ratio)) for _, found in items)) * 1.25
+    limit = max(limit, min(2 * limit, max(abs(math.log(end)) for _, found in items for end in found) * 1.05))
     x = Scale(-limit, limit, 0, 100)
     bottom = _foot(len(items))
     axis = charts.bottom_axis(
@@ -120,13 +118,13 @@ def gains(title: str, items: Sequence[Gain]) -> Markup | None:
         "throughput against the baseline",
     )
     drawn = []
-    for place, (name, ratio, low, high) in enumerate(items):
+    for place, (name, found) in enumerate(items):
         y = _middle(place)
-        style = "gain" if low > 1 else "loss" if high < 1 else "margin"
-        value = f"{ratio:.2f} x [{low:.2f}, {high:.2f}]"
+        style = "gain" if found.low > 1 else "loss" if found.high < 1 else "margin"
+        value = str(found)
         parts = [
-            charts.bar(x(0), x(math.log(ratio)), y - THICKNESS / 2, THICKNESS, style, value),
-            *_whisker(x, math.log(low), math.log(high), y),
+            charts.bar(x(0), x(math.log(found.ratio)), y - THICKNESS / 2, THICKNESS, style, value),
+            *_whisker(x, math.log(found.low), math.log(found.high), y),
         ]
         drawn.append(Row(shorten(name, LONGEST), typeset(value), parts))
     said = "; ".join(f"{row.name} {row.value}" for row in drawn)
@@ -137,7 +135,7 @@ SQUARE = 30.0  # pixels: the height of a cell of `pairs`
 FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
 
 
-def pairs(title: str, names: Sequence[str], effects: Mapping[tuple[int, int], Ends]) -> Markup | None:
+def pairs(title: str, names: Sequence[str], effects: "Mapping[tuple[int, int], Estimate]") -> Markup | None:
     """Draws the ratio of every two names as a cell with its change in percent; None for no pair.
 
     `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold, and

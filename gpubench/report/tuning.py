@@ -144,7 +144,7 @@ def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
 
 
 def _pair(tuning: Tuning, pair: Pair) -> list[str]:
-    return [said(_changes(tuning, *one)) for one in zip(pair.factors, pair.levels, strict=True)]
+    return [said(tuning.of_level(*one)) for one in zip(pair.factors, pair.levels, strict=True)]
 
 
 def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[str, str | Cell]:
@@ -152,7 +152,7 @@ def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[
     judged = tuning.losses.get(named(tuning.alone(one.factor, one.level)))
     rung = next((rung for rung in found.ladder if rung.factor == one.factor), None)
     return {
-        "setting": said(_changes(tuning, one.factor, one.level)),
+        "setting": said(tuning.of_level(one.factor, one.level)),
         "step by step": f"{rung.gain.ratio:.2f} x" if rung else "",
         "with the others": _cell(one.with_others),
         "alone": _cell(one.alone),
@@ -167,10 +167,6 @@ def _cell(estimate: Estimate | None) -> Cell:
         return Cell("")
     style: Style = "better" if estimate.low > 1 else "worse" if estimate.high < 1 else "inconclusive"
     return Cell(gain(estimate), style=style)
-
-
-def _changes(tuning: Tuning, factor: str, level: int) -> Any:
-    return next(each.levels[level - 1] for each in tuning.treatments if each.name == factor)
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
@@ -196,9 +192,9 @@ def _dropped(tuning: Tuning, found: Conclusion, one: Dropped) -> dict[str, str |
     why = REASONS[one.reason]
     kept = next((each.level for each in found.contributions if each.factor == one.factor), None)
     if kept and one.reason == "no gain":
-        why = f"{said(_changes(tuning, one.factor, kept))} is kept"
+        why = f"{said(tuning.of_level(one.factor, kept))} is kept"
     return {
-        "setting": said(_changes(tuning, one.factor, one.level)),
+        "setting": said(tuning.of_level(one.factor, one.level)),
         "gain": _cell(one.gain),
         "memory": memory(tuning, one.factor, one.level),
         "why": f"{why}: {one.detail}" if one.detail and one.detail != why else why,
@@ -221,8 +217,8 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     """Yields the picture of the gain, with that of each setting."""
-    steps = [(said(_changes(tuning, rung.factor, rung.level)), *rung.gain) for rung in found.ladder]
-    proved = [("all, confirmed", *found.gain)] if found.gain and any(found.best) else []
+    steps = [(said(tuning.of_level(rung.factor, rung.level)), rung.gain) for rung in found.ladder]
+    proved = [("all, confirmed", found.gain)] if found.gain and any(found.best) else []
     if drawing := bar_charts.gains("gain step by step", [*steps, *proved]):
         note = (
             "Each setting is added to those above it. Whiskers: 95 % intervals; the last row is from fresh runs alone."
@@ -230,10 +226,10 @@ def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
         yield Figure("From the baseline to the result", drawing, note, shape="rows")
     factors = list(dict.fromkeys(name for pair in found.interactions for name in pair.factors))
     levels = {name: level for pair in found.interactions for name, level in zip(pair.factors, pair.levels, strict=True)}
-    effects: dict[tuple[int, int], bar_charts.Ends] = {
+    effects = {
         (factors.index(pair.factors[0]), factors.index(pair.factors[1])): pair.effect for pair in found.interactions
     }
-    names = [said(_changes(tuning, name, levels[name])) for name in factors]
+    names = [said(tuning.of_level(name, levels[name])) for name in factors]
     if drawing := bar_charts.pairs("interaction of each pair of settings", names, effects):
         numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
         note = (

@@ -182,6 +182,11 @@ class Configuration(Generic[S]):
         origins = self.origins | dict.fromkeys(keys, origin)
         return Configuration(validate(cls, given | keys, origins), origins)
 
+    def takes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the changes, by dot-key, that concern settings of this command."""
+        known = fields(type(self.settings))
+        return {key: value for key, value in changes.items() if key in known}
+
     def to_yaml(self) -> str:
         """Returns every setting as YAML, with its source as a comment."""
         lines: list[str] = []

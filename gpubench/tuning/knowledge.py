@@ -39,6 +39,9 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
+
 
 @dataclass(frozen=True)
 class Run:

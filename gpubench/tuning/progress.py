@@ -38,10 +38,9 @@ class SearchDrawing:
         self._runs = range(plan.done + 1, plan.done + 1 + len(block.runs))
         self._total = max(plan.total, self._runs[-1])
         self._of = f" of about {self._total}"
-        levels = {treatment.name: treatment.levels for treatment in tuning.treatments}
         self._table = [
             (
-                said(levels[one.factor][one.level - 1]),
+                said(tuning.of_level(one.factor, one.level)),
                 gain(one.gain) if made else "",  # what is not measured has only an expectation
                 memory(tuning, one.factor, one.level),
                 one.excluded or ("kept so far" * (one.kept and made)),
@@ -82,7 +81,7 @@ def said(changes: Mapping[str, Any]) -> str:
 
 def gain(estimate: Estimate | None) -> str:
     """Returns a gain as "1.24 x [1.20, 1.28]"; "" without one."""
-    return f"{estimate.ratio:.2f} x [{estimate.low:.2f}, {estimate.high:.2f}]" if estimate else ""
+    return str(estimate) if estimate else ""
 
 
 def memory(tuning: Tuning, name: str, level: int) -> str:

@@ -114,6 +114,10 @@ class Tuning(Struct, frozen=True, kw_only=True):
         peaks = [run.peak for block in self.blocks for run in block.runs if run.combination == combination and run.peak]
         return median(peaks) if peaks else None
 
+    def of_level(self, name: str, level: int) -> dict[str, Any]:
+        """Returns the settings of one level of the treatment `name`, by dot-key."""
+        return self.changes(self.alone(name, level))
+
     def changes(self, combination: tuple[int, ...]) -> dict[str, Any]:
         """Returns the settings of a combination that differ from the baseline, by dot-key."""
         found: dict[str, Any] = {}

@@ -286,7 +286,7 @@ class Search:
         """Returns what follows from the results so far."""
         known = self._knowledge()
         if known is None:
-            return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self._noise())
+            return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self.noise())
         fresh = self._confirmation()
         best, level = self._pruned(known, fresh)
         gain = _interval(fresh, best, self._baseline, level)
@@ -300,7 +300,7 @@ class Search:
             ladder=self._ladder(known, best),
             dropped=self._dropped(known, fresh, best),
             tried=self._tried(),
-            noise=self._noise(),
+            noise=self.noise(),
         )
 
     def _following(self) -> Block | None:
@@ -516,7 +516,8 @@ class Search:
             found.append(Dropped(self._factors[place].name, level, reason, gain, why))
         return found
 
-    def _noise(self) -> Spread | None:
+    def noise(self) -> Spread | None:
+        """Returns how much equal runs differ; None before any run was made twice."""
         squares, df = spread_of_equals(self._runs)
         return Spread(math.sqrt(squares / df), df) if df else None
 
