@@ -21,6 +21,7 @@ from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
 from gpubench.tuning import losses
+from gpubench.tuning.durations import Limit
 from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Block as Wanted
@@ -166,15 +167,15 @@ class Tuner:
             [Factor(treatment.name, 1 + len(treatment.levels)) for treatment in tuning.treatments],
             most_peak=tuning.most_peak,
         )
-        self._limit: int | None = None
-        """The limit of runs with which the current block was planned."""
+        self._limit = Limit()
+        """What the search could still use when the current block was planned."""
         self._evidence: dict[str, RunEvidence] = {}
         for block in tuning.blocks:
             self._repeat(block)
 
     def plan(self) -> Plan:
         """Returns the runs of each stage, as far as they are known."""
-        self._search.limit(self._affordable())
+        self._search.limit(self._left())
         return self._search.planned()
 
     def standing(self) -> Sequence[Standing]:
@@ -187,7 +188,7 @@ class Tuner:
 
     def next(self) -> Wanted | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""
-        self._limit = self._affordable()
+        self._limit = self._left()
         self._search.limit(self._limit)
         return self._search.next()
 
@@ -201,10 +202,12 @@ class Tuner:
         began = time.monotonic()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
+        if runs:
+            between = (time.monotonic() - began - sum(run.seconds for run in runs)) / len(runs)
+            runs = [msgspec.structs.replace(run, seconds=run.seconds + max(0.0, between)) for run in runs]
         self._search.record([_result(run) for run in runs])
         if runs:
-            seconds = time.monotonic() - began
-            recorded = Block(stage=block.stage, why=block.why, most_runs=self._limit, runs=runs, seconds=seconds)
+            recorded = Block(stage=block.stage, why=block.why, limit=self._limit, runs=runs)
             self._keep(blocks=[*self.tuning.blocks, recorded])
         if interrupted:
             raise interrupted
@@ -227,7 +230,7 @@ class Tuner:
 
     def _repeat(self, block: Block) -> None:
         """Gives the search a recorded block. Raises RunDirectoryError if the search would not have made it."""
-        self._search.limit(block.most_runs)
+        self._search.limit(block.limit)
         planned = self._search.next()
         made = [run.combination for run in block.runs]
         if planned is None or planned.stage != block.stage or list(planned.runs[: len(made)]) != made:
@@ -242,17 +245,11 @@ class Tuner:
         self.tuning = msgspec.structs.replace(self.tuning, seconds=seconds, **changes)
         self._save(self.tuning)
 
-    def _affordable(self) -> int | None:
-        """Returns the number of runs that the user's limits allow in all; None without a limit."""
-        budget, each, most = self.tuning.budget, self.seconds_a_run(), self.tuning.most_runs
-        if budget is None or each is None:
-            return most
-        if self.tuning.blocks:  # later blocks have more settings that take long to start, such as compiled models
-            last = self.tuning.blocks[-1]
-            each = max(each, last.seconds / len(last.runs))
-        left = budget - (time.monotonic() - self._began)
-        in_time = self.tuning.runs + max(0, math.floor(left / each))
-        return in_time if most is None else min(most, in_time)
+    def _left(self) -> Limit:
+        """Returns what the search may still use."""
+        budget = self.tuning.budget
+        left = None if budget is None else max(0.0, budget - (time.monotonic() - self._began))
+        return Limit(self.tuning.most_runs, left, self.seconds_a_run() or 1.0)
 
     def _run(self, block: Wanted) -> tuple[list[Run], Interrupted | None]:
         """Runs a block. Returns its runs as far as they were made, and the interruption that ended them."""
@@ -299,15 +296,17 @@ class Tuner:
 
     def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[Run, Interrupted | None]:
         path = outcome.recorder.writer.path.name
-        throughput = outcome.summary.get("throughput")
+        throughput, times = outcome.summary.get("throughput"), outcome.recorder.seconds
+        seconds = times[repeat] if repeat < len(times) else 0.0
         if throughput and repeat < len(throughput.repeats):
             metrics = {metric.name: metric for metric in outcome.summary.metrics}
             peak = next((metrics[name].repeats for name in PEAKS if name in metrics), [])
             most = peak[repeat] if repeat < len(peak) else None
-            return Run(combination=combination, path=path, throughput=throughput.repeats[repeat], peak=most), None
+            rate = throughput.repeats[repeat]
+            return Run(combination=combination, path=path, throughput=rate, peak=most, seconds=seconds), None
         interrupted = outcome.error if isinstance(outcome.error, Interrupted) else None
         why = outcome.error.message if outcome.error else "no step was measured"
-        return Run(combination=combination, path=path, throughput=None, error=why), interrupted
+        return Run(combination=combination, path=path, throughput=None, error=why, seconds=seconds), interrupted
 
     def _judged(self, block: Wanted, runs: Sequence[Run]) -> list[Run]:
         """Returns the runs, each with the reason why it must not be kept, if there is one."""
@@ -371,4 +370,4 @@ class Tuner:
 
 def _result(run: Run) -> Result:
     rate = math.log(run.throughput) if run.throughput else None
-    return Result(rate, run.peak, run.rejected)
+    return Result(rate, run.peak, run.rejected, run.seconds)

@@ -7,6 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 
+from gpubench.tuning.durations import Limit
 from gpubench.tuning.search import Combination, Conclusion, Estimate, Factor, Result, Search
 
 LARGEST = 0.20  # gain or loss of a setting or of a pair
@@ -26,6 +27,8 @@ class Planted:
     drift: float = 0.0
     failing: frozenset[tuple[int, int]] = frozenset()
     """Factors that do not run together."""
+    long: Mapping[int, float] = field(default_factory=dict)
+    """How many times as long a run takes with a factor, by its place, where it does not have level 0."""
     made: list[Combination] = field(default_factory=list)
 
     @property
@@ -47,7 +50,12 @@ class Planted:
         noise = self.sigma * self.rng.standard_normal() - self.drift * len(self.made) / DRIFT_RUNS
         self.made.append(combination)
         rate = self.truth(combination)
-        return Result(rate + noise if math.isfinite(rate) else None)
+        return Result(rate + noise if math.isfinite(rate) else None, seconds=self.seconds(combination))
+
+    def seconds(self, combination: Combination) -> float:
+        """The time of a run: 1 of the baseline, half of which the speed decides."""
+        more = math.prod(self.long.get(place, 1.0) for place, level in enumerate(combination) if level)
+        return more * (0.5 + 0.5 * math.exp(-max(-1.0, self.truth(combination))))
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class Ending:
     runs: int
     announced: int
     """The number of runs planned once the noise was known."""
+    spent: float
+    """The time that the runs took, in units of one of the baseline."""
     missed: Mapping[str, Sequence[bool]]
     """For each kind of interval, whether each of them misses the truth."""
     false_pairs: int
@@ -112,17 +122,28 @@ def levelled(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Plan
     return Planted([*two.effects, *more], two.pairs, sigma, rng, drift)
 
 
-def solve(planted: Planted, most_runs: int | None = None, seed: int = 0) -> Ending:
-    """Lets a search make its runs on a planted program."""
-    search = Search(planted.factors, most_runs=most_runs, seed=seed)
+def slow_to_load(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Planted:
+    """One setting doubles the speed, three matter little, and with one of those a run takes six times as long."""
+    return Planted([(0.0, one) for one in (0.69, 0.08, 0.0, -0.05, 0.03)], {}, sigma, rng, drift, long={4: 6.0})
+
+
+def solve(planted: Planted, most_runs: int | None = None, seed: int = 0, budget: float | None = None) -> Ending:
+    """Lets a search make its runs on a planted program, in at most `budget` times the time of one of the baseline."""
+    search = Search(planted.factors, seed=seed)
     announced = 0
-    while block := search.next():
+    spent = 0.0
+    while True:
+        search.limit(Limit(most_runs, None if budget is None else budget - spent))
+        block = search.next()
+        if not block:
+            break
+        spent += sum(map(planted.seconds, block.runs))
         if block.stage != "noise" and not announced:
             announced = search.planned().total
         search.record([planted.run(combination) for combination in block.runs])
     conclusion = search.conclude()
     regret = planted.optimum() - planted.truth(conclusion.best)
-    return Ending(conclusion, regret, len(planted.made), announced, *_judged(planted, conclusion))
+    return Ending(conclusion, regret, len(planted.made), announced, spent, *_judged(planted, conclusion))
 
 
 def _judged(planted: Planted, conclusion: Conclusion) -> tuple[dict[str, list[bool]], int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from planted import Ending, Planted, drawn, fixed, levelled, nothing, solve, sparse
+from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse
 
 from gpubench.tuning.search import Block, Combination, Factor, Result, Search
 
@@ -154,6 +154,14 @@ def test_the_limit_of_runs_holds_whatever_it_is(most: int) -> None:
     found = solve(planted, most_runs=most)
     assert found.runs <= most
     assert found.conclusion.proved == (found.conclusion.gain is not None and found.conclusion.gain.low > 1)
+
+
+@pytest.mark.parametrize("trials", [4, pytest.param(100, marks=pytest.mark.stress)])
+def test_little_time_goes_to_the_proof_of_a_clear_gain_and_not_to_runs_that_take_long(trials: int) -> None:
+    found = [solve(slow_to_load(np.random.default_rng([2, trial]), 0.03), budget=25) for trial in range(trials)]
+    assert np.mean([one.conclusion.proved for one in found]) >= (0.9 if trials > 10 else 0.75)
+    assert all(one.spent <= 25 for one in found)
+    assert all(one.conclusion.best[0] for one in found if one.conclusion.proved)
 
 
 def test_interrupted_blocks_are_continued_and_the_same_results_lead_to_the_same_runs() -> None:

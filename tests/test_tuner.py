@@ -67,6 +67,7 @@ class Program:
             on_gpu=False,
             settings=run.settings,
             in_code=lambda changes: "",
+            seconds=[1.0] * len(paces),
         )
         summary = SimpleNamespace(get=metrics.get, metrics=list(metrics.values()), missed={})
         return SimpleNamespace(recorder=recorder, summary=summary, error=error)

@@ -109,6 +109,8 @@ class Recorder(ABC, Generic[S]):
         self.device_name: str | None = None
         self.device_memory: int | None = None
         self.telemetry: list[TelemetrySample] = []
+        self.seconds: list[float] = []
+        """The time of each repeat, with the start and the end of its processes."""
         self.writer = RunWriter(
             settings.results,
             settings.experiment,

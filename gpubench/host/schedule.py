@@ -214,12 +214,14 @@ def measure(
         samples=recorder.samples,
     )
     telemetry = Telemetry(recorder.watched_gpus, settings.measurement.telemetry_interval, calendar(job))
+    began = time.monotonic()
     try:
         with recorder.start(job) as workers:
             _listen(workers, recorder, telemetry, watch)
     finally:
         telemetry.close()
         recorder.listen_to_log(False)
+        recorder.seconds.append(time.monotonic() - began)
     recorder.end_repeat()
 
 

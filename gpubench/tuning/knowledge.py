@@ -1,7 +1,7 @@
 """What follows from the runs that a search has made so far."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,8 @@ class Result:
     """The peak memory in bytes, if it is known."""
     rejected: str = ""
     """Why the combination must not be kept although it runs; empty if it may."""
+    seconds: float = 0.0
+    """The time that the run took; 0 if it is unknown."""
 
 
 class Estimate(NamedTuple):
@@ -86,7 +88,7 @@ class Knowledge:
             self.rates, self.chances = self.posterior.rates(self.candidates), np.ones(1)
         self._means = np.where(safe, self.rates.mean(axis=0), -math.inf)
         self._safe = {one for one, likely in zip(self.candidates, safe, strict=True) if likely}
-        self.best = self._simplest()
+        self.best = self.best_of(self._safe)
 
     def gain(self, one: Combination, other: Combination) -> tuple[float, float]:
         """Returns the expected logarithm of the ratio of two combinations and its standard deviation."""
@@ -126,9 +128,10 @@ class Knowledge:
         gain, deviation = self.gain(self.best, self.baseline)
         return gain > CLEAR_GAIN * deviation or bool(self.limits.why_not(self.baseline))
 
-    def _simplest(self) -> Combination:
+    def best_of(self, some: Container[Combination]) -> Combination:
         """Returns the combination with the highest expected rate, without the levels that do not matter to it."""
-        best = self.candidates[int(self._means.argmax())]
+        possible = [one in some for one in self.candidates]
+        best = self.candidates[int(np.where(possible, self._means, -math.inf).argmax())]
         while True:
             simpler = [one for one in without_each(best) if one in self._safe]
             if not simpler:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs.directory import write_document
+from gpubench.tuning.durations import Limit
 from gpubench.tuning.losses import Outcome
 from gpubench.tuning.search import Conclusion, Stage
 from gpubench.tuning.treatments import Treatment, Untried
@@ -43,6 +44,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Why it does not run."""
     rejected: str = ""
     """Why it must not be kept although it runs."""
+    seconds: float = 0.0
+    """The time that it took, with its share of the search's own; 0 if it was not started."""
 
 
 class Block(Struct, frozen=True, kw_only=True):
@@ -50,11 +53,9 @@ class Block(Struct, frozen=True, kw_only=True):
 
     stage: Stage
     why: str
-    most_runs: int | None
-    """The limit of the number of runs when the block was planned."""
+    limit: Limit
+    """What the search could still use when the block was planned."""
     runs: list[Run]
-    seconds: float = 0.0
-    """The time that they took."""
 
 
 class Tuning(Struct, frozen=True, kw_only=True):

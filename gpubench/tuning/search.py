@@ -16,6 +16,7 @@ import numpy as np
 from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.confirmation import Confirmation, Measured
 from gpubench.tuning.designs import informative, least_alike
+from gpubench.tuning.durations import Durations, Limit
 from gpubench.tuning.knowledge import (
     NO_MATTER,
     USUAL_SIGMA,
@@ -44,6 +45,8 @@ SCREENING_BLOCK = 8  # so that what does not run together is known before the re
 CHOOSING_BLOCK = 4
 CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
+ROUNDS_OF_TWO = 3  # of a confirmation of two combinations, at least
+LONG = 0.1  # share of the time left from which on a run is too long for what it tells
 LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
 FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
@@ -203,14 +206,13 @@ class Search:
         self,
         factors: Sequence[Factor],
         *,
-        most_runs: int | None = None,
         most_peak: float | None = None,
         seed: int = 0,
     ) -> None:
         self._factors = tuple(factors)
         self._levels = [factor.levels for factor in factors]
         self._terms = Terms(self._levels)
-        self._most_runs = most_runs
+        self._limit = Limit()
         self._most_peak = most_peak
         self._seed = seed
         self._baseline: Combination = (0,) * len(factors)
@@ -244,9 +246,9 @@ class Search:
         self._pending = Block(block.stage, left, block.why) if left else None
         self._blocks += not left
 
-    def limit(self, most_runs: int | None) -> None:
-        """Sets the number of runs that is never exceeded, because time is short; None for the default."""
-        self._most_runs = most_runs
+    def limit(self, limit: Limit) -> None:
+        """Sets what the search may use from now on. The number of runs is never exceeded."""
+        self._limit = limit
 
     def planned(self) -> Plan:
         """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
@@ -313,7 +315,9 @@ class Search:
         if known is None or left <= 0:
             return None
         if not made["alone"]:
-            return self._block("alone", [with_level(self._baseline, *main) for main in self._terms.mains], left)
+            alone = [with_level(self._baseline, *main) for main in self._terms.mains]
+            if block := self._block("alone", alone, left, self._spare(known)):
+                return block
         if self._chosen is None:
             kept = self._confirmation_runs()
             block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
@@ -326,13 +330,13 @@ class Search:
     def _screen(self, known: Knowledge, made: int, room: int) -> Block | None:
         wanted = self._screening_runs() - made
         tried = {run.combination for run in self._runs}
-        fresh = [one for one in known.candidates if one not in tried]
-        most = SCREENING_BLOCK if self._most_runs is None else CHOOSING_BLOCK  # a limit may shrink after each block
+        fresh = [one for one in known.candidates if one not in tried and self._is_short(one)]
+        most = SCREENING_BLOCK if self._allowed() is None else CHOOSING_BLOCK  # a limit may shrink after each block
         count = min(wanted, room, len(fresh), most)
         if count <= 0 or any(run.stage in ("choosing", "confirming") for run in self._runs):
             return None
         good = [run.combination for run in self._runs if run.result.rate is not None]
-        return self._block("screening", least_alike(fresh, good, count, self._random()), room)
+        return self._block("screening", least_alike(fresh, good, count, self._random()), room, self._spare(known))
 
     def _choose(self, known: Knowledge, left: int, kept: int) -> Block | None:
         count = min(CHOOSING_BLOCK, left - max(ROUNDS * len(_arms(known.best)), kept))
@@ -341,17 +345,19 @@ class Search:
             return None
         best = known.candidates.index(known.best)
         sigma = known.posterior.sigma
-        runs = informative(known.candidates, known.rates, best, known.chances, sigma, count - bool(daring))
+        chances = known.chances * [self._is_short(one) for one in known.candidates]
+        runs = informative(known.candidates, known.rates, best, chances, sigma, count - bool(daring))
         if daring:
             runs.append(daring)
-        return self._block("choosing", runs, left)
+        return self._block("choosing", runs, left, self._spare(known) if kept else self._limit.seconds)
 
     def _confirm(self, known: Knowledge, left: int) -> Block | None:
+        best = self._confirmable(known)
         if self._chosen is None:
-            self._chosen = known.best if known.clear_gain else self._baseline
+            self._chosen = best if known.clear_gain else self._baseline
             self._since = self._blocks
-        elif self._changes(known, self._chosen, left):
-            self._chosen, self._since = known.best, self._blocks
+        elif self._changes(known, self._chosen, best, left):
+            self._chosen, self._since = best, self._blocks
         arms = _arms(self._chosen)
         if self._chosen == self._baseline:
             return None
@@ -360,23 +366,52 @@ class Search:
         if fresh and enough and self._narrow(known, fresh, self._chosen):
             return None
         in_each = left // max(1, ROUNDS - rounds)
-        if self._most_runs is not None and rounds < ROUNDS:
+        if self._allowed() is not None and (rounds < ROUNDS or left < ROUNDS * len(arms)):
             in_each = min(in_each, 2)  # a limit may shrink, so that the best and the baseline come first
-        return self._block("confirming", arms[:in_each] if in_each >= 2 else [], left)
+        runs = self._durations().fitting(arms[:in_each], self._limit.seconds)
+        return self._block("confirming", runs if len(runs) >= 2 else [], left)
 
-    def _changes(self, known: Knowledge, chosen: Combination, left: int) -> bool:
+    def _confirmable(self, known: Knowledge) -> Combination:
+        """Returns the best of the combinations that there is time to confirm.
+
+        Runs that take long leave time for few rounds, so that a combination of such runs has to be clearly better.
+        """
+        seconds = self._limit.seconds
+        if seconds is None:
+            return known.best
+        expected = self._durations().expected
+        in_each = seconds / ROUNDS_OF_TWO - expected(self._baseline)
+        best = known.best_of({one for one in known.candidates if expected(one) <= in_each})
+        short = known.best_of({one for one in known.candidates if self._is_short(one)})
+        gain, deviation = known.gain(best, short)
+        return best if gain > deviation else short
+
+    def _spare(self, known: Knowledge) -> float | None:
+        """Returns the time that is left beside what confirms the best combination; None without a limit."""
+        if self._limit.seconds is None:
+            return None
+        expected = self._durations().expected
+        return self._limit.seconds - ROUNDS_OF_TWO * (expected(self._baseline) + expected(self._confirmable(known)))
+
+    def _changes(self, known: Knowledge, chosen: Combination, best: Combination, left: int) -> bool:
         """Tells whether another combination should be confirmed in place of the chosen one."""
         if known.limits.why_not(chosen):
             return True
-        better = known.gain(known.best, chosen)[0] > WORTH_CHANGING
-        return better and left >= ROUNDS * len(_arms(known.best))
+        gain, deviation = known.gain(best, chosen)
+        if self._allowed() is None:
+            return gain > WORTH_CHANGING and left >= ROUNDS * len(_arms(best))
+        return gain > max(WORTH_CHANGING, deviation) and left >= 2 * ROUNDS_OF_TWO
 
     def _narrow(self, known: Knowledge, fresh: Confirmation, best: Combination) -> bool:
         smallest = min(known.gain(best, one)[0] for one in without_each(best))
         width = max(fresh.half_width(best, one, known.posterior.sigma) for one in _arms(best) if one != best)
         return width <= max(NARROW, smallest / 2)
 
-    def _block(self, stage: Stage, runs: Sequence[Combination], left: int) -> Block | None:
+    def _block(
+        self, stage: Stage, runs: Sequence[Combination], left: int, seconds: float | None = None
+    ) -> Block | None:
+        """Returns a block of the first of these runs, as many as the number left and the time allow."""
+        runs = self._durations().fitting(runs, seconds)
         order = self._random().permutation(len(runs))[: max(0, left)]
         return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
@@ -387,13 +422,34 @@ class Search:
         return {stage: sum(run.stage == stage for run in self._runs) for stage in STAGES}
 
     def _most(self) -> int:
-        if self._most_runs is not None:
-            return self._most_runs
+        allowed = self._allowed()
+        if allowed is not None:
+            return allowed
         mains = len(self._terms.mains)
         mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
         doubt = NOISE_DOUBT if self._made()["noise"] > NOISE_RUNS else 1
         more = min(MOST_MORE, max(0.0, (doubt * self._first_noise() / USUAL_NOISE) ** 2 - 1))
         return NOISE_RUNS + mains + mixed + int(mixed * more)
+
+    def _allowed(self) -> int | None:
+        """Returns the number of runs in all that the limits allow; None without a limit."""
+        most, seconds = self._limit.runs, self._limit.seconds
+        if seconds is None:
+            return most
+        known, expected = self._knowledge(), self._durations().expected
+        each = expected(self._baseline)
+        if known:
+            each = (each + expected(self._chosen or self._confirmable(known))) / 2
+        in_time = len(self._runs) + int(seconds / each)
+        return in_time if most is None else min(most, in_time)
+
+    def _durations(self) -> Durations:
+        return Durations(self._runs, self._limit.each)
+
+    def _is_short(self, combination: Combination) -> bool:
+        """Tells whether a run of the combination takes about as long as others, or a small part of the time left."""
+        seconds, expected = self._limit.seconds, self._durations().expected
+        return seconds is None or expected(combination) <= max(2 * expected(self._baseline), LONG * seconds)
 
     def _first_noise(self) -> float:
         """Returns the standard deviation of the first stage, or the usual one while it is not known."""
@@ -401,11 +457,13 @@ class Search:
         return float(np.std(rates, ddof=1)) if len(rates) > 1 else USUAL_SIGMA
 
     def _noise_runs(self) -> int:
-        made, most = self._made()["noise"], self._most_runs
+        made, most = self._made()["noise"], self._allowed()
+        if any(run.stage != "noise" for run in self._runs):
+            return made
         if most is not None and most < FEW_RUNS:
             return max(min(NOISE_RUNS, most // 4), 2, made)
-        if made < NOISE_RUNS or any(run.stage != "noise" for run in self._runs):
-            return max(NOISE_RUNS, made)
+        if made < NOISE_RUNS:
+            return NOISE_RUNS
         return 2 * NOISE_RUNS if made > NOISE_RUNS or self._first_noise() > NOISY else NOISE_RUNS
 
     def _screening_runs(self) -> int:
