@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, saving
 
+from gpubench.diagnosis.attention import is_restricted
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
@@ -128,6 +129,24 @@ def test_a_program_that_allows_the_math_backend_only_is_told_so_with_a_fix() -> 
     rank = gpu(attention=[attention(50 * PERCENT, fallback=True, obstacles=["a reason that is none here"])])
     finding = only(case(rank, settings={"performance.sdpa": "math"}))
     assert finding.fix == {"performance.sdpa": "fused"}
-    assert "allows" in finding.cause
+    assert "allow" in finding.cause
     assert "a reason" not in finding.cause
     assert only(case(rank, settings={"performance.sdpa": "fused"})).fix == {}
+
+
+@pytest.mark.parametrize(
+    ("obstacles", "restricted"),
+    [
+        ([], True),
+        (["flash attention takes float16 and bfloat16"], True),
+        (["the fused kernel for CPUs takes no dropout"], False),
+        (["flash attention takes no attn_mask", "memory-efficient attention takes head sizes of 8"], False),
+    ],
+)
+def test_a_fallback_that_the_inputs_do_not_explain_is_the_choice_of_the_program(
+    obstacles: list[str], restricted: bool
+) -> None:
+    fallen = attention(50 * PERCENT, fallback=True, obstacles=obstacles)
+    assert is_restricted(gpu(attention=[fallen])) == restricted
+    assert not is_restricted(gpu(attention=[attention(50 * PERCENT, **UNKNOWN, fallback=True)]))
+    assert not is_restricted(gpu(attention=[attention(50 * PERCENT)]))

@@ -40,6 +40,13 @@ def unfused_attention(case: ProfileCase) -> Answers:
     )
 
 
+def is_restricted(rank: Rank) -> bool:
+    """Tells whether the program seems to allow no fused kernel: it used none, and the inputs suit at least one."""
+    fallbacks = [one for one in rank.attention if one.fallback and one.queries is not None]
+    obstacles = list(dict.fromkeys(obstacle for one in fallbacks for obstacle in one.obstacles))
+    return bool(fallbacks) and (not obstacles or bool(_unexplained(obstacles)))
+
+
 def _title(found: list[Attention], fallback: bool) -> str:
     if fallback:
         return "attention runs in the math backend of scaled_dot_product_attention, not in a fused kernel"
@@ -103,7 +110,10 @@ def _cause(case: ProfileCase, found: list[Attention], fallback: bool) -> str:
     if not fallback:
         return why
     if case.setting("performance.sdpa") == "math":
-        return f"the program allows scaled_dot_product_attention no fused kernel; {why}"
+        return (
+            "the program seems to allow scaled_dot_product_attention no fused kernel, by torch.nn.attention."
+            f"sdpa_kernel or torch.backends.cuda.enable_*_sdp; {why}"
+        )
     obstacles = list(dict.fromkeys(obstacle for one in found if one.fallback for obstacle in one.obstacles))
     if not obstacles:
         return f"scaled_dot_product_attention fell back to separate operators, and the trace does not show why; {why}"

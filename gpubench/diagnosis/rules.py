@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpubench.diagnosis.attention import unfused_attention
+from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
 from gpubench.diagnosis.communication import (
@@ -81,6 +81,8 @@ class Diagnosis:
     findings: Findings
     traces: list[Path]
     """The trace files, one per rank."""
+    settings: Mapping[str, Any] | None = None
+    """The settings of the program, corrected by what the trace shows; None if they are unknown."""
 
 
 def of_files(paths: Sequence[Path]) -> Diagnosis:
@@ -107,11 +109,13 @@ def of_run(
     """
     latest = _latest(paths)
     profile = analyse([read(path) for path in latest])
+    if settings and settings.get("performance.sdpa") and any(map(is_restricted, profile.ranks)):
+        settings = {**settings, "performance.sdpa": "math"}  # a context in the program cannot be seen from outside
     if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
     overhead = _overhead(profile, unit_time)
     case = ProfileCase(profile, metrics, environment, overhead, settings=settings)
-    return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest)
+    return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest, settings)
 
 
 def _latest(paths: Sequence[Path]) -> list[Path]:

@@ -227,7 +227,7 @@ class OfProgram(Recorder[P]):
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
-        return self._adjustable
+        return self.diagnosis.settings if self.diagnosis else self._adjustable
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
