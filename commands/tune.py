@@ -221,6 +221,10 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) 
     terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
     try:
         tuning = look(base, bench, wishes, sys.argv)
+    except Interrupted:
+        raise Interrupted(
+            "interrupted in the first look", "there is nothing to continue: start the search again"
+        ) from None
     finally:
         with suppress(OSError):  # it is empty if nothing was run
             folder.rmdir()

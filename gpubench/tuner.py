@@ -102,6 +102,7 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         seconds=time.monotonic() - began,
         settings=msgspec.to_builtins(flatten(base.settings.model_dump(mode="json"))),
         subject=headline(run),
+        device=run.summary.environment.device if run.summary.environment else None,
         precision=None if is_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
         untried=untried,

@@ -1,5 +1,6 @@
 """The simulated CUDA itself, and what only it can provoke: refusals of the driver, three GPUs, no memory left."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,21 @@ def test_every_command_names_the_device_as_simulated_and_shows_no_peak(
         summary = done.document("summary.json")
         assert not summary.get("peak")
         assert not {name for name in metrics(done) if "mfu" in name}
+
+
+def test_a_search_tries_what_a_gpu_has_and_names_it_as_simulated(tmp_path: Path) -> None:
+    quick = ("--steps=4", "--training.warmup_steps=1", "--runs=6", "--batch-size=2", "--model=resnet-tiny")
+    only = "--only=precision,performance.matmul_precision,performance.cpu_threads"
+    options = ("--device=cuda", "--precision=fp32", "--logging.graph=false", "--json")
+    done = gpubench("tune", *options, *quick, only, results=tmp_path)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert NAME in found["device"]
+    (precision,) = found["treatments"]
+    assert precision["levels"] == [{"precision": "tf32"}, {"precision": "bf16"}]
+    runs = [run for block in found["blocks"] for run in block["runs"]]
+    assert all(run["throughput"] > 0 and run["peak"] > 2**20 and run["seconds"] > 0 for run in runs)
+    assert {"performance.cpu_threads", "performance.matmul_precision"} <= {one["name"] for one in found["untried"]}
 
 
 # --- Two GPUs and three, NVML and its refusals

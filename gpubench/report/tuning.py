@@ -118,8 +118,9 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     if found.noise:
         spread = units.percent(found.noise.sigma)
         made = units.counted(tuning.runs, "run")
+        on = f" on {tuning.device}" if tuning.device else ""
         yield Paragraph(
-            f"{made} in {units.seconds(tuning.seconds)}; equal runs differ by {spread} (standard deviation); "
+            f"{made} in {units.seconds(tuning.seconds)}{on}; equal runs differ by {spread} (standard deviation); "
             "intervals are 95 %, and the gain is that of fresh runs made after the choice",
             "quiet",
         )

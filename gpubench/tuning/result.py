@@ -74,6 +74,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The complete settings of the baseline, by dot-key."""
     subject: str
     """What is tuned, in words."""
+    device: str | None = None
+    """The name of the device."""
     precision: str | None
     """The type in which the baseline computes, which decides how large rounding errors are; None if it is unknown."""
     treatments: list[Treatment]
