@@ -28,7 +28,7 @@ NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "pro
 """Settings of these roles that are part of what is tuned."""
 EPILOG = """Examples:
 
-gpubench tune --config gpt2-tiny
+gpubench tune --config tiny
 
 gpubench tune --config resnet50 --memory 22GiB --budget 30m --keep-arithmetic
 
