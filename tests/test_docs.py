@@ -181,8 +181,8 @@ def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
 def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
     groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
     assert groups == {
-        "train-bench, profile, pipe-infer and a program after --",
-        "train-bench, pipe-infer and a program after --",
+        "train-bench, profile, pipe-infer and a program",
+        "train-bench, pipe-infer and a program",
         "profile",
     }
 
