@@ -20,8 +20,6 @@ from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY
 ROOT = documents.ROOT
 PAGES = documents.pages()
 HELP = {"--help", "-h"}
-LATER = {"runs", "history"}
-"""Commands that the README has before the code does."""
 
 
 def relative(path: Path) -> str:
@@ -72,7 +70,7 @@ def refused(arguments: list[str]) -> str | None:
         known = HELP | {option for parameter in group.params for option in parameter.opts}
         return None if name in known else f"no option {name}"
     if name not in group.commands:
-        return None if name in LATER else f"no command {name}"
+        return None if name in documents.LATER else f"no command {name}"
     try:
         context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
         return _refused_settings(name, context)
