@@ -153,7 +153,7 @@ def not_closed(errors: Sequence[float]) -> str | None:
     worst = max(errors, default=0.0)
     if worst <= CLOSURE_LIMIT:
         return None
-    return f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
+    return f"phases, steps and wall time disagree by {units.percent(worst)}"
 
 
 def not_finite(step: int | None) -> str | None:
@@ -236,7 +236,7 @@ def uneven_split(rank: int, evaluations: int, total: int, cost: float, better: t
     split, its_cost = better
     return (
         f"rank {rank} has {evaluations} of {total} evaluations, {units.percent(cost)} more than a fair share: "
-        f"--split balanced ({split}) comes to {units.percent(its_cost)}"
+        f"--split balanced ({split}) would be {units.percent(its_cost)} above it"
     )
 
 

@@ -284,7 +284,7 @@ def _words(command: Any) -> Any:
         try:
             words = shlex.split(command)
         except ValueError as error:
-            raise ValueError(f"{command!r} is no command line: {error}") from None
+            raise ValueError(f"{command!r} is not a command line: {error}") from None
         if not words:
             raise ValueError("names no program to run")
     return command
