@@ -56,7 +56,7 @@ Try = Annotated[
     typer.Option(
         "--try",
         metavar="KEY=VALUE[,VALUE...]",
-        help="Try these values of a setting, beside the usual settings; repeatable.",
+        help="Also try these values of a setting; repeatable.",
         rich_help_panel=SEARCH,
     ),
 ]

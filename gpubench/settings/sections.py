@@ -280,7 +280,7 @@ class DistributedSettings(RankSettings[Open], Generic[Open]):
 
 
 class RepeatSettings(Section):
-    repeats: Positive = protocol(3, "number of times to repeat the measurement, each in new processes", alias="repeats")
+    repeats: Positive = protocol(3, "number of repeats of the measurement, each in fresh processes", alias="repeats")
     target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
         None,
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
