@@ -55,17 +55,20 @@ def options(command: str) -> str:
     Those of every command that runs something are in the table of `common_options` alone.
     """
     cls = COMMANDS.get(command)
+    common = {_key(one) for one in _common()} if command in RUNS else set()
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
     panels: dict[str, list[Any]] = {}
-    common = {_key(one) for one in _common()} if command in RUNS else set()
-    for parameter in (one for one in commands()[command].params if _key(one) not in common):
+    for parameter in commands()[command].params:
         panels.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter)
     for panel, parameters in panels.items():
         if panel:
             lines.append(_row(f"**{panel}**", "", *([""] if cls else [])))
-        lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in parameters]
+        own = [one for one in parameters if _key(one) not in common]
+        lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in own]
+        if panel and not own:
+            lines.pop()
     return "\n".join(lines) + "\n"
 
 

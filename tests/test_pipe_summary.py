@@ -240,8 +240,7 @@ def test_counts_that_do_not_pair_up_name_the_edge() -> None:
 def test_a_dear_remainder_is_told_with_the_better_split() -> None:
     found = summary_of(Line((12, 12, 12, 14), micro_batches=2))
     assert found.warnings == [
-        "rank 3 has 14 of 50 evaluations, 12.0 % more than a fair share: "
-        "--split balanced (13,13,12,12) would be 4 % above it"
+        "rank 3 has 14 of 50 evaluations, 12.0 % more than a fair share: --split balanced (13,13,12,12) comes to 4 %"
     ]
     assert summary_of(Line((13, 13, 12, 12), micro_batches=2)).warnings == []
 

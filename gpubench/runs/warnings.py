@@ -236,7 +236,7 @@ def uneven_split(rank: int, evaluations: int, total: int, cost: float, better: t
     split, its_cost = better
     return (
         f"rank {rank} has {evaluations} of {total} evaluations, {units.percent(cost)} more than a fair share: "
-        f"--split balanced ({split}) would be {units.percent(its_cost)} above it"
+        f"--split balanced ({split}) comes to {units.percent(its_cost)}"
     )
 
 
