@@ -71,8 +71,11 @@ def refused(arguments: list[str]) -> str | None:
         return None if name in known else f"no option {name}"
     if name not in group.commands:
         return None if name in documents.LATER else f"no command {name}"
+    command = group.commands[name]
+    if rest and rest[0] in getattr(command, "commands", {}):
+        command, name, rest = command.commands[rest[0]], rest[0], rest[1:]
     try:
-        context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
+        context = command.make_context(name, [word for word in rest if word not in HELP])
         return _refused_settings(name, context)
     except typer.TyperException as error:
         said = error.format_message()
