@@ -23,6 +23,14 @@ BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->",
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
 
+RUNS = ("train-bench", "profile", "memory", "pipe-infer", "tune")
+"""The commands that run something."""
+OPEN = "; default: "
+"""What a description has before the default that is chosen for the model and the device."""
+PROGRAMS_OWN = ("as the program does", "the program's")
+"""The default of a program's settings, in a description and in the table."""
+
+
 def commands() -> dict[str, Any]:
     """The command line's own objects, by name."""
     found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -42,11 +50,6 @@ def refreshed(page: str, made: str) -> str:
     if not (begin and end):
         raise ValueError(f"a page needs a line {BEGIN} and a line {END}")
     return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
-
-
-RUNS = ("train-bench", "profile", "memory", "pipe-infer", "tune")
-OPEN = "; default: "
-PROGRAMS_OWN = ("as the program does", "the program's")
 
 
 def options(command: str) -> str:
