@@ -75,8 +75,6 @@ def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Mac
         "",
         f"    {command}",
         "",
-        f"Bar: {benchmark.bar}.",
-        "",
     )
     if record is None:
         yield f"{_capitalised(_verdict(benchmark, record))}."
@@ -91,8 +89,8 @@ def _section(benchmark: Benchmark, record: Record | None, machines: Sequence[Mac
         yield f"{record.verdict.capitalize()}."
     if record.trouble:
         yield from ("", *_fenced(record.trouble))
-    if record.printed:
-        yield from ("", *_fenced(record.printed))
+    if report := _without_verdicts(record):
+        yield from ("", *_fenced(report))
     if record.verdict == STOPPED:
         yield from ("", "The benchmark timed out. The output above is incomplete.")
 
@@ -104,6 +102,12 @@ def _capitalised(text: str) -> str:
 def _judged(record: Record) -> Iterator[tuple[str, str, str, str]]:
     for bar in record.bars:
         yield bar.what, bar.figure, bar.bar, f"{bar.verdict} by {bar.by}" if bar.by else bar.verdict
+
+
+def _without_verdicts(record: Record) -> str:
+    """What the benchmark printed, without the lines of its bars, which are in the table."""
+    judged = tuple(f"{bar.what}: {bar.figure}, bar {bar.bar}" for bar in record.bars)
+    return "\n".join(line for line in record.printed.splitlines() if not line.endswith(judged)).strip("\n")
 
 
 def _fenced(text: str) -> Iterator[str]:

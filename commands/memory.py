@@ -47,7 +47,7 @@ Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory dat
 
 Steps = Annotated[
     str | None,
-    options.option("N", "Optimizer steps to record, which are not timed; 3 by default, 5 of a program.", MEASUREMENT),
+    options.option("N", "Optimizer steps to record, without timing them; 3 by default, 5 for a program.", MEASUREMENT),
 ]
 Predict = Annotated[
     bool,

@@ -84,12 +84,12 @@ Model = Annotated[
     str | None, option("NAME", "Built-in model, module:callable, or folder with config.json.", MODEL, values=MODELS)
 ]
 Data = Annotated[
-    str | None, option("SOURCE", "synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
+    str | None, option("SOURCE", "Source: synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
 ]
 Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
 BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
 BatchSizes = Annotated[
-    str | None, option("N[,N...]", "Samples per rank and forward pass; several: measures each, in one table.", MODEL)
+    str | None, option("N[,N...]", "Samples per rank and forward pass; several sizes are measured in one table.", MODEL)
 ]
 Inference = Annotated[
     bool,
@@ -101,7 +101,9 @@ Inference = Annotated[
 ]
 Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
 WorldSize = Annotated[str | None, option("N", "Number of ranks; each is one process.", MEASUREMENT)]
-Repeats = Annotated[str | None, option("N", "Times to repeat the measurement, each in new processes.", MEASUREMENT)]
+Repeats = Annotated[
+    str | None, option("N", "Number of repeats of the measurement, each in fresh processes.", MEASUREMENT)
+]
 TargetPrecision = Annotated[
     str | None,
     option(
@@ -111,7 +113,9 @@ TargetPrecision = Annotated[
 MeasurePeak = Annotated[
     bool,
     typer.Option(
-        "--measure-peak", help="Also time a large matrix product: attainable FLOP/s.", rich_help_panel=MEASUREMENT
+        "--measure-peak",
+        help="Also measure the attainable FLOP/s, with a large matrix product.",
+        rich_help_panel=MEASUREMENT,
     ),
 ]
 Vs = Annotated[
@@ -144,7 +148,7 @@ Results = Annotated[str | None, option("DIR", "Directory for run directories.", 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not show progress.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[
-    int, typer.Option("-v", "--verbose", count=True, help="Print more; twice for everything.", rich_help_panel=OUTPUT)
+    int, typer.Option("-v", "--verbose", count=True, help="Print more; -vv prints everything.", rich_help_panel=OUTPUT)
 ]
 PrintConfig = Annotated[
     bool,

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
-QUIETER = "smaller gains cannot be told, unless other programs are closed or --steps is raised"
+QUIETER = "smaller gains cannot be detected unless other programs are closed or --steps is raised"
 TUNED = ("treatment", "scale")
 """The roles of the settings that can be tried."""
 NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
 """Settings of these roles that are part of what is tuned."""
 EPILOG = """Examples:
 
-gpubench tune --config gpt2-tiny
+gpubench tune --config tiny
 
 gpubench tune --config resnet50 --memory 22GiB --budget 30m --keep-arithmetic
 
@@ -46,7 +46,7 @@ Exit codes: 0 done, 1 the program does not run, 2 usage error, 130 interrupted.
 """
 
 Memory = Annotated[
-    str | None, option("SIZE", "Keep no settings that need more memory, such as 22GiB.", SEARCH, "--memory")
+    str | None, option("SIZE", "Keep no settings that need more memory than this, such as 22GiB.", SEARCH, "--memory")
 ]
 Budget = Annotated[str | None, option("TIME", "Take at most about this long: 90s, 30m or 2h.", SEARCH, "--budget")]
 Runs = Annotated[str | None, option("N", "Make at most this many runs.", SEARCH, "--runs")]
@@ -56,7 +56,7 @@ Try = Annotated[
     typer.Option(
         "--try",
         metavar="KEY=VALUE[,VALUE...]",
-        help="Try these values of a setting, beside the usual settings; repeatable.",
+        help="Also try these values of a setting; repeatable.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -164,7 +164,7 @@ def _wishes(
     for flag, names in (("--only", named), ("--try", asked)):
         if fixed := [name for name in names if name in NOT_TUNED or setting(known[name]).role not in TUNED]:
             raise UsageError(
-                f"{flag} {fixed[0]}: it does not decide how the same work is done",
+                f"{flag} {fixed[0]}: it changes the work itself, so it cannot be tried",
                 "name settings of performance, data, training or distributed",
             )
     try:
@@ -186,7 +186,7 @@ def _wishes(
 def _count(text: str) -> int:
     """Returns a number of runs. Raises UsageError if it is none."""
     if not (text.isdecimal() and int(text)):
-        raise UsageError(f"--runs {text!r} is no number of runs", "for example --runs 40")
+        raise UsageError(f"--runs {text!r} is not a number of runs", "for example --runs 40")
     return int(text)
 
 
@@ -201,7 +201,7 @@ def _seconds(text: str) -> float:
     except (KeyError, ValueError):
         found = 0.0
     if not 0 < found < 1e9:
-        raise UsageError(f"--budget {text!r} is no time", "write 90s, 30m or 2h")
+        raise UsageError(f"--budget {text!r} is not a time", "write 90s, 30m or 2h")
     return found
 
 
@@ -250,7 +250,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
         )
     tuning = read(folder)
     if tuning.command not in COMMANDS:
-        raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start the search anew")
+        raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start a new search")
     if budget := given.get("budget"):
         tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
     if runs := given.get("runs"):

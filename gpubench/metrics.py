@@ -93,8 +93,8 @@ DEFINITIONS: dict[str, Definition] = {
         name: Definition(
             "s",
             "lower",
-            f"{ordinal} percentile, over the steady steps of a repeat, of the time from a batch on the host to its "
-            "result: copying it to the device and the forward pass, without the wait for the batch",
+            f"{ordinal} percentile over a repeat's steady steps of the time from a batch on the host to its result, "
+            "without the wait for the batch",
             "step",
         )
         for name, ordinal in (("latency_p50", "50th"), ("latency_p95", "95th"), ("latency_p99", "99th"))

@@ -237,7 +237,7 @@ class Tuner:
         if planned is None or planned.stage != block.stage or list(planned.runs[: len(made)]) != made:
             raise RunDirectoryError(
                 f"the runs in {self._folder} are not those that this version of gpubench would have made",
-                "start the search anew",
+                "start a new search",
             )
         self._search.record([_result(run) for run in block.runs])
 

@@ -23,6 +23,14 @@ BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->",
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
 
+RUNS = ("train-bench", "profile", "memory", "pipe-infer", "tune")
+"""The commands that run something."""
+OPEN = "; default: "
+"""What a description has before the default that is chosen for the model and the device."""
+PROGRAMS_OWN = ("as the program does", "the program's")
+"""The default of a program's settings, in a description and in the table."""
+
+
 def commands() -> dict[str, Any]:
     """The command line's own objects, by name."""
     found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -45,8 +53,12 @@ def refreshed(page: str, made: str) -> str:
 
 
 def options(command: str) -> str:
-    """A table of all options of `command` in the order of its help, with the setting that each one sets."""
+    """A table of the options of `command` in the order of its help, with the setting that each one sets.
+
+    Those of every command that runs something are in the table of `common_options` alone.
+    """
     cls = COMMANDS.get(command)
+    common = {_key(one) for one in _common()} if command in RUNS else set()
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
@@ -56,8 +68,26 @@ def options(command: str) -> str:
     for panel, parameters in panels.items():
         if panel:
             lines.append(_row(f"**{panel}**", "", *([""] if cls else [])))
-        lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in parameters]
+        own = [one for one in parameters if _key(one) not in common]
+        lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in own]
+        if panel and not own:
+            lines.pop()
     return "\n".join(lines) + "\n"
+
+
+def common_options() -> str:
+    """A table of the options that every command that runs something has."""
+    rows = [_row(_usage(one), _help(one), _setting(COMMANDS[RUNS[0]], one.name)) for one in _common()]
+    return "\n".join(["| option | what it does | setting |", "|---|---|---|", *rows]) + "\n"
+
+
+def _common() -> list[Any]:
+    first, *others = (commands()[name].params for name in RUNS)
+    return [one for one in first if all(_key(one) in map(_key, other) for other in others)]
+
+
+def _key(parameter: Any) -> tuple[str, str]:
+    return _usage(parameter), str(getattr(parameter, "help", ""))
 
 
 def _row(*cells: str) -> str:
@@ -102,9 +132,11 @@ class Setting:
     key: str
     kind: str
     meaning: str
+    chosen: str
+    """What the description says of an open default."""
 
 
-NAMES = {PROGRAM: "a program after --", PROGRAM_MEMORY: "memory of a program after --"}
+NAMES = {PROGRAM: "a program", PROGRAM_MEMORY: "memory of a program"}
 
 
 def settings() -> str:
@@ -113,7 +145,7 @@ def settings() -> str:
     for command, cls in COMMANDS.items():
         for setting, default in _of(cls):
             defaults.setdefault(setting, {})[command] = default
-    lines: list[str] = []
+    lines = ["## Options of every command", "", common_options()]
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
         lines += [
             f"## {listed(NAMES.get(each, each) for each in group)}",
@@ -134,18 +166,26 @@ def _aliases(key: str, group: Iterable[str]) -> list[str]:
 
 
 def _default(by_command: Mapping[str, str]) -> str:
-    """One for all commands, or each one's."""
+    """One for all commands, or each one with the commands that have it."""
     if len(set(by_command.values())) == 1:
         return next(iter(by_command.values()))
-    return ", ".join(f"{default} ({command})" for command, default in by_command.items())
+    commands: dict[str, list[str]] = {}
+    for command, default in by_command.items():
+        commands.setdefault(default or "none", []).append(NAMES.get(command, command))
+    return "; ".join(f"{default} ({', '.join(names)})" for default, names in commands.items())
 
 
 def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
     schema = cls.model_json_schema()
     for key, field in fields(cls).items():
         default = field.get_default()
-        shown = "" if default in (None, "", {}) else f"`{_plain(default)}`"
-        yield Setting(key, _kind(_leaf(schema, key), schema), field.description or ""), shown
+        meaning, _, chosen = (field.description or "").partition(OPEN)
+        chosen = chosen.replace(*PROGRAMS_OWN)
+        if default in (None, "", {}):
+            shown = chosen
+        else:
+            meaning, shown = field.description or "", f"`{_plain(default)}`"
+        yield Setting(key, _kind(_leaf(schema, key), schema), meaning, chosen), shown
 
 
 def _plain(value: Any) -> str:

@@ -151,12 +151,12 @@ def test_two_sound_runs_leave_no_doubt() -> None:
 def test_a_run_that_failed_is_told_with_its_reason() -> None:
     error: dict[str, str | None] = {"kind": "OutOfMemory", "message": "8 GiB did not suffice", "hint": None}
     assert said_of(run(status="failed", error=error)) == ["b: the run failed: 8 GiB did not suffice"]
-    assert said_of(run(status="interrupted")) == ["b: the run was interrupted: it left no reason"]
+    assert said_of(run(status="interrupted")) == ["b: the run was interrupted: no reason was recorded"]
 
 
 def test_unfinished_runs_of_a_group_are_counted_and_one_is_named() -> None:
     found = said_of(run("r1"), run("r2", status="interrupted"), run("r3", status="interrupted"))
-    assert found == ["b: 2 of 3 runs were not completed; r2 was interrupted: it left no reason"]
+    assert found == ["b: 2 of 3 runs were not completed; r2 was interrupted: no reason was recorded"]
 
 
 def test_a_loss_that_was_not_finite_rejects() -> None:
@@ -168,7 +168,7 @@ def test_a_loss_that_was_not_finite_rejects() -> None:
 
 def test_skipped_steady_steps_reject() -> None:
     assert rejection(side(run(metrics=[metric("skipped_steps", 0.0, 3.0)]))) == (
-        "the gradient scaler skipped 3 steady steps: time spent, no work done"
+        "the gradient scaler skipped 3 steady steps, which took time but did no work"
     )
     assert rejection(side(run(metrics=[metric("skipped_steps", 0.0, 0.0)]))) is None
 
@@ -273,7 +273,7 @@ def test_a_warmup_that_did_not_end_is_told() -> None:
 
 def test_steps_that_do_not_fill_the_wall_are_told() -> None:
     assert said_of(run(metrics=[metric("closure_error", 0.001, 0.02)])) == [
-        "b: closure is off by 2 %: phases, steps and wall time disagree"
+        "b: phases, steps and wall time disagree by 2 %"
     ]
     assert said_of(run(metrics=[metric("closure_error", 0.004)])) == []
 
@@ -350,7 +350,7 @@ def test_an_optimizer_that_does_not_work_is_seen(broken: list[float]) -> None:
 
 def test_losses_apart_are_told_with_both_ways() -> None:
     assert apart(FP32, NOT_LEARNING) == (
-        "the losses went apart over 30 steps: from 5.56 to 5.29 in a and from 5.56 to 5.55 in b"
+        "the losses developed differently over 30 steps: from 5.56 to 5.29 in a and from 5.56 to 5.55 in b"
     )
 
 

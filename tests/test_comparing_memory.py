@@ -437,7 +437,7 @@ def test_sizes_beyond_all_memory_are_refused(tmp_path: Path) -> None:
     content = msgspec.json.encode(Footprints([predicted()])).replace(
         str(predicted().peak.level.total).encode(), b"9" * 400
     )
-    with pytest.raises(RunDirectoryError, match="more bytes than there can be"):
+    with pytest.raises(RunDirectoryError, match="impossible number of bytes"):
         find([str(damaged(run(tmp_path, predicted()), content))], tmp_path)
 
 

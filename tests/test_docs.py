@@ -9,10 +9,13 @@ import reference
 import typer
 import yaml
 
-from gpubench.commands import app
+from gpubench.commands import app, options, program
+from gpubench.compare.gate import parse_condition
+from gpubench.configs import presets
+from gpubench.errors import GpubenchError
 from gpubench.settings.field import declared_key
-from gpubench.settings.loading import canonical, parse_unknown_overrides
-from gpubench.settings.schema import COMMANDS
+from gpubench.settings.loading import canonical, load, parse_assignments
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY
 
 ROOT = documents.ROOT
 PAGES = documents.pages()
@@ -58,7 +61,7 @@ def test_every_link_leads_to_something(page: Path) -> None:
 
 
 def refused(arguments: list[str]) -> str | None:
-    """What is wrong with a command line; None where its command and all of its options exist. It is not run."""
+    """What is wrong with a command line, which is not run; None if its command, options and values exist."""
     group: Any = typer.main.get_command(app)
     if not arguments or arguments[0].isupper():
         return None
@@ -67,18 +70,47 @@ def refused(arguments: list[str]) -> str | None:
         known = HELP | {option for parameter in group.params for option in parameter.opts}
         return None if name in known else f"no option {name}"
     if name not in group.commands:
-        return f"no command {name}"
+        return None if name in documents.LATER else f"no command {name}"
+    command = group.commands[name]
+    if rest and rest[0] in getattr(command, "commands", {}):
+        command, name, rest = command.commands[rest[0]], rest[0], rest[1:]
     try:
-        context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
+        context = command.make_context(name, [word for word in rest if word not in HELP])
+        return _refused_settings(name, context)
     except typer.TyperException as error:
         said = error.format_message()
         return (
             None if said.endswith(f"{rest[-1]}' requires an argument.") else said
         )  # a sentence may name an option alone
-    cls = COMMANDS.get(name)
-    given = parse_unknown_overrides(context.args) if cls else {}
-    unknown = [key for key in given if not declared_key(cls, canonical(cls, key))] if cls else []
-    return f"no setting {', '.join(unknown)}" if unknown else None
+    except GpubenchError as error:
+        return str(error)
+
+
+def _refused_settings(name: str, context: Any) -> str | None:
+    """What is wrong with the values of a command line. Files need not exist. Raises the errors of the command."""
+    for condition in context.params.get("fail_on") or ():
+        parse_condition(condition)
+    of_models = COMMANDS.get("train-bench" if name == "tune" else name)
+    if of_models is None:
+        return None
+    cls = of_models
+    if options.program(context) is not None:
+        cls = COMMANDS[PROGRAM_MEMORY if name == "memory" else PROGRAM]
+        program.configuration(context, None, {}, cls, of_models)
+    config = context.params.get("config") or ""
+    if config.replace("-", "").isalnum() and not config.isupper() and config not in presets():
+        return f"no preset {config}"
+    given = [*options.overrides(context, cls).items()]
+    for assignment in context.params.get("vs") or ():
+        given += parse_assignments(cls, [assignment]).items() if assignment != "KEY=VALUE" else ()
+    for key, value in given:
+        if declared_key(cls, canonical(cls, key)) is None:
+            return f"no setting {key}"
+        several = name == "train-bench" and canonical(cls, key) == "training.batch_size"
+        for one in str(value).split(",") if several else [value]:
+            if not str(one).isupper() and "PLACEHOLDER" not in str(one):  # of which N is one, too
+                load(cls, None, {key: one})
+    return None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +122,13 @@ def refused(arguments: list[str]) -> str | None:
         ("compare a b --format pdf", "pdf"),
         ("train-bnch", "train-bnch"),
         ("--versionn", "--versionn"),
+        ("train-bench --config tinny", "tinny"),
+        ("train-bench --training.steps=many", "training.steps"),
+        ("train-bench --vs precision=bf17", "precision"),
+        ("train-bench --batch-size 1,x", "batch_size"),
+        ("train-bench --batch-size 4 -- python train.py", "batch-size"),
+        ("memory --spare 5% -- python train.py", "spare"),
+        ("compare a b --fail-on step_time>2", "step_time>2"),
         ("pipe-infer --help", None),
     ],
 )
@@ -143,8 +182,8 @@ def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
 def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
     groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
     assert groups == {
-        "train-bench, profile, pipe-infer and a program after --",
-        "train-bench, pipe-infer and a program after --",
+        "train-bench, profile, pipe-infer and a program",
+        "train-bench, pipe-infer and a program",
         "profile",
     }
 

@@ -259,7 +259,7 @@ def test_waiting_goes_with_the_slow_rank() -> None:
     phases = STEP | {"exposed_communication": 1.0}
     ours = run(phases, busy={0: 30.0, 1: 30.0})
     theirs = run(phases | {"exposed_communication": 3.0}, busy={0: 30.0, 1: 32.0})
-    assert any("of waiting in exposed communication goes with it" in note for note in explained(ours, theirs).notes)
+    assert any("of waiting in exposed communication is a consequence" in note for note in explained(ours, theirs).notes)
 
 
 def test_ranks_that_moved_together_are_not_singled_out() -> None:

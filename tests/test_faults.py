@@ -23,7 +23,7 @@ def test_what_takes_time_takes_as_long_as_it_is_told() -> None:
         ("repeat,rank=1,sample=3", "there is no fault 'repeat'", "one of drop, duplicate, late"),
         ("", "there is no fault ''", "one of drop, duplicate, late"),
         ("drop,rank=1", "no sample is given", "write KIND,rank=R,sample=S"),
-        ("drop,1,3", "'1' is no key=value", "write KIND,rank=R,sample=S"),
+        ("drop,1,3", "'1' is not key=value", "write KIND,rank=R,sample=S"),
         ("drop,rank=one,sample=3", "rank is 'one', not a whole number", "write KIND"),
         ("drop,rank=-1,sample=3", "rank is '-1', not a whole number", "write KIND"),
         ("drop,rank=1,sample=3,seconds=2", "drop takes no 'seconds'", "drop takes rank and sample"),

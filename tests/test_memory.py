@@ -268,7 +268,7 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
         (("--html", "x.html"), "--html needs --snapshot or --trace"),
         (("--predict", "--device-model", "h20x"), "no accelerator is called 'h20x'"),
         (("--predict",), "no GPU model is given"),
-        (("--predict", "--device-memory", "80Foo"), "is no size"),
+        (("--predict", "--device-memory", "80Foo"), "is not a size"),
         (
             ("--predict", "--verify", "--device-model", "h200"),
             "--verify runs each fix, and memory.predict=true runs nothing",
@@ -276,7 +276,7 @@ def test_a_snapshot_that_holds_code_is_refused(tmp_path: Path, command_line: Cal
         (("--check",), "--check compares a prediction with a measurement"),
         (("--spare", "5%"), "--spare is for --find-batch-size"),
         (("--find-batch-size", "--spare", "100%"), "less than 1"),
-        (("--find-batch-size", "--device", "cpu"), "no limit for a CPU's memory"),
+        (("--find-batch-size", "--device", "cpu"), "a CPU's memory is shared"),
         (("--find-batch-size", "--verify"), "memory.find_batch_size=true tries several"),
         (("--device-model", "h200"), "memory.device_model=h200 is for predictions only"),
         (("--snapshot", "a", "--verify"), "--verify is for a new run"),

@@ -21,7 +21,7 @@ CommandLine = Callable[..., Finished]
     [
         ("train-bench", "PRECISION", "fp8", "precision = 'fp8': input should be 'fp32', 'tf32', 'amp' or 'bf16'"),
         ("train-bench", "PRECISION", "tf32", "precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none"),
-        ("train-bench", "DEVICE", "mps", "device: torch has no events to time mps by"),
+        ("train-bench", "DEVICE", "mps", "device: no timing events exist for MPS"),
         ("train-bench", "MODEL__NAME", "gpt3", "model.name: there is no built-in model, and no folder, called 'gpt3'"),
         ("train-bench", "DATA__SOURCE", "image-folder", "data.source image-folder reads data.path, and none is given"),
         ("train-bench", "DISTRIBUTED__STRATEGY", "fsdp2", "distributed.strategy=fsdp2 shards among ranks"),

@@ -152,7 +152,7 @@ def test_a_prompts_file_without_prompts_is_named(
         ("drp,rank=0,sample=0", "inject: there is no fault 'drp'", "did you mean 'drop'?"),
         ("drop", "inject: no rank is given", "KIND,rank=R,sample=S"),
         ("drop,rank=0", "inject: no sample is given", "KIND,rank=R,sample=S"),
-        ("drop,0,1", "inject: '0' is no key=value", "KIND,rank=R,sample=S"),
+        ("drop,0,1", "inject: '0' is not key=value", "KIND,rank=R,sample=S"),
         ("drop,rank=first,sample=0", "inject: rank is 'first', not a whole number from 0", "KIND,rank=R"),
         ("drop,rank=-1,sample=0", "inject: rank is '-1', not a whole number from 0", "KIND,rank=R"),
         ("kill,rank=0,rank=1,sample=0", "inject: rank is given twice", "'0' and '1'; keep one"),

@@ -215,7 +215,7 @@ def test_a_trace_as_json_is_one_document(tmp_path: Path, command_line: Callable[
         (("--trace", "x.json", "--bogus", "1"), "unknown setting 'bogus'"),
         (("--against", "x.json"), "--against needs --trace"),
         (("--html", "x.html"), "--html belongs to --trace"),
-        (("--device", "mps"), "its profiler records no work of it"),
+        (("--device", "mps"), "no timing events exist for MPS"),
         (("--profiling.enabled=false",), "records no profile to diagnose"),
         (("--steps", "2", "--training.warmup_steps=0"), "= 11 steps, and the run has 2"),
         (("--profiling.unit=epoch",), "counts training.epochs"),

@@ -134,5 +134,5 @@ def test_nothing_is_asked_of_a_run_that_is_not_recorded() -> None:
 
 
 def test_a_device_that_the_profiler_does_not_know_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"to time mps by, .* records no work"):
+    with pytest.raises(ValueError, match="no timing events exist for MPS"):
         TrainSettings.model_validate({"device": "mps"})

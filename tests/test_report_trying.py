@@ -350,12 +350,15 @@ def evidence(path: Path, name: str, content: bytes) -> RunEvidence:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"limit": -1}, "is damaged: it has more bytes than there can be, or fewer than none"),
-        ({"points": [{"batch_size": 1, "total": 2**63 + 1}]}, "is damaged: it has more bytes than there can be"),
-        ({"points": [{"batch_size": 0, "total": 1}]}, "is damaged: it has a batch size that cannot be"),
-        ({"confirmed": [{"batch_size": 2**40, "total": 1}]}, "is damaged: it has a batch size that cannot be"),
-        ({"speeds": [{"batch_size": 1, "throughput": 1e300}]}, "is damaged: it has a throughput that cannot be"),
-        ({"line": {"constant": 1e300, "per_sample": 0, "error": 0}}, "is damaged: its line has more bytes"),
+        ({"limit": -1}, "is damaged: it has an impossible number of bytes"),
+        ({"points": [{"batch_size": 1, "total": 2**63 + 1}]}, "is damaged: it has an impossible number of bytes"),
+        ({"points": [{"batch_size": 0, "total": 1}]}, "is damaged: it has an impossible batch size"),
+        ({"confirmed": [{"batch_size": 2**40, "total": 1}]}, "is damaged: it has an impossible batch size"),
+        ({"speeds": [{"batch_size": 1, "throughput": 1e300}]}, "is damaged: it has an impossible throughput"),
+        (
+            {"line": {"constant": 1e300, "per_sample": 0, "error": 0}},
+            "is damaged: its line has an impossible number of bytes",
+        ),
         ({"points": []}, "is damaged: it has a largest batch, but no batch was tried"),
         ({"points": None}, "cannot be read: "),
     ],
@@ -371,9 +374,9 @@ def test_batch_sizes_that_cannot_be_are_a_problem(tmp_path: Path, changes: dict[
 @pytest.mark.parametrize(
     ("trade", "said"),
     [
-        ({"peak": -1, "throughput": 1}, "is damaged: it has more bytes than there can be, or fewer than none"),
-        ({"peak": 1, "throughput": -1}, "is damaged: it has a throughput that cannot be"),
-        ({"peak": 1, "throughput": 1, "interval": [0, 1e300]}, "is damaged: it has a throughput that cannot be"),
+        ({"peak": -1, "throughput": 1}, "is damaged: it has an impossible number of bytes"),
+        ({"peak": 1, "throughput": -1}, "is damaged: it has an impossible throughput"),
+        ({"peak": 1, "throughput": 1, "interval": [0, 1e300]}, "is damaged: it has an impossible throughput"),
         ({"peak": 1}, "cannot be read: Object missing required field `throughput`"),
     ],
 )

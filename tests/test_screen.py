@@ -7,7 +7,7 @@ from gpubench.report.document import Command, Document
 from gpubench.report.terminal import show
 from gpubench.text import bar
 
-SENTENCE = "the step waits for batches while the loader waits, not computes"
+SENTENCE = "the step waits for batches, and the loader waits instead of computing"
 
 
 def console(terminal: bool) -> Console:

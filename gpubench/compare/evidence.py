@@ -65,33 +65,33 @@ def in_footprints(found: Footprints) -> Iterator[str]:
     for rank in found.ranks:
         moments = [(rank.peak.level, rank.peak.amounts), *((one.level, one.peak) for one in rank.phases)]
         if max(abs(size) for level, amounts in moments for size in (level.total, *amounts.values())) > MOST_BYTES:
-            yield f"rank {rank.rank} has more bytes than there can be"
+            yield f"rank {rank.rank} has an impossible number of bytes"
 
 
 def in_batch_sizes(found: BatchSizes) -> Iterator[str]:
     """Yields the impossible values in the result of a search for batch sizes."""
     totals = [*(one.total for one in found.points), *(one.total for one in found.confirmed if one.total is not None)]
     if any(not 0 <= size <= MOST_BYTES for size in (found.capacity, found.limit, *totals)):
-        yield "it has more bytes than there can be, or fewer than none"
+        yield "it has an impossible number of bytes"
     sizes = [*(one.batch_size for one in found.points), *(one.batch_size for one in found.confirmed)]
     if any(not 1 <= size <= MOST for size in (*sizes, *(one.batch_size for one in found.speeds))):
-        yield "it has a batch size that cannot be"
+        yield "it has an impossible batch size"
     if any(not 0 <= one.throughput <= MOST_RATE for one in found.speeds):
-        yield "it has a throughput that cannot be"
+        yield "it has an impossible throughput"
     if found.largest is not None and not found.points:
         yield "it has a largest batch, but no batch was tried"
     if max(abs(found.line.constant), abs(found.line.per_sample)) > MOST_BYTES:
-        yield "its line has more bytes than there can be"
+        yield "its line has an impossible number of bytes"
 
 
 def in_trades(found: Trades) -> Iterator[str]:
     """Yields the impossible values in the results of fixes."""
     if any(trade.peak is not None and not 0 <= trade.peak <= MOST_BYTES for trade in found.trades):
-        yield "it has more bytes than there can be, or fewer than none"
+        yield "it has an impossible number of bytes"
     rates = [trade.throughput for trade in found.trades if trade.throughput is not None]
     ends = [end for trade in found.trades for end in trade.interval or ()]
     if any(not 0 <= rate <= MOST_RATE for rate in rates) or any(abs(end) > MOST_RATE for end in ends):
-        yield "it has a throughput that cannot be"
+        yield "it has an impossible throughput"
 
 
 Series = NDArray[np.float64]

@@ -473,7 +473,7 @@ def _rank_notes(ranks: Sequence[RankChange], whole: PhaseChange, waterfall: Wate
     said = f"rank {most.rank} became {units.seconds(abs(most.change))} {direction}, the others did not change"
     waiting = [phase for phase in waterfall.phases if phase.phase == "exposed_communication"] if waterfall else []
     if waiting and _established(waiting[0]) and min(waiting[0].change, most.change) > 0:
-        said += f": the {units.signed_seconds(waiting[0].change)} of waiting in exposed communication goes with it"
+        said += f": the {units.signed_seconds(waiting[0].change)} of waiting in exposed communication is a consequence"
     yield _Note(abs(most.change), said)
 
 

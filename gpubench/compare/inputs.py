@@ -75,7 +75,8 @@ class Column:
         better = better or ("higher" if unit.endswith("/s") else None)
         if better is None:
             raise UsageError(
-                f"unit {unit!r} does not tell which way is better", "add --better lower or --better higher"
+                f"it is unknown whether lower or higher values in {unit!r} are better",
+                "add --better lower or --better higher",
             )
         return cls(name, unit, 1.0, better)
 
@@ -182,7 +183,7 @@ class _Cells:
         if self._per_step and value * self._column.scale < LEAST and value > -math.inf:
             raise self._refusal(f"{cell!r} cannot be the {self._per_step} of a step", line, EMPTY)
         if not self._least <= value <= GREATEST:
-            raise self._refusal(f"{cell!r} cannot be a value", line, EMPTY)
+            raise self._refusal(f"{cell!r} is not a possible value", line, EMPTY)
         return value
 
     def _refusal(self, reason: str, line: int, hint: str) -> DataError:

@@ -145,7 +145,7 @@ def rejection(side: Side) -> str | None:
             return f"{_of_run(side, run)}: {error.get('message')}"
     skipped = [metric for run in side.runs if run.record and (metric := run.metrics.get("skipped_steps"))]
     if number := sum(sum(metric.repeats) for metric in skipped):
-        return f"the gradient scaler skipped {number:.0f} steady steps: time spent, no work done"
+        return f"the gradient scaler skipped {number:.0f} steady steps, which took time but did no work"
     losses = side.losses
     if losses is not None and not np.isfinite(losses).all():
         return f"the loss is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
@@ -186,7 +186,7 @@ def loss_apart(baseline: Side, candidate: Side) -> str | None:
         f"from {losses[0]:.3g} to {_late(losses):.3g} in {side.label}"
         for side, losses in ((baseline, ours), (candidate, theirs))
     ]
-    return f"the losses went apart over {n} steps: {' and '.join(ways)}"
+    return f"the losses developed differently over {n} steps: {' and '.join(ways)}"
 
 
 def _about(sides: Sequence[Side], check: Check) -> list[str]:
@@ -204,7 +204,7 @@ def _unfinished(side: Side) -> str | None:
         return None
     first, record = found[0], found[0].record
     reason = (record.error or {}).get("message") if record else None
-    why = "" if reason == first.status else f": {reason or 'it left no reason'}"  # "interrupted: interrupted"
+    why = "" if reason == first.status else f": {reason or 'no reason was recorded'}"  # "interrupted: interrupted"
     said = f"{_of_run(side, first)}{why}"
     return said if len(side.runs) == 1 else f"{len(found)} of {len(side.runs)} runs were not completed; {said}"
 
@@ -347,7 +347,8 @@ def _short(side: Side) -> str | None:
         return None
     more = "raise --steps" if side.runs[0].record else "give a longer log"
     independent = units.counted(round(worth), "independent one")
-    return f"its {steps} steady steps are worth {independent}: an interval from steps alone is too narrow: {more}"
+    said = f"its {steps} steady steps have the information of {independent}"
+    return f"{said}: an interval from steps alone is too narrow: {more}"
 
 
 def _not_applied(side: Side) -> str | None:

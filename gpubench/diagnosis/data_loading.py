@@ -73,7 +73,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         id="too-few-workers",
         title="the step waits for batches while CPU cores are free"
         if free
-        else "the step waits for batches while the loader waits, not computes",
+        else "the step waits for batches, and the loader waits instead of computing",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
         cause="the training process itself reads and prepares every batch, between two steps"

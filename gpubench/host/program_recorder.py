@@ -102,12 +102,12 @@ def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandS
         )
     there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
     if not there.is_dir():
-        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a later commit")
+        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a commit that has it")
     for word in filter(os.path.isabs, program.words):
         path = Path(word).resolve()
         if path.is_relative_to(top.resolve()) and path.is_file() and _git("-C", str(top), "ls-files", "--", str(path)):
             raise UsageError(
-                f"{word} is the file of your directory, not that of commit {ref}",
+                f"{word} names the file in your directory, not the one of commit {ref}",
                 "give its path relative to the directory",
             )
     name, *arguments = program.words
@@ -372,7 +372,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         if summary.metrics:
             return ProgramFailed(
                 "the program ended before its recording was complete",
-                f"let the program take {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
+                f"run the program for {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
                 "profiling.warmup, profiling.active or profiling.repeat",
             )
         steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
@@ -380,7 +380,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         taken = f"{steps} calls of its model" if self.settings.inference else units.counted(steps, "optimizer step")
         return ProgramFailed(
             f"the program ended after {taken}, and the warm-up takes {warmup}",
-            "let the program take more steps, or lower --training.warmup_steps",
+            "run the program for more steps, or lower --training.warmup_steps",
         )
 
     def unit_time(self, summary: Summary) -> float | None:
@@ -436,7 +436,8 @@ class ProgramMemoryRecorder(
         if self.footprints:
             return None
         return ProgramFailed(
-            "the program allocated no memory that PyTorch shows", "let it train with tensors of a device of PyTorch"
+            "the program allocated no memory that PyTorch shows",
+            "measure a program whose tensors are on the CPU or a GPU",
         )
 
     def _keep_part(self, event: events.MemoryRecorded) -> None:

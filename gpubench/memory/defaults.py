@@ -24,7 +24,7 @@ def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, 
         device = fill_device(settings, gaps)
     fill_training(settings, gaps, on_gpu=device is Device.cuda)
     if memory.find_batch_size and device is Device.cpu and memory.device_memory is None:
-        raise SettingsError("no limit for a CPU's memory, which other programs share", "--device-memory 4GiB")
+        raise SettingsError("a CPU's memory is shared with other programs, so it needs a limit", "--device-memory 4GiB")
     return gaps.filled(), gaps.reasons
 
 

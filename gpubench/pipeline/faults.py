@@ -87,7 +87,7 @@ def _kind(name: str) -> FaultKind:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise SettingsError(f"{text!r} is no key=value", f"write {FORM}")
+        raise SettingsError(f"{text!r} is not key=value", f"write {FORM}")
     return key.strip(), value.strip()
 
 

@@ -94,7 +94,7 @@ def decode(first: bytes, receive_frame: Callable[[], bytes]) -> tuple[Message, i
             "use one version of gpubench on all machines",
         )
     if zlib.crc32(first[: _FIELDS.size]) != _CRC.unpack_from(first, _FIELDS.size)[0]:
-        raise HandoffError("the message was damaged in transit: the checksum of its head does not match")
+        raise HandoffError("the message was damaged in transit: the checksum of its header does not match")
     content = first[HEAD:]
     while len(content) < length:
         content += receive_frame()
@@ -201,7 +201,7 @@ def connect(
     if before:
         hello, _ = decode(before.receive_frame(), before.receive_frame)
         if (hello.kind, hello.source, hello.destination) != ("hello", rank - 1, rank):
-            raise HandoffError(f"rank {rank} expected a hello from rank {rank - 1}, and got {hello}")
+            raise HandoffError(f"rank {rank} expected a handshake from rank {rank - 1}, and got {hello}")
         before.receive_payload(1)
     return before, after
 

@@ -197,7 +197,7 @@ def _read(text: str, default: Any) -> Any:
     if isinstance(default, str):
         return text
     if default is not None:
-        raise ValueError("a list or another type that is not given as text")
+        raise ValueError("a list, or another type that cannot be given as text")
     if text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
     for kind in (int, float):

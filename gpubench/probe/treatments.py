@@ -161,7 +161,7 @@ class Treatments:
         if key in ON_GPU:
             return NO_GPU
         found = NOTHING.get(f"{key}={value}") or NOTHING.get(key) or NOTHING.get(key.partition(".")[0])
-        return found or "nothing of the kind was found in the program"
+        return found or "the program has nothing that it applies to"
 
     # What changes the arguments of a call. Each returns the treatments that it applies; none leaves the call as it is.
 

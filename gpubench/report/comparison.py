@@ -306,7 +306,7 @@ def _comparable(comparison: Comparison) -> str:
     comparability = comparison.comparability
     if not comparability.comparable:
         if comparability.forced:
-            return "not really: the work differs, and verdicts were given because --force was set"
+            return "no: the work differs; verdicts were given because --force was set"
         return "no: the verdicts are withheld"
     return "yes, with these reservations:" if comparability.reasons else "yes: the workload is the same"
 

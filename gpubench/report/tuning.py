@@ -40,7 +40,7 @@ CHANGES = {
 """What a setting changes about the numbers, in words."""
 REASONS = {
     "slower": "slower",
-    "no gain": "no gain that can be told from noise",
+    "no gain": "no gain beyond the noise",
     "does not run": "does not run",
     "rejected": "rejected",
     "memory": "needs too much memory",

@@ -306,7 +306,7 @@ def create_directory(parent: Path, prefix: str = "") -> Path:
         except FileExistsError:
             if path.is_dir():
                 continue
-            raise RunDirectoryError(f"{parent} is in the way: not a folder", "choose another --results") from None
+            raise RunDirectoryError(f"{parent} is not a folder", "choose another --results") from None
         except (OSError, ValueError) as error:  # ValueError: not a valid path
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(

@@ -153,7 +153,7 @@ def not_closed(errors: Sequence[float]) -> str | None:
     worst = max(errors, default=0.0)
     if worst <= CLOSURE_LIMIT:
         return None
-    return f"closure is off by {units.percent(worst)}: phases, steps and wall time disagree"
+    return f"phases, steps and wall time disagree by {units.percent(worst)}"
 
 
 def not_finite(step: int | None) -> str | None:

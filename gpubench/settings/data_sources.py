@@ -64,7 +64,7 @@ def check_task(source: str, task: Task | None) -> None:
     sources = ", ".join([*SYNTHETIC, *(name for name, tasks in SUITED.items() if task in tasks)])
     model = "a model of your own" if task is None else f"a model for {task}"
     message = f"data.source {source} does not suit {model}"
-    raise DataError(message, f"what does: {sources} or module:callable", keys=["data.source"])
+    raise DataError(message, f"use {sources} or module:callable", keys=["data.source"])
 
 
 def names_callable(text: str) -> bool:

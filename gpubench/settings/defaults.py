@@ -162,7 +162,7 @@ def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
     usable = bool(gpus) and build != "cpu"
     why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
     if gpus and not usable:
-        why = "a GPU is there, but this torch is a CPU build"
+        why = "there is a GPU, but this PyTorch is a CPU build"
     device = Device(gaps.fill("device", Device.cuda if usable else Device.cpu, why))
     if device is Device.cuda and build == "cpu":
         message = f"device=cuda, but torch {devices.torch_version()} is a CPU build"
@@ -238,7 +238,7 @@ def refuse_combinations(settings: TrainSettings) -> None:
     graphs = settings.performance.compile and settings.performance.compile_mode in ("reduce-overhead", "max-autotune")
     if graphs and settings.training.grad_accumulation > 1:
         raise SettingsError(
-            f"performance.compile_mode={settings.performance.compile_mode}: CUDA graphs do not survive "
+            f"performance.compile_mode={settings.performance.compile_mode}: CUDA graphs do not work with "
             f"training.grad_accumulation={settings.training.grad_accumulation}",
             "use --performance.compile_mode=default or max-autotune-no-cudagraphs",
             keys=["performance.compile_mode", "training.grad_accumulation"],

@@ -133,7 +133,7 @@ class ProfileSettings(TrainSettings[Open], Generic[Open]):
 
 
 class OnceSettings(MeasurementSettings):
-    repeats: Positive = protocol(1, "number of times to repeat the measurement, each in new processes", alias="repeats")
+    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
 
 
 class MemorySettings(TrainSettings[Open], Generic[Open]):
@@ -284,7 +284,7 @@ def _words(command: Any) -> Any:
         try:
             words = shlex.split(command)
         except ValueError as error:
-            raise ValueError(f"{command!r} is no command line: {error}") from None
+            raise ValueError(f"{command!r} is not a command line: {error}") from None
         if not words:
             raise ValueError("names no program to run")
     return command
@@ -490,7 +490,7 @@ class ProgramFollowSettings(Section):
 
 
 class OnceMeasured(RepeatSettings):
-    repeats: Positive = protocol(1, "number of times to repeat the measurement, each in new processes", alias="repeats")
+    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
 
 
 class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):

@@ -49,7 +49,7 @@ class Device(StrEnum):
 
 def _refuse_mps(device: Any) -> Any:
     if device == "mps":
-        raise ValueError("torch has no events to time mps by, and its profiler records no work of it; use cpu")
+        raise ValueError("no timing events exist for MPS, and PyTorch's profiler does not record it; use cpu")
     return device
 
 
@@ -64,7 +64,7 @@ def size_in_bytes(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
     if not match or match[2].casefold() not in UNITS:
-        raise ValueError(f"{value!r} is no size: write 80GiB, 80GB or bytes")
+        raise ValueError(f"{value!r} is not a size: write 80GiB, 80GB or bytes")
     return int(float(match[1]) * UNITS[match[2].casefold()])
 
 
@@ -74,7 +74,7 @@ def _fraction(value: Any) -> Any:
     try:
         number = float(value.removesuffix("%"))
     except ValueError:
-        raise ValueError(f"{value!r} is no fraction: write 0.05 or 5%") from None
+        raise ValueError(f"{value!r} is not a fraction: write 0.05 or 5%") from None
     if value.endswith("%"):
         return number / 100
     if number >= 1:
@@ -280,7 +280,7 @@ class DistributedSettings(RankSettings[Open], Generic[Open]):
 
 
 class RepeatSettings(Section):
-    repeats: Positive = protocol(3, "number of times to repeat the measurement, each in new processes", alias="repeats")
+    repeats: Positive = protocol(3, "number of repeats of the measurement, each in fresh processes", alias="repeats")
     target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
         None,
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",

@@ -83,6 +83,6 @@ def _check(text: str) -> None:
             sizes[event.anchor or ""] = 1
             values += 1
         if values > MOST_VALUES:
-            raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
+            raise ValueError(f"it expands to more than {MOST_VALUES:,} values")
         if len(nested) > DEEPEST:
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")

@@ -137,7 +137,7 @@ def judge(
     it decides how large rounding errors are.
     """
     if not baseline or not candidate:
-        return Judgement(outcome="unknown", reason="no loss was recorded, so that nothing is known of it")
+        return Judgement(outcome="unknown", reason="no loss was recorded")
     most = max(one.samples for one in (*baseline, *candidate))
     n = min(len(_after(one, most)) for one in (*baseline, *candidate))
     ours, theirs = ([Curve(_after(one, most)[:n], one.seed) for one in side] for side in (baseline, candidate))
@@ -383,7 +383,7 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
         return None
     step = int(over[0])
     found, most = (units.percent(float(one[step] / abs(sides.mean[step]))) for one in (sides.apart, allowed))
-    reason = f"its loss differs by {found} at step {step} (counting from 0), and rounding explains {most} there"
+    reason = f"its loss differs by {found} at step {step} (counting from 0), and rounding explains at most {most}"
     return Judgement(outcome="harmed", reason=reason)
 
 
@@ -431,8 +431,8 @@ def _by_equivalence(sides: _Sides) -> Judgement:
     if not learns and not harm:
         return _too_short(sides, middle)
     change, most, where = (harm or doubt or judged)[0]
-    relation = "more than" if harm else "not surely within" if doubt else "within"
-    allows = f"{relation} the {units.percent(most / scale)} that do not matter"
+    relation = "more than" if harm else "not certainly within" if doubt else "within"
+    allows = f"{relation} the margin of {units.percent(most / scale)}"
     judgement = Judgement(
         outcome="harmed" if harm else "unclear" if doubt else "unharmed",
         reason=f"{where} its loss is {_in_words(change, scale)}, {allows}",
@@ -450,7 +450,7 @@ def _by_fall(sides: _Sides, change: _Change) -> Judgement:
     if fell_apart(sides.mean, theirs):
         reason = f"over {sides.n} steps its loss goes {_way(theirs)}, and that of the baseline {_way(sides.mean)}"
         return Judgement(outcome="harmed", reason=reason, change=change.estimate)
-    reason = f"the baseline and it draw other data or random numbers, which needs {FEW} runs or more on each side"
+    reason = f"it and the baseline use different data or random numbers, so each side needs {FEW} runs or more"
     return Judgement(outcome="unclear", reason=reason, change=change.estimate, power=0.0, runs=FEW)
 
 

@@ -153,7 +153,7 @@ def claim(folder: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise RunDirectoryError(f"another process searches in {folder}", "wait for its end") from None
+        raise RunDirectoryError(f"another process searches in {folder}", "wait until it ends") from None
     return lock
 
 
@@ -165,7 +165,7 @@ def read(folder: Path) -> Tuning:
     except OSError:
         raise RunDirectoryError(f"{folder} has no {FILE}", "name the directory of a search") from None
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}", "start the search anew") from None
+        raise RunDirectoryError(f"{path} cannot be read: {error}", "start a new search") from None
     if found.schema_version > VERSION:
         raise RunDirectoryError(f"{path} is of a newer version of gpubench", "update gpubench")
     return found

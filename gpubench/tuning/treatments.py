@@ -21,7 +21,7 @@ MOST_WORKERS = 8
 ON_CPU = "the model runs on a CPU"
 ON_GPU = "the model runs on a GPU"
 ONE_RANK = "there is one rank"
-NO_IMAGES = "the samples are no images"
+NO_IMAGES = "the samples are not images"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _matmul_precision(subject: Subject) -> Sequence[Changes] | str:
     if not subject.on_gpu:
         return f"{ON_CPU}, which has no TF32"
     if subject.now("precision") not in ("fp32", None):
-        return "no product of fp32 matrices is left"
+        return "no fp32 matrix products are left"
     if "training.batch_size" in subject.settings:
         return "precision=tf32 is the same"
     return [{"performance.matmul_precision": "high"}]
@@ -245,7 +245,7 @@ def choose(
     extra = dict.fromkeys(key for key in [*first, *(asked or {})] if key in known)
     tabled = {row.name for row in rows}
     rows += [
-        _Row(key, numbers_of.get(key, "rounding"), lambda subject: "no value of it is known to help")
+        _Row(key, numbers_of.get(key, "rounding"), lambda subject: "no value is known to help")
         for key in extra
         if key not in tabled
     ]
