@@ -46,7 +46,7 @@ PRECISE = "PRECISE_REFERENCE"
 """The variable of a program that is to measure the reference workload as long as it does for a user."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
-    "gpubench.host.live_pipeline", "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
+    "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
     "gpubench.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
     "gpubench.report.markdown", "gpubench.report.page", "gpubench.report.sweep", "gpubench.report.terminal",
     "pydantic_settings", "asyncio", "pynvml", "rich.live", "typer._adapters", "typer._click.decorators",
