@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not real:
         running = ExitStack()
         running.enter_context(forked.servers())
+        forked.fork_tests()
         config.add_cleanup(running.close)
 
 
