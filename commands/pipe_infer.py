@@ -129,13 +129,12 @@ def pipe_infer(
         show_finished(done.path, json=json)
         return
 
-    from gpubench.host import live_pipeline
-    from gpubench.host.pipeline_recorder import PipeRecorder
+    from gpubench.host import pipeline_recorder
 
     run_and_report(
         runs,
-        partial(PipeRecorder, finished=done),
-        live_pipeline,
+        partial(pipeline_recorder.PipeRecorder, finished=done),
+        pipeline_recorder,
         json=json,
         quiet=quiet,
         verbose=verbose,

@@ -24,10 +24,10 @@ from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
+from gpubench.worker.loop import Event
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import recorded as file_events
 from gpubench.worker.train_bench import set_up
-from gpubench.worker.training import Event
 
 log = logging.getLogger("gpubench.memory")
 

@@ -45,13 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not real:
         running = ExitStack()
         running.enter_context(forked.servers())
+        forked.fork_tests()
         config.add_cleanup(running.close)
 
 
 LONGEST = (
     "test_bad_luck", "test_pipe_bad_luck", "test_train_bench", "test_memory", "test_pipeline_identity", "test_tracker",
     "test_program", "test_schedulers", "test_tracker_sharding", "test_pipe_infer", "test_simulations", "test_directory",
-    "test_machines", "test_launch", "test_stress", "test_data", "test_train_worker",
+    "test_machines", "test_launch", "test_stress", "test_feed", "test_train_worker",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 

@@ -46,7 +46,7 @@ PRECISE = "PRECISE_REFERENCE"
 """The variable of a program that is to measure the reference workload as long as it does for a user."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
-    "gpubench.host.live_pipeline", "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
+    "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
     "gpubench.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
     "gpubench.report.markdown", "gpubench.report.page", "gpubench.report.sweep", "gpubench.report.terminal",
     "pydantic_settings", "asyncio", "pynvml", "rich.live", "typer._adapters", "typer._click.decorators",
@@ -80,10 +80,12 @@ class Forked:
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
         server: str | None = None,
+        as_it_is: bool = False,
     ) -> None:
         """`args` are [sys.executable, script or "-m" or "-c", ...]. Output goes to this process's own where None.
 
-        `server` is one of IMPORTS; the server of the command line or of workers if it is None.
+        `server` is one of IMPORTS; the server of the command line or of workers if it is None. A program that runs
+        `as_it_is` starts real processes, and measures the reference workload as long as it does for a user.
         """
         assert args[0] == sys.executable
         assert stdin == subprocess.DEVNULL
@@ -100,6 +102,7 @@ class Forked:
             "folder": str(Path.cwd() / (cwd or "")),
             "descriptors": list(given),
             "session": start_new_session,
+            "as it is": as_it_is,
         }
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         socket_of_server = Path(os.environ[FOLDER], server or ("gpubench" if host else "worker"))
@@ -328,9 +331,10 @@ def become(request: Mapping[str, Any]) -> None:
         if customize.exists():
             runpy.run_path(str(customize))
             break
-    fork_children(program[:2])
-    if WORKER[0] in sys.modules and PRECISE not in os.environ:
-        measure_reference_workload_briefly()
+    if not request["as it is"]:
+        fork_children(program[:2])
+        if WORKER[0] in sys.modules and PRECISE not in os.environ:
+            measure_reference_workload_briefly()
     execute(program)
 
 
@@ -402,6 +406,22 @@ def fork_programs() -> None:
     importlib.import_module("gpubench.host.program").__dict__["subprocess"] = SimpleNamespace(
         Popen=start, DEVNULL=subprocess.DEVNULL
     )
+
+
+def fork_tests() -> None:
+    """Has the processes of pytest-xdist forked by the server that has torch, which most of the tests import."""
+    io = importlib.import_module("execnet.gateway_io")
+
+    def start(gateway: Any, args: Sequence[str], execmodel: Any) -> None:
+        (read, ours), (answers, write) = os.pipe(), os.pipe()
+        code = f"import os; os.dup2({read}, 0); os.close({read}); {args[-1]}"  # a forked program has no standard input
+        program = [sys.executable, "-c", code]
+        gateway.popen = Forked(program, env=os.environ, stdout=write, pass_fds=[read], as_it_is=True)
+        os.close(read)
+        os.close(write)
+        io.Popen2IO.__init__(gateway, os.fdopen(ours, "wb"), os.fdopen(answers, "rb"), execmodel)
+
+    io.Popen2IOMaster.__init__ = start
 
 
 def host() -> None:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpubench.ranks import Ranks
-from gpubench.settings.sections import DistributedSettings, Precision
+from gpubench.settings.schema import Precision
+from gpubench.settings.sections import DistributedSettings
 from gpubench.worker import distributed
 from gpubench.worker.process import leave
 

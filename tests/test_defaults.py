@@ -21,9 +21,8 @@ from gpubench.runs.warnings import other_threads, unused_prompts
 from gpubench.settings.defaults import complete, refuse_combinations
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import MemorySettings, PipeSettings, TrainSettings
-from gpubench.settings.sections import Device, Precision
-from gpubench.worker.training import optimizer_impl
+from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
+from gpubench.worker.loop import optimizer_impl
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))
 V100 = Gpu(1, "Tesla V100", "GPU-b", 16 << 30, (7, 0))

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from gpubench.errors import DeviceError
 from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
 from gpubench.releases import installed
-from gpubench.settings.sections import Device, DistributedSettings, Precision
+from gpubench.settings.schema import Device, Precision
+from gpubench.settings.sections import DistributedSettings
 from gpubench.worker.distributed import is_broken_collective, pick_device, setup_ddp, wrap
 
 

@@ -16,14 +16,15 @@ from waiting import nothing_waits
 from worked import small
 
 from gpubench.ranks import Ranks
-from gpubench.settings.sections import DataSettings, ModelSettings, Precision
+from gpubench.settings.schema import Precision
+from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.compute_rates import count_flops
 from gpubench.worker.dataloader import Feed
+from gpubench.worker.loop import Epochs, StepReader, Trainer, build_trainer
 from gpubench.worker.models import build
 from gpubench.worker.precision import arithmetic
 from gpubench.worker.timing import CudaClock, StepTimer
-from gpubench.worker.training import Epochs, StepReader, Trainer, build_trainer
 
 pytestmark = [
     pytest.mark.gpu,

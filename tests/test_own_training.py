@@ -16,7 +16,7 @@ from worked import as_in_a_fresh_process, working
 
 from gpubench import events
 from gpubench.errors import UsageError
-from gpubench.settings.sections import Precision
+from gpubench.settings.schema import Precision
 from gpubench.worker.precision import arithmetic
 
 CPU = torch.device("cpu")

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from gpubench.errors import DeviceError, NonFiniteLoss
 from gpubench.events import Step
-from gpubench.settings.sections import Precision
+from gpubench.settings.schema import Precision
 from gpubench.worker.channel import Activity
+from gpubench.worker.loop import StepReader
 from gpubench.worker.precision import (
     Arithmetic,
     Autocast,
@@ -20,7 +21,6 @@ from gpubench.worker.precision import (
     set_float32_matmul,
 )
 from gpubench.worker.timing import HostClock, StepTimer
-from gpubench.worker.training import StepReader
 
 CPU = torch.device("cpu")
 LARGEST_HALF = torch.finfo(torch.float16).max

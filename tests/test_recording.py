@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gpubench import events, units
 from gpubench.errors import RunFailed
-from gpubench.host import live, live_pipeline, schedule
+from gpubench.host import live, pipeline_recorder, schedule
 from gpubench.host import recorder as recorders
 from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.recorder import TrainRecorder
@@ -93,7 +93,7 @@ def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: 
             for sample in range(3):
                 recorder.take(done(sample, number))
         recorder.take(events.Heartbeat(rank=0, doing="waiting for all ranks", step=None))
-        places.append(live_pipeline.describe(recorder.progress).partition("  rank 0")[0])
+        places.append(pipeline_recorder.describe(recorder.progress).partition("  rank 0")[0])
     assert places == ["repeat 1/2  samples 3/4", "repeat 2/2  samples 3/4", "profiling  waiting for all ranks"]
     recorder.end_repeat()
     assert (recorder.writer.path / TRACE).is_file(), "of the repeats that were measured"

@@ -12,10 +12,10 @@ from gpubench.events import Planned, Step, StepsMeasured
 from gpubench.ranks import Ranks
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
+from gpubench.worker.loop import CALIBRATION_STEPS, Trainer, run_steps
 from gpubench.worker.models import Workload
 from gpubench.worker.precision import Arithmetic
 from gpubench.worker.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
-from gpubench.worker.training import CALIBRATION_STEPS, Trainer, run_steps
 
 
 @dataclass(eq=False)

@@ -17,8 +17,8 @@ from worked import as_in_a_fresh_process, small, working
 from gpubench import events
 from gpubench.worker import distributed, train_bench
 from gpubench.worker.channel import Activity
+from gpubench.worker.loop import Event
 from gpubench.worker.models import Workload, build
-from gpubench.worker.training import Event
 
 compiles = pytest.mark.filterwarnings("ignore")
 """torch.compile warns of its own parts."""

@@ -6,8 +6,8 @@ from torch._C._distributed_c10d import HashStore
 from torch._subclasses import FakeTensorMode
 
 from gpubench.settings.sections import DataSettings, ModelSettings
+from gpubench.worker.loop import to_channels_last
 from gpubench.worker.models import build
-from gpubench.worker.training import to_channels_last
 
 
 def convolutions() -> nn.Module:

@@ -16,8 +16,8 @@ from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import train_bench
 from gpubench.worker.channel import Activity
+from gpubench.worker.loop import Event
 from gpubench.worker.process import Assignment
-from gpubench.worker.training import Event
 
 SMALL: dict[str, Any] = {
     "device": "cpu",

@@ -29,11 +29,11 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.worker.channel import Activity, Channel
 from gpubench.worker.dataloader import Feed
+from gpubench.worker.loop import build_trainer, run_steps
 from gpubench.worker.models import build
 from gpubench.worker.precision import arithmetic
 from gpubench.worker.process import FLUSH_SECONDS
 from gpubench.worker.timing import StepTimer, clock_of
-from gpubench.worker.training import build_trainer, run_steps
 
 Block = Callable[[], None]
 

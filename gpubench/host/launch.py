@@ -32,8 +32,7 @@ import psutil
 from gpubench import events, releases
 from gpubench.host.supervision import Peer, blame, stalled
 from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
-from gpubench.settings.schema import CompletedSettings
-from gpubench.settings.sections import Device
+from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.worker import channel
 
 LONGEST_HANDSHAKE = 4096  # bytes

@@ -1,4 +1,4 @@
-"""Keeps the events of a pipeline's ranks: the progress of the run and its results."""
+"""Keeps the events of a pipeline's ranks and the results of the run, and shows its progress."""
 
 import logging
 from collections import Counter, deque
@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from gpubench import devices, events
+from gpubench import devices, events, units
 from gpubench.errors import GpubenchError, RunFailed
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
+from gpubench.host.live import hardware, head
 from gpubench.host.recorder import Progress, Recorder
 from gpubench.pipeline.folders import read_prompts
 from gpubench.pipeline.results import PipeRepeat, chrome_trace, summarise
@@ -18,13 +22,13 @@ from gpubench.pipeline.resuming import ANEW, DIGITS, Finished, change, files_of,
 from gpubench.pipeline.split import Range
 from gpubench.runs import stages, warnings
 from gpubench.runs.directory import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
-from gpubench.runs.stages import Times
+from gpubench.runs.stages import PARTS, Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedPipeSettings
-from gpubench.settings.sections import Device
+from gpubench.settings.schema import CompletedPipeSettings, Device
+from gpubench.text import Fitting, plain_table
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
 
@@ -92,6 +96,66 @@ def _take_spans(state: RankProgress, spans: list[Span]) -> None:
         state.sample = span.sample
         if span.kind == "evaluate":
             state.evaluation, state.step = span.total, span.step
+
+
+EVERYTHING = ("rank", "sample", "evaluation", "evaluation time", *map(units.words, PARTS), "doing")
+LAYOUTS = (  # from the widest table to the narrowest
+    (EVERYTHING, None),
+    (EVERYTHING, 12),
+    (("rank", "sample", "evaluation", "doing"), 15),
+)
+
+
+def describe(progress: PipeProgress) -> str:
+    """Returns the state of a run as one line of plain text."""
+    parts = [progress.place]
+    if not any(state.spans for state in progress.states):
+        return "  ".join([*parts, units.words(progress.doing)])
+    parts.append(f"samples {progress.finished}/{progress.total or '?'}")
+    if progress.finished == progress.total:  # the baselines or the verification run
+        busy = [state.doing for state in progress.states if not state.doing.startswith("waiting")]
+        return "  ".join([*parts, units.words(busy[0] if busy else progress.doing)])
+    parts += [f"rank {rank} {_where(state)}" for rank, state in enumerate(progress.states)]
+    return "  ".join(parts)
+
+
+def draw(experiment: str, progress: PipeProgress) -> RenderableType:
+    """Returns the state of a run as a table with a row for each rank."""
+    table = head(progress.place)
+    table.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
+    for name, text in hardware(progress.telemetry):
+        table.add_row(name, text)
+    return Group(Text(experiment, style="bold"), table, Fitting(_ranks(progress, *layout) for layout in LAYOUTS))
+
+
+def _ranks(progress: PipeProgress, columns: Sequence[str], words: int | None) -> Table:
+    """Builds the table of the ranks. `words` is the largest width of the column "doing", in characters."""
+    table = plain_table()
+    for name in columns:
+        is_words = name == "doing"
+        justify: JustifyMethod = "left" if is_words else "right"
+        heading = name.replace(" ", "\n")
+        table.add_column(heading, justify=justify, no_wrap=not is_words, max_width=words if is_words else None)
+    for rank, state in enumerate(progress.states):
+        cells = _cells(state) | {"rank": str(rank), "doing": units.words(state.doing)}
+        table.add_row(*(cells[name] for name in columns))
+    return table
+
+
+def _cells(state: RankProgress) -> dict[str, str]:
+    own = f"{state.evaluations[0]}-{state.evaluations[1] - 1}" if state.evaluations else ""
+    sample, step = ("" if number is None else str(number) for number in (state.sample, state.step))
+    taken = "" if state.evaluation is None else units.seconds(state.evaluation)
+    times = state.times
+    shares = {units.words(part): units.whole_percent(times.share(part)) if times else "" for part in PARTS}
+    return {"sample": sample, "evaluation": " of ".join(filter(None, (step, own))), "evaluation time": taken} | shares
+
+
+def _where(state: RankProgress) -> str:
+    """Returns "sample 3 evaluation 17", or what the rank does if it works on no sample."""
+    if state.sample is None:
+        return units.words(state.doing)
+    return f"sample {state.sample}" + (f" evaluation {state.step}" if state.step is not None else "")
 
 
 class PipeRecorder(Recorder[CompletedPipeSettings]):

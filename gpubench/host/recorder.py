@@ -17,9 +17,10 @@ from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger
+from gpubench.host.supervision import silence
 from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
-from gpubench.ranks import launched_by_torchrun
+from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import warnings
 from gpubench.runs.directory import (
     ENVIRONMENT,
@@ -39,8 +40,7 @@ from gpubench.runs.summary import Environment, Summary, summarise, write_summary
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import FILLED_IN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings
-from gpubench.settings.sections import Device
+from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
 
@@ -281,8 +281,25 @@ class Recorder(ABC, Generic[S]):
         gpus = devices.visible_gpus()[: local_ranks(self.settings)] if self.on_gpu else []
         return [gpu.index for gpu in gpus if gpu.index is not None]
 
+    def job(self, repeats: Sequence[int]) -> events.Job:
+        """Returns the job of a worker process, which calls `work` of the module `worker` with it.
+
+        It is to measure `repeats`, and then the repeat that the profiler records, if there is one.
+        """
+        return events.Job(
+            worker=self.worker,
+            lighter=self.lighter,
+            settings=self.settings.model_dump(mode="json"),
+            repeats=[*repeats, *([] if self.profiled is None else [self.profiled])],
+            profiled=self.profiled,
+            clock=self.clock,
+            machine=machine(),
+            silence=silence(self.patience),
+            samples=self.samples,
+        )
+
     def start(self, job: events.Job) -> Workers:
-        """Starts the processes of a repeat."""
+        """Starts the processes that do the job."""
         return Workers(
             job,
             self.processes,

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunFailed
-from gpubench.events import Job
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
-from gpubench.host.supervision import silence
-from gpubench.ranks import launched_by_torchrun, machine
+from gpubench.ranks import launched_by_torchrun
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
 from gpubench.settings.loading import Configuration
@@ -193,8 +191,7 @@ def measure(
     recorder: Recorder[Any], repeats: list[int], profiled: int | None, watch: Callable[[Recorder[Any]], None]
 ) -> None:
     """Runs the workers for `repeats` and for the repeat to profile, and records their events."""
-    settings = recorder.settings
-    measurement = settings.measurement
+    measurement = recorder.settings.measurement
     planned = measurement.max_repeats if measurement.target_precision else measurement.repeats
     recorder.profiled = profiled
     if repeats:
@@ -202,18 +199,8 @@ def measure(
     else:
         recorder.begin_recorded()
     recorder.listen_to_log(True)
-    job = Job(
-        worker=recorder.worker,
-        lighter=recorder.lighter,
-        settings=settings.model_dump(mode="json"),
-        repeats=repeats if profiled is None else [*repeats, profiled],
-        profiled=profiled,
-        clock=recorder.clock,
-        machine=machine(),
-        silence=silence(recorder.patience),
-        samples=recorder.samples,
-    )
-    telemetry = Telemetry(recorder.watched_gpus, settings.measurement.telemetry_interval, calendar(job))
+    job = recorder.job(repeats)
+    telemetry = Telemetry(recorder.watched_gpus, measurement.telemetry_interval, calendar(job))
     began = time.monotonic()
     try:
         with recorder.start(job) as workers:

@@ -5,8 +5,7 @@ from gpubench.errors import SettingsError
 from gpubench.hardware import AMPERE, find_accelerator
 from gpubench.memory.predicted_device import target_of
 from gpubench.settings.defaults import Gaps, fill_device, fill_training, required_torch
-from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
-from gpubench.settings.sections import Device, Precision
+from gpubench.settings.schema import CompletedMemorySettings, Device, MemorySettings, Precision
 
 
 def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:

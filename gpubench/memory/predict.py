@@ -46,14 +46,14 @@ from gpubench.probe.allocations import Piece
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import CompletedMemorySettings, CompletedTrainSettings
-from gpubench.settings.sections import DataSettings, DistributedSettings, ModelSettings, Precision
+from gpubench.settings.schema import CompletedMemorySettings, CompletedTrainSettings, Precision
+from gpubench.settings.sections import DataSettings, DistributedSettings, ModelSettings
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import map_tensors
+from gpubench.worker.loop import Epochs, optimizer_impl
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, Autocast, arithmetic
 from gpubench.worker.train_bench import open_feed
-from gpubench.worker.training import Epochs, optimizer_impl
 
 RECURRENT = "cuDNN computes it in memory of its own, whose size is unknown"
 

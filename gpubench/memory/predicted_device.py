@@ -13,7 +13,8 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
 from gpubench.settings.keys import about
-from gpubench.settings.sections import Device, FollowSettings
+from gpubench.settings.schema import Device
+from gpubench.settings.sections import FollowSettings
 
 UNKNOWN = (9, 0)
 """The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""

@@ -22,11 +22,11 @@ from gpubench.probe.allocations import Ledger, Piece, Unreadable, owners_in, ten
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker.channel import Activity
+from gpubench.worker.loop import Batches, Epochs, Loop, Trainer
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
 from gpubench.worker.timing import HostClock, StepTimer
 from gpubench.worker.train_bench import build_loop, open_feed
-from gpubench.worker.training import Batches, Epochs, Loop, Trainer
 
 
 class Tracker(Ledger, TorchDispatchMode):

@@ -20,8 +20,7 @@ from gpubench.pipeline.schedulers import (
 )
 from gpubench.settings.defaults import Gaps, check_wandb, find_device, local_ranks, refuse_ranks
 from gpubench.settings.keys import about
-from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, PipeSettings
-from gpubench.settings.sections import Device
+from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, PipeSettings
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
 GUIDANCE = {

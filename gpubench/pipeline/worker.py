@@ -27,8 +27,7 @@ from gpubench.pipeline.split import assign, refuse_short
 from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
 from gpubench.pipeline.verification import measure, prove, verify
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import Arithmetic, CompletedPipeSettings
-from gpubench.settings.sections import Device, Precision
+from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.compute_rates import time_reference_workload

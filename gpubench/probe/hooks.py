@@ -29,8 +29,7 @@ from .facts import facts, open_store, peak_memory, place
 from .host import Host
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
-from .regions import Regions
-from .timeline import EVALUATION, OTHER, Part, Timeline
+from .timeline import EVALUATION, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:

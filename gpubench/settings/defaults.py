@@ -29,15 +29,15 @@ from gpubench.settings.data_sources import (
 )
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
-from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, RunSettings, TrainSettings
-from gpubench.settings.sections import (
-    INFERENCE_STEPS,
-    DataSettings,
+from gpubench.settings.schema import (
+    CompletedTrainSettings,
     Device,
-    DistributedSettings,
+    MemorySettings,
     Precision,
-    TrainingSettings,
+    RunSettings,
+    TrainSettings,
 )
+from gpubench.settings.sections import INFERENCE_STEPS, DataSettings, DistributedSettings, TrainingSettings
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 

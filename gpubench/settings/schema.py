@@ -31,7 +31,6 @@ from gpubench.settings.sections import (
     DEFAULT_STEPS,
     FITS,
     DataSettings,
-    Device,
     DeviceMemory,
     DistributedSettings,
     FolderName,
@@ -42,7 +41,6 @@ from gpubench.settings.sections import (
     Natural,
     PerformanceSettings,
     Positive,
-    Precision,
     ProcessSettings,
     ProfilingSettings,
     RankSettings,
@@ -50,8 +48,18 @@ from gpubench.settings.sections import (
     Seconds,
     Threads,
     TrainingSettings,
-    _refuse_mps,
 )
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def _refuse_mps(device: Any) -> Any:
+    if device == "mps":
+        raise ValueError("no timing events exist for MPS, and PyTorch's profiler does not record it; use cpu")
+    return device
 
 
 class RunSettings(Section, Generic[Open]):
@@ -71,6 +79,15 @@ class RunSettings(Section, Generic[Open]):
     measurement: RepeatSettings = RepeatSettings()
     profiling: ProfilingSettings = ProfilingSettings()
     logging: LoggingSettings = LoggingSettings()
+
+
+class Precision(StrEnum):
+    """Arithmetic of the forward and backward pass; parameters and optimizer state stay fp32."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    amp = "amp"
+    bf16 = "bf16"
 
 
 def _inference() -> Any:

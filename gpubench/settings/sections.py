@@ -4,7 +4,6 @@ Durations are seconds and sizes bytes, unless a name says otherwise.
 """
 
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 
@@ -31,26 +30,6 @@ def _short(name: str) -> str:
 
 
 FolderName = Annotated[str, StringConstraints(pattern=r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"), AfterValidator(_short)]
-
-
-class Precision(StrEnum):
-    """Arithmetic of the forward and backward pass; parameters and optimizer state stay fp32."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    amp = "amp"
-    bf16 = "bf16"
-
-
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-def _refuse_mps(device: Any) -> Any:
-    if device == "mps":
-        raise ValueError("no timing events exist for MPS, and PyTorch's profiler does not record it; use cpu")
-    return device
 
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {

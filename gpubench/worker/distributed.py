@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gpubench.errors import DeviceError
 from gpubench.ranks import STORE_SOCKET, Ranks
-from gpubench.settings.sections import Device, DistributedSettings, Precision
+from gpubench.settings.schema import Device, Precision
+from gpubench.settings.sections import DistributedSettings
 from gpubench.worker.models import blocks
 
 UNLIMITED = timedelta(days=30)

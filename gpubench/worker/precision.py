@@ -10,7 +10,7 @@ from torch import Tensor
 from gpubench.errors import DeviceError
 from gpubench.hardware import AMPERE
 from gpubench.settings.defaults import refuse_on_cpu
-from gpubench.settings.sections import Precision
+from gpubench.settings.schema import Precision
 
 log = logging.getLogger("gpubench.worker.precision")
 

@@ -19,22 +19,20 @@ from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import refuse_short, steps_in_unit
 from gpubench.settings.defaults import refuse_beside_loader, refuse_beside_optimizer
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import CompletedTrainSettings
-from gpubench.settings.sections import Precision
+from gpubench.settings.schema import CompletedTrainSettings, Precision
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity, calendar
 from gpubench.worker.compute_rates import count_flops, measure_peak, time_reference_workload
 from gpubench.worker.dataloader import Feed, to_device
 from gpubench.worker.datasets import open_dataset
 from gpubench.worker.environment import capture_env_metadata
-from gpubench.worker.inference import build_predictor
+from gpubench.worker.loop import Event, Loop, build_predictor, build_trainer, run_steps
 from gpubench.worker.memory_peaks import free_memory
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import StepTimer, clock_of
-from gpubench.worker.training import Event, Loop, build_trainer, run_steps
 
 log = logging.getLogger("gpubench.worker.train_bench")
 

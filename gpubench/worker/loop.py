@@ -1,7 +1,4 @@
-"""One repeat of a benchmark: prepares a model for training, and runs a loop of steps as a generator of events.
-
-`worker/inference.py` has the loop whose steps are forward passes only.
-"""
+"""Prepares a model for training or inference, and runs the steps of one repeat as a generator of events."""
 
 import math
 import time
@@ -126,6 +123,29 @@ class Trainer(Loop):
             module.zero_grad(set_to_none=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Predictor(Loop):
+    """Everything that a step of inference needs. Several ranks each have a model of their own."""
+
+    PASSES = "one real forward pass"
+
+    def step(self, batches: Batches, samples: int) -> None:
+        """Runs one forward pass, and waits for the device, because an answer is of use only once it is there."""
+        timer = self.timer
+        batch = next(batches)
+        timer.enter("host_to_device")
+        batch = to_device(batch, self.device, non_blocking=True, channels_last=self.settings.performance.channels_last)
+        timer.enter("forward")
+        with torch.inference_mode(), self.arithmetic.forward():
+            self.workload.forward(self.module, batch)
+        timer.synchronize()
+        timer.issued(batches.epoch, samples, [])
+
+    def compute(self, batch: Any) -> None:
+        with torch.no_grad(), self.arithmetic.forward():
+            self.workload.forward(self.workload.module, batch)
+
+
 def checked_loss(loss: object) -> Tensor:
     """Returns `loss` if it is a scalar tensor with a gradient. Raises ModelError otherwise."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
@@ -172,6 +192,27 @@ def build_trainer(
         timer=timer,
         disable_checkpointing=forget,
         counted=counted,
+    )
+
+
+def build_predictor(
+    settings: CompletedTrainSettings,
+    ranks: Ranks,
+    device: torch.device,
+    workload: Workload,
+    arithmetic: Arithmetic,
+    timer: StepTimer[Any],
+) -> Predictor:
+    """Moves the model, which is in evaluation mode, to the device, and compiles it."""
+    plain = placed(workload.module, settings.performance, device)
+    return Predictor(
+        settings=settings,
+        ranks=ranks,
+        device=device,
+        workload=replace(workload, module=plain),
+        module=compiled(plain, settings.performance),
+        arithmetic=arithmetic,
+        timer=timer,
     )
 
 
@@ -271,6 +312,8 @@ CALIBRATION_STEPS = 3  # minimum number of steps before a limit in seconds is co
 
 def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
     """Runs `steps` steps, by default the number in the settings, and yields events as the device finishes them.
+
+    The host passes every event to the `Recorder` of the run.
 
     `unix_time` is the current time in seconds since the epoch, from the clock for the times of the steps. Raises
     NonFiniteLoss with the number of the step, and DataError if the data does not fill one step.
