@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, Protocol
 
 import msgspec
 import psutil
@@ -133,8 +133,40 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
     resumed_from: str | None = None
     """The run directory whose finished samples this run took over."""
+    name: str | None = None
+    """The name that the user gave the run."""
+    tags: list[str] = []
+    """The labels that the user gave the run, in alphabetical order."""
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of the error that ended the run."""
+
+
+class _OfAHost(Protocol):
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def pid_created(self) -> float: ...
+
+
+def status_of(record: _OfAHost) -> str:
+    """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
+    if record.status == RUNNING and record.host == socket.gethostname() and not _host_lives(record):
+        return INTERRUPTED
+    return record.status
+
+
+def _host_lives(record: _OfAHost) -> bool:
+    try:
+        return abs(psutil.Process(record.pid).create_time() - record.pid_created) < 1
+    except (psutil.Error, ValueError):
+        return False
 
 
 class RunWriter:

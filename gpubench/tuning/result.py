@@ -17,7 +17,7 @@ from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
-FILE = "tune.json"
+FILE = foreign_files.SEARCH
 LOCK = ".lock"
 
 
