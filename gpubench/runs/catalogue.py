@@ -281,8 +281,9 @@ class _Metric(msgspec.Struct):
     interval: tuple[float, float] | None
 
     @property
-    def ends(self) -> tuple[float | None, float | None]:
-        return self.interval or (None, None)
+    def figure(self) -> Figure:
+        low, high = self.interval or (None, None)
+        return Figure(self.estimate, low, high, self.unit, self.better)
 
 
 class _Pipeline(msgspec.Struct):
@@ -308,7 +309,7 @@ def _read(folder: str, part_of: Literal["search", "trial"] | None) -> Entry:
     settings = _attempt(path / CONFIG, _settings, []) or {}
     workload = (known.workload if known else None) or {}
     environment = summary.environment or {}
-    metrics = {one.name: Figure(one.estimate, *one.ends, one.unit, one.better) for one in summary.metrics}
+    metrics = {one.name: one.figure for one in summary.metrics}
     reference = metrics.get("yardstick_time")
     return Entry(
         folder=folder,
