@@ -128,6 +128,8 @@ def memory(
     html: Html = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -160,7 +162,7 @@ def memory(
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with naming_origins(base.origins):
         _refuse_idle(base, verify=verify, check=check, vs=bool(vs))
-    run, *others = runs = complete_all(base, vs, complete_memory)
+    run, *others = runs = options.labelled(ctx, complete_all(base, vs, complete_memory))
     if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
         check_trial_name(run)
     if print_config:
@@ -171,7 +173,7 @@ def memory(
 
         run_and_report(runs, memory_recorder.MemoryRecorder, memory_recorder, json=json, quiet=quiet, verbose=verbose)
         return
-    measurements = [_checking(run)] if check else []
+    run, *measurements = options.labelled(ctx, [run, *([_checking(run)] if check else [])])
     _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 

@@ -4,7 +4,7 @@ Their values stay text, because the settings parse and check them.
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,6 +18,7 @@ from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
+    from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
 
 MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
@@ -141,6 +142,18 @@ VsRef = Annotated[
 Device = Annotated[str | None, option("cpu|cuda", "Device to run on; by default cuda if there is a GPU.", MEASUREMENT)]
 Experiment = Annotated[str | None, option("NAME", "Subdirectory of results that groups runs.", OUTPUT)]
 Results = Annotated[str | None, option("DIR", "Directory for run directories.", OUTPUT)]
+Name = Annotated[
+    str | None, option("NAME", "Name of the run, by which other commands find it; see gpubench runs.", OUTPUT, "--name")
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="TAG",
+        help="Tag the run, to list runs by it and to protect them from gpubench runs prune; repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not show progress.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[
@@ -188,6 +201,48 @@ def given(ctx: typer.Context) -> dict[str, Any]:
         if (source := ctx.get_parameter_source(name)) and source.name != "DEFAULT"
     }
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+
+
+def labels(ctx: typer.Context) -> "Labels":
+    """Returns the name and the tags on the command line. Raises UsageError for ones that no run can have."""
+    from gpubench.runs.references import LATEST, NAME
+    from gpubench.settings.loading import Labels
+
+    name, tags = ctx.params.get("name"), ctx.params.get("tag") or []
+    if name is not None and (not NAME.fullmatch(name) or LATEST.fullmatch(name)):
+        raise UsageError(
+            f"--name {name!r} is no name of a run",
+            "begin it with a letter, and use letters, digits and . _ + - only; latest has a meaning already",
+        )
+    check_tags(tags)
+    return Labels(name, tuple(dict.fromkeys(tags)))
+
+
+def check_tags(tags: Iterable[str]) -> None:
+    """Raises UsageError for a text that cannot be a tag."""
+    from gpubench.runs.references import TAG
+
+    for tag in tags:
+        if not TAG.fullmatch(tag):
+            raise UsageError(f"{tag!r} is no tag", "use up to 100 letters, digits and . _ + : / @ = - in it")
+
+
+def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int = 0) -> "list[Configuration[Any]]":
+    """Returns the configurations of one command with the name and the tags on the command line.
+
+    The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags.
+    Raises UsageError for a name that the results folder has for something else.
+    """
+    from dataclasses import replace
+
+    found = labels(ctx)
+    if name := found.name:
+        if (taken := runs[0].settings.results / name).exists():
+            raise UsageError(f"--name {name} is already the name of {taken}", "choose another name")
+        others = (f"{name}-{number}" for number in range(2, len(runs) + 1))
+        names = [name if index == own else next(others) for index in range(len(runs))]
+        return [replace(run, labels=found._replace(name=one)) for run, one in zip(runs, names, strict=True)]
+    return [replace(run, labels=found) for run in runs]
 
 
 def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:

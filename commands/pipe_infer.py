@@ -103,6 +103,8 @@ def pipe_infer(
     ] = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -119,7 +121,7 @@ def pipe_infer(
         done, base = resumed(Path(resume), config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
-    runs = complete_all(base, vs, complete)
+    runs = options.labelled(ctx, complete_all(base, vs, complete))
     if print_config:
         print_configurations(runs, "pipe-infer")
         return

@@ -88,6 +88,8 @@ def profile(
     html: Html = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -118,7 +120,7 @@ def profile(
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
-    (run,) = complete_all(base, None, complete)
+    (run,) = options.labelled(ctx, complete_all(base, None, complete))
     if not run.settings.profiling.enabled:
         with naming_origins(run.origins):
             message = "profiling.enabled=false records no profile to diagnose"

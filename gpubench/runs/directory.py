@@ -182,6 +182,8 @@ class RunWriter:
         argv: Sequence[str],
         world_size: int,
         git: dict[str, Any] | None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         """Creates the directory. Raises RunDirectoryError if that fails."""
         self.path = create_directory(results / experiment)
@@ -199,6 +201,8 @@ class RunWriter:
             pid_created=psutil.Process().create_time(),
             git=git,
             world_size=world_size,
+            name=name,
+            tags=sorted(tags),
         )
         self._reserve_space()
         try:
