@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, program
+from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import (
     check_trial_name,
@@ -54,7 +54,10 @@ Predict = Annotated[
     typer.Option("--predict", help="Predict the memory on a GPU; needs no GPU.", rich_help_panel=MEASUREMENT),
 ]
 DeviceModel = Annotated[
-    str | None, options.option("NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT)
+    str | None,
+    options.option(
+        "NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT, completed_by=completion.devices
+    ),
 ]
 DeviceMemory = Annotated[str | None, options.option("SIZE", "Memory to fit into, such as 80GiB.", MEASUREMENT)]
 FindBatchSize = Annotated[
@@ -91,6 +94,7 @@ Trace = Annotated[
         "--trace",
         metavar="FILE",
         help="Read a trace of any program, recorded with profile_memory=True.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, program
+from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
@@ -42,6 +42,7 @@ Traces = Annotated[
         "--trace",
         metavar="FILE",
         help="Diagnose an existing trace of any PyTorch program; repeat it for more ranks.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]
@@ -51,6 +52,7 @@ Against = Annotated[
         "--against",
         metavar="FILE",
         help="Compare --trace with this trace, recorded after a change.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]

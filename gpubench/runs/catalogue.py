@@ -182,6 +182,12 @@ class Catalogue:
             if entry := self.entry(name):
                 yield entry
 
+    def cached(self) -> Iterator[Entry]:
+        """Yields the runs that the cache holds and whose folders are still there, without a look into the folders."""
+        for name, part_of in self.found.items():
+            if kept := self._cached.get(name):
+                yield _as_reported(kept.entry, os.path.join(self.results, name), part_of)  # noqa: PTH118
+
     def save(self) -> None:
         """Writes the cache, if anything in it has changed. A folder that cannot be written is left as it is."""
         current = {name: kept for name, kept in (self._cached | self._read).items() if name in self.found}
