@@ -28,7 +28,7 @@ SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
 
 
 LEAST_OF_A_KEY = 3
-"""The length of an option, with its dashes, from which on the shell completes settings too, of which there are a hundred."""
+"""The length of an option, with its dashes, from which on the shell completes settings too: there are a hundred."""
 
 
 class Shown(NamedTuple):
