@@ -72,6 +72,9 @@ def options(command: str) -> str:
         lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in own]
         if panel and not own:
             lines.pop()
+    for name, inner in getattr(commands()[command], "commands", {}).items():
+        lines.append(_row(f"**{command} {name}**", inner.help))
+        lines += [_row(_usage(one), _help(one)) for one in inner.params if _key(one) not in common]
     return "\n".join(lines) + "\n"
 
 

@@ -130,6 +130,8 @@ def _refused_settings(name: str, context: Any) -> str | None:
         ("memory --spare 5% -- python train.py", "spare"),
         ("compare a b --fail-on step_time>2", "step_time>2"),
         ("pipe-infer --help", None),
+        ("runs show latest", None),
+        ("runs prune --keep 20 --failedd", "--failedd"),
     ],
 )
 def test_a_command_that_would_be_refused_is_noticed(line: str, wrong: str | None) -> None:

@@ -121,7 +121,7 @@ def test_a_misspelt_name_offers_the_nearest(results: Path) -> None:
     assert refusal("exp-c").hint == "did you mean 'exp-b'?"
     assert refusal("nothing like it").hint == "experiments under results are exp-a, exp-b"
     assert refusal("results/exp-bb").hint == "did you mean 'exp-b'?"
-    almost = runs(results)[0].name[:-1]
+    almost = f"{runs(results)[0].name[:-1]}x"
     assert refusal(almost).hint == f"did you mean '{runs(results)[0].name}'?"
 
 

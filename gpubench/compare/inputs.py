@@ -1,11 +1,9 @@
 """Finds the sides of a comparison from the names on the command line: runs, groups, `latest`, logs of other tools."""
 
 import csv
-import difflib
 import math
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +23,17 @@ from gpubench.errors import (
     StillRunning,
     UsageError,
     did_you_mean,
-    offer,
 )
-from gpubench.foreign_files import LONGEST, TRIALS, too_long
+from gpubench.foreign_files import LONGEST, too_long
 from gpubench.metrics import RATES, Better, Metric
-from gpubench.runs import stats
-from gpubench.runs.directory import COMPLETED, RUN, STEPS, SUMMARY
-from gpubench.runs.reader import DAMAGED, Run
+from gpubench.runs import references, stats
+from gpubench.runs.directory import COMPLETED, RUN
+from gpubench.runs.reader import DAMAGED
+from gpubench.runs.references import LOGS, SKIPPED, children, closest, exists, is_folder, listed
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
 DELIMITERS = (",", ";", "\t")
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -262,15 +259,7 @@ def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
         cells.column_of(list(names))
 
 
-RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as runs.create_directory makes them
-LATEST = re.compile(r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?")
-MOST_LISTED = 8
 SKIP = "--skip-invalid leaves it out"
-SKIPPED = "skipped"
-"""The first word of the line on skipped runs."""
-UNKNOWN = "unknown"
-WHAT = "give a run directory, a folder of runs, or latest"
-OF_LOGS = "for logs of another tool, add --column NAME --unit UNIT"
 
 
 def find(
@@ -278,11 +267,7 @@ def find(
 ) -> tuple[list[Side], list[str]]:
     """Returns the sides that `names` stand for, in order, and a line on each reason for which runs were left out.
 
-    A name is one of these:
-    - the path of a run directory, or of a folder of run directories, which is a group in the order of their names;
-    - `latest`, or `latest~N` for the N-th run before it, under `results`, or `FOLDER/latest` within a folder;
-    - a run id or an experiment under `results`;
-    - with `column`, a log of another tool or a folder of logs.
+    A name is one of those of `references.Lookup` or, with `column`, a log of another tool or a folder of logs.
 
     Groups and `latest` skip runs without measurements. `latest` counts the runs of one command: that of the other
     sides, or else of the newest run. `skip_invalid` leaves out the runs of a group that cannot be read.
@@ -291,19 +276,19 @@ def find(
     twice.
     """
     left_out: list[str] = []
-    newest = _Newest(results)
+    known = references.Lookup(results, measured=True)
     found: dict[int, Side] = {}
-    for number in sorted(range(len(names)), key=lambda number: _counts_back(names[number])):
-        found[number] = side = _side(names[number], newest, column, left_out, skip_invalid)
+    for number in sorted(range(len(names)), key=lambda number: references.counts_back(names[number])):
+        found[number] = side = _side(names[number], known, column, left_out, skip_invalid)
         record = side.runs[0].record
-        newest.command = newest.command or (record.command if record else None)
+        known.command = known.command or (record.command if record else None)
     sides = [found[number] for number in range(len(names))]
     _refuse_twice(sides)
-    return _labelled(sides), [*newest.skipped(), *left_out]
+    return _labelled(sides), [*known.skipped(), *left_out]
 
 
-def _side(name: str, newest: "_Newest", column: Column | None, left_out: list[str], skip_invalid: bool) -> Side:
-    paths, is_group = _logs(name) if column else _runs(name, newest)
+def _side(name: str, known: references.Lookup, column: Column | None, left_out: list[str], skip_invalid: bool) -> Side:
+    paths, is_group = _logs(name) if column else known.runs(name)
 
     def read(path: Path) -> RunEvidence:
         return open_log(path, column) if column else intact(open_run(path), deeply=len(paths) < WELL_KNOWN)
@@ -326,7 +311,7 @@ def _side(name: str, newest: "_Newest", column: Column | None, left_out: list[st
     if not runs:
         raise RunDirectoryError(f"{name}: none of its {len(paths)} runs can be read", unread[-1])
     if unmeasured:
-        left_out.append(f"{SKIPPED} {counted(len(unmeasured), 'run')} of {name} without results: {_listed(unmeasured)}")
+        left_out.append(f"{SKIPPED} {counted(len(unmeasured), 'run')} of {name} without results: {listed(unmeasured)}")
     return Side(name, tuple(runs))
 
 
@@ -351,138 +336,21 @@ def intact(run: RunEvidence, deeply: bool) -> RunEvidence:
 def _logs(name: str) -> tuple[list[Path], bool]:
     """Returns the logs that a name stands for, and whether it is a folder."""
     path = Path(name)
-    if not _is_folder(path):
-        if not _exists(path):
-            close = _closest(path.name, {child.name: str(child) for child in _children(path.parent)})
-            raise RunDirectoryError(f"{name}: no such file or folder", close or f"--column reads {', '.join(SUFFIXES)}")
+    if not is_folder(path):
+        if not exists(path):
+            close = closest(path.name, {child.name: str(child) for child in children(path.parent)})
+            raise RunDirectoryError(f"{name}: no such file or folder", close or f"--column reads {', '.join(LOGS)}")
         return [path], False
-    if _exists(path / RUN):
+    if exists(path / RUN):
         raise RunDirectoryError(f"{name} is a run directory, not a log of another tool", "leave --column out")
     found = _logs_in(path)
     if not found:
-        raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(SUFFIXES)}")
+        raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(LOGS)}")
     return found, True
 
 
 def _logs_in(path: Path) -> list[Path]:
-    return sorted(child for child in _children(path) if child.suffix.lower() in SUFFIXES and not _is_folder(child))
-
-
-def _runs(name: str, newest: "_Newest") -> tuple[list[Path], bool]:
-    """Returns the run directories that a name stands for, and whether it is a group."""
-    path = Path(name)
-    if not _exists(path):
-        if latest := LATEST.fullmatch(name):
-            return [newest.run(latest["within"], int(latest["back"] or 0))], False
-        path = _under(name, newest.results)
-    if not _is_folder(path):
-        raise RunDirectoryError(f"{path} is a file, not a run directory", OF_LOGS)
-    if _is_run(path):
-        return [path], False
-    if found := sorted(child for child in _folders(path) if _is_run(child)):
-        return found, True
-    if experiments := [child.name for child in _folders(path) if any(map(_is_run, _folders(child)))]:
-        raise RunDirectoryError(
-            f"{path} holds experiments, not runs",
-            f"give one of them: {_listed([f'{path}/{one}' for one in experiments])}",
-        )
-    raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if _logs_in(path) else WHAT)
-
-
-def _under(name: str, results: Path) -> Path:
-    """Returns the path of the experiment or run `name` under `results`."""
-    if _is_folder(results / name):
-        return results / name
-    experiments = list(_folders(results))
-    found = [experiment / name for experiment in experiments if _is_folder(experiment / name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise RunDirectoryError(f"{name} is in several experiments", f"give one of them: {_listed(map(str, found))}")
-    raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), results))
-
-
-def _counts_back(name: str) -> bool:
-    """Returns whether a name is `latest` of all results, whose command is that of the other sides."""
-    found = LATEST.fullmatch(name)
-    return bool(found and found["within"] is None and not _exists(Path(name)))
-
-
-class _Newest:
-    """Finds the newest runs with measurements, and notes which newer runs it skipped."""
-
-    def __init__(self, results: Path) -> None:
-        self.results = results
-        self.command: str | None = None
-        """The command whose runs `latest` counts; None before any side is known."""
-        self._empty: dict[str, None] = {}
-        self._of_others: dict[str, dict[str, None]] = {}
-
-    def run(self, within: str | None, back: int) -> Path:
-        """Returns the run that is `back` runs before the newest, of all results or within a folder.
-
-        Within a folder or experiment it counts the runs of the command of its newest run.
-        """
-        folder = self.results
-        if within is not None:
-            folder = Path(within) if _is_folder(Path(within)) else _under(within, self.results)
-        command = self.command if within is None else None
-        found, empty, others = 0, 0, 0
-        for path in _by_age(folder):
-            measured = _measured_by(path)
-            if measured is None:
-                self._empty[path.name] = None
-                empty += 1
-            elif measured == UNKNOWN or measured == (command := command or measured):
-                if found == back:
-                    return path
-                found += 1
-            else:
-                self._of_others.setdefault(f"{measured} where {command} is compared", {})[path.name] = None
-                others += 1
-        are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
-        kind = f"{f' of {command}' if others else ''}{' with results' if empty else ''}"
-        hint = "latest is the newest, latest~1 the one before it" if found else WHAT
-        if others:
-            hint = "name a run of another command by its folder: EXPERIMENT/latest"
-        raise RunDirectoryError(f"latest{f'~{back}' * bool(back)}: {are}{kind} in {folder}", hint)
-
-    def skipped(self) -> Iterator[str]:
-        """Yields a line for each reason for which runs were skipped."""
-        if self._empty:
-            newer = counted(len(self._empty), "newer run")
-            yield f"{SKIPPED} {newer} without results: {_listed(self._empty)}"
-        for whose, runs in self._of_others.items():
-            yield f"{SKIPPED} {counted(len(runs), 'newer run')} of {whose}: {_listed(runs)}"
-
-
-def _by_age(folder: Path) -> list[Path]:
-    """Returns the runs in a folder or its experiments, newest first by run id.
-
-    A renamed run has no time in its name and does not count. Trials of another run's fixes count only if their
-    experiment is named.
-    """
-    inside = [child for child in _folders(folder) if not child.name.endswith(TRIALS) or RUN_ID.fullmatch(child.name)]
-    deeper = [run for child in inside if not RUN_ID.fullmatch(child.name) for run in _folders(child)]
-    runs = [run for run in inside + deeper if RUN_ID.fullmatch(run.name)]
-    return sorted(runs, key=lambda run: run.name, reverse=True)
-
-
-def _measured_by(path: Path) -> str | None:
-    """Returns the command of a run with measurements, UNKNOWN if it is not recorded; None for any other folder.
-
-    A damaged run counts, so that `latest` reports the damage.
-    """
-    try:
-        run = open_run(path)
-        return run.record.command if run.record else None
-    except NothingMeasured:
-        return None
-    except RunDirectoryError:
-        try:
-            return Run.open(path).record.command
-        except RunDirectoryError:
-            return UNKNOWN if any(_exists(path / name) for name in (RUN, SUMMARY)) else None
+    return sorted(child for child in children(path) if child.suffix.lower() in LOGS and not is_folder(child))
 
 
 def _refuse_twice(sides: Sequence[Side]) -> None:
@@ -522,57 +390,4 @@ def _ends(path: Path) -> tuple[str, str]:
 
 def _short(name: str) -> str:
     """Returns the last part of a path, and `latest` unchanged."""
-    return name if LATEST.fullmatch(name) else Path(name).resolve().name or name
-
-
-def _is_run(path: Path) -> bool:
-    """Returns whether a folder is a run directory, or a damaged one."""
-    return any(_exists(path / name) for name in (RUN, SUMMARY, STEPS)) or RUN_ID.fullmatch(path.name) is not None
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    return (child for child in _children(path) if _is_folder(child))
-
-
-def _children(path: Path) -> list[Path]:
-    """Returns the visible entries of a folder by name; empty if there is no such folder."""
-    try:
-        return sorted(child for child in path.iterdir() if not child.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
-        ) from None
-
-
-def _nearest(path: Path, results: Path) -> str:
-    """Returns a hint with names similar to `path`: experiments, runs, or entries of the same folder."""
-    experiments = {child.name: child.name for child in _folders(results)}
-    runs = {run.name: run.name for experiment in experiments for run in _folders(results / experiment)}
-    beside = {child.name: str(child) for child in _children(path.parent)}
-    for known in (experiments, runs, beside):
-        if close := _closest(path.name, known):
-            return close
-    return f"experiments under {results} are {_listed(experiments)}" if experiments else WHAT
-
-
-def _closest(name: str, known: Mapping[str, str]) -> str:
-    """Returns a hint with the closest known name."""
-    return offer([known[close] for close in difflib.get_close_matches(name, known, n=1)])
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:MOST_LISTED]) + (", ..." if len(every) > MOST_LISTED else "")
-
-
-# The methods of Path raise for a name that is too long or a folder without permission.
-
-
-def _exists(path: Path) -> bool:
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def _is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112
+    return name if references.LATEST.fullmatch(name) else Path(name).resolve().name or name

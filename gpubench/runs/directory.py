@@ -11,11 +11,11 @@ import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, Protocol
 
 import msgspec
 import psutil
@@ -133,8 +133,40 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
     resumed_from: str | None = None
     """The run directory whose finished samples this run took over."""
+    name: str | None = None
+    """The name that the user gave the run."""
+    tags: list[str] = []
+    """The labels that the user gave the run, in alphabetical order."""
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of the error that ended the run."""
+
+
+class _OfAHost(Protocol):
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def pid_created(self) -> float: ...
+
+
+def status_of(record: _OfAHost) -> str:
+    """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
+    if record.status == RUNNING and record.host == socket.gethostname() and not _host_lives(record):
+        return INTERRUPTED
+    return record.status
+
+
+def _host_lives(record: _OfAHost) -> bool:
+    try:
+        return abs(psutil.Process(record.pid).create_time() - record.pid_created) < 1
+    except (psutil.Error, ValueError):
+        return False
 
 
 class RunWriter:
@@ -150,6 +182,8 @@ class RunWriter:
         argv: Sequence[str],
         world_size: int,
         git: dict[str, Any] | None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         """Creates the directory. Raises RunDirectoryError if that fails."""
         self.path = create_directory(results / experiment)
@@ -167,6 +201,8 @@ class RunWriter:
             pid_created=psutil.Process().create_time(),
             git=git,
             world_size=world_size,
+            name=name,
+            tags=sorted(tags),
         )
         self._reserve_space()
         try:
@@ -177,7 +213,10 @@ class RunWriter:
             raise
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of run.json."""
+        """Changes fields of run.json. The name and the tags are those in the file, which the user may have changed."""
+        with suppress(OSError, ValueError):
+            labels = msgspec.json.decode((self.path / RUN).read_bytes(), type=_Labels)
+            changes = {"name": labels.name, "tags": labels.tags} | changes
         self._record = msgspec.structs.replace(self._record, **changes)
         self.replace(RUN, self._record)
 
@@ -294,6 +333,22 @@ class RunWriter:
                 f"cannot write {self.path / name}: {error.strerror}",
                 "free some disk space, or choose another --results",
             ) from None
+
+
+class _Labels(msgspec.Struct):
+    name: str | None = None
+    tags: list[str] = []
+
+
+def relabel(path: Path, *, name: str | None, tags: Iterable[str]) -> RunRecord:
+    """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed."""
+    try:
+        document = msgspec.json.decode((path / RUN).read_bytes(), type=dict[str, Any])
+        document |= {"name": name, "tags": sorted(tags)}
+        write_document(path / RUN, document)
+    except OSError as error:
+        raise RunFailed(f"cannot write {path / RUN}: {error.strerror}", "check who owns the folder") from None
+    return msgspec.convert(document, RunRecord)
 
 
 def create_directory(parent: Path, prefix: str = "") -> Path:

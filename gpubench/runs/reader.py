@@ -1,6 +1,5 @@
 """Reads a run directory: each part once, when it is first asked for, tolerating damaged files."""
 
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import psutil
 
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError
@@ -19,10 +17,8 @@ from gpubench.runs.directory import (
     CONFIG,
     ENVIRONMENT,
     FINDINGS,
-    INTERRUPTED,
     PROFILE,
     RUN,
-    RUNNING,
     SAMPLES,
     SCHEMA_VERSION,
     STEPS,
@@ -30,6 +26,7 @@ from gpubench.runs.directory import (
     TELEMETRY,
     TIMELINE,
     RunRecord,
+    status_of,
 )
 from gpubench.runs.steps import StepTable, read_steps
 from gpubench.runs.summary import Summary
@@ -79,10 +76,7 @@ class Run:
     @property
     def status(self) -> str:
         """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
-        record = self.record
-        if record.status == RUNNING and record.host == socket.gethostname() and not self._host_lives():
-            return INTERRUPTED
-        return record.status
+        return status_of(self.record)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -213,12 +207,6 @@ class Run:
         except (ValueError, TypeError, RecursionError) as error:
             self.problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
         return {}
-
-    def _host_lives(self) -> bool:
-        try:
-            return abs(psutil.Process(self.record.pid).create_time() - self.record.pid_created) < 1
-        except (psutil.Error, ValueError):
-            return False
 
 
 # Most runs of a group have equal settings and environments, and parsing YAML takes the most time.

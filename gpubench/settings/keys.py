@@ -6,6 +6,9 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
+PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
+"""The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested mappings as {dot-key: leaf}."""

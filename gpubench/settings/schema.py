@@ -27,6 +27,8 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
+from gpubench.settings.keys import PROGRAM as PROGRAM
+from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
 from gpubench.settings.sections import (
     DEFAULT_STEPS,
     FITS,
@@ -447,8 +449,6 @@ class ProgramDistributed(Section):
     )
 
 
-PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
-"""The commands in the run.json of a program that was measured, and of one whose memory was followed."""
 RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
 """The commands of gpubench that run them."""
 

@@ -18,8 +18,8 @@ from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
-FILE = "tune.json"
-LOCK = ".lock"
+FILE = foreign_files.SEARCH
+LOCK = foreign_files.SEARCH_LOCK
 
 
 class Loss(Struct, frozen=True):

@@ -1,0 +1,234 @@
+"""Finds the runs that a user names: by path, id, the beginning of an id, name, experiment, or as the latest ones.
+
+All commands name runs alike, because all of them use this module.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from gpubench.errors import RunDirectoryError, offer
+from gpubench.runs.catalogue import RUN_ID, Catalogue, Entry
+from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
+from gpubench.units import counted
+
+LATEST = re.compile(
+    r"(?:(?P<within>.+)/)?latest(?:~(?P<back>\d{1,9}))?(?::(?P<command>[a-z-]+))?(?:~(?P<before>\d{1,9}))?"
+)
+NAME = re.compile(r"[A-Za-z][\w.+-]{0,99}", re.ASCII)
+"""What a run may be called. An id begins with a digit, so that no name is the beginning of an id."""
+TAG = re.compile(r"\w[\w.+:/@=-]{0,99}")
+"""What a tag may be."""
+MOST_LISTED = 8
+SKIPPED = "skipped"
+"""The first word of the line on skipped runs."""
+WHAT = "give a run directory, a folder of runs, or latest"
+OF_LOGS = "for logs of another tool, add --column NAME --unit UNIT"
+
+
+class Lookup:
+    """Finds the runs of a results folder, and notes which runs `latest` has skipped.
+
+    A name is one of these:
+    - the path of a run directory, or of a folder of run directories, which is a group in the order of their names;
+    - `latest`, or `latest~N` for the N-th run before it, `latest:COMMAND` for the runs of one command, or
+      `FOLDER/latest` within a folder or an experiment;
+    - a run id, or the beginning of one that no other run has;
+    - the name that a run was given; if several runs were given it, the newest of them;
+    - an experiment, which is a group.
+
+    `latest` counts neither the runs of a search nor the trials of another run's fixes, unless their folder is named.
+    """
+
+    def __init__(self, results: Path, *, measured: bool = False) -> None:
+        """With `measured`, `latest` skips runs that have no results."""
+        self.results = results
+        self.command: str | None = None
+        """The command of run.json whose runs `latest` counts; None before it is known. Used only with `measured`."""
+        self._measured = measured
+        self._empty: dict[str, None] = {}
+        self._of_others: dict[str, dict[str, None]] = {}
+
+    def run(self, name: str) -> Path:
+        """Returns the run directory that a name stands for.
+
+        Raises RunDirectoryError for a name that is missing, ambiguous, or stands for a folder of runs.
+        """
+        paths, is_group = self.runs(name)
+        if is_group:
+            raise RunDirectoryError(f"{name} is a folder of {counted(len(paths), 'run')}", f"for example {name}/latest")
+        return paths[0]
+
+    def runs(self, name: str) -> tuple[list[Path], bool]:
+        """Returns the run directories that a name stands for, and whether it is a group.
+
+        Raises RunDirectoryError for a name that is missing or ambiguous.
+        """
+        path = Path(name)
+        if not exists(path):
+            if latest := LATEST.fullmatch(name):
+                return [self._latest(latest)], False
+            path = self._under(name)
+        if not is_folder(path):
+            raise RunDirectoryError(f"{path} is a file, not a run directory", OF_LOGS)
+        if is_run(path):
+            return [path], False
+        if found := sorted(child for child in folders(path) if is_run(child)):
+            return found, True
+        if experiments := [child.name for child in folders(path) if any(map(is_run, folders(child)))]:
+            raise RunDirectoryError(
+                f"{path} holds experiments, not runs",
+                f"give one of them: {listed([f'{path}/{one}' for one in experiments])}",
+            )
+        raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if any(map(_is_log, children(path))) else WHAT)
+
+    def skipped(self) -> Iterator[str]:
+        """Yields a line for each reason for which `latest` has skipped runs."""
+        if self._empty:
+            newer = counted(len(self._empty), "newer run")
+            yield f"{SKIPPED} {newer} without results: {listed(self._empty)}"
+        for whose, runs in self._of_others.items():
+            yield f"{SKIPPED} {counted(len(runs), 'newer run')} of {whose}: {listed(runs)}"
+
+    def _under(self, name: str) -> Path:
+        """Returns the path of the experiment or run `name` in the results folder."""
+        if is_folder(self.results / name):
+            return self.results / name
+        known = Catalogue(self.results)
+        exact = [one for one in known.found if one.rpartition("/")[2] == name]
+        if len(exact) > 1:
+            where = listed(str(self.results / one) for one in sorted(exact))
+            raise RunDirectoryError(f"{name} is in several experiments", f"give one of them: {where}")
+        begun = [one for one in known.found if one.startswith(name) or one.rpartition("/")[2].startswith(name)]
+        if not exact and not begun and NAME.fullmatch(name):
+            exact = [next((one for one in known.found if (run := known.entry(one)) and run.name == name), "")]
+            known.save()
+        if found := exact[0] if exact and exact[0] else begun[0] if len(begun) == 1 else None:
+            return self.results / found
+        if begun:
+            several = listed(sorted(begun, reverse=True))
+            raise RunDirectoryError(
+                f"{name} is the beginning of {counted(len(begun), 'run')}", f"give more of it: {several}"
+            )
+        raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), self.results))
+
+    def _latest(self, asked: re.Match[str]) -> Path:
+        """Returns the run that `latest` stands for, among all results or within a folder.
+
+        Of runs with results, it counts the ones of a single command: the one that is asked for, else that of the
+        sides that are known already, else that of the newest run.
+        """
+        folder, within, wanted = self.results, asked["within"], asked["command"]
+        back = int(asked["back"] or asked["before"] or 0)
+        if within is not None:
+            folder = Path(within) if is_folder(Path(within)) else self._under(within)
+        command = self.command if within is None and wanted is None else None
+        found, empty, others = 0, 0, 0
+        known = Catalogue(folder)
+        try:
+            for name, part_of in known.found.items():
+                run_id = name.rpartition("/")[2]
+                if part_of or not RUN_ID.fullmatch(run_id):
+                    continue
+                entry = known.entry(name)
+                if wanted and not (entry and wanted in (entry.command, entry.record.command)):
+                    continue
+                if entry is None or (self._measured and not _has_results(entry)):
+                    self._empty[run_id] = None
+                    empty += 1
+                elif not self._measured or entry.record.command in ("", command := command or entry.record.command):
+                    if found == back:
+                        return entry.path
+                    found += 1
+                else:
+                    whose = f"{entry.record.command} where {command} is compared"
+                    self._of_others.setdefault(whose, {})[entry.run_id] = None
+                    others += 1
+        finally:
+            if folder == self.results:
+                known.save()
+        are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
+        of = wanted or (command if others else None)
+        kind = f"{f' of {of}' if of else ''}{' with results' if empty else ''}"
+        hint = "latest is the newest, latest~1 the one before it" if found else WHAT
+        if others:
+            hint = "name a run of another command by its folder: EXPERIMENT/latest"
+        raise RunDirectoryError(
+            f"{asked[0] if within is None else asked[0].rpartition('/')[2]}: {are}{kind} in {folder}", hint
+        )
+
+
+def counts_back(name: str) -> bool:
+    """Returns whether a name is `latest` of all results, whose command is that of the other sides."""
+    found = LATEST.fullmatch(name)
+    return bool(found and found["within"] is None and found["command"] is None and not exists(Path(name)))
+
+
+def is_run(path: Path) -> bool:
+    """Returns whether a folder is a run directory, or a damaged one."""
+    return any(exists(path / name) for name in (RUN, SUMMARY, STEPS)) or RUN_ID.fullmatch(path.name) is not None
+
+
+def folders(path: Path) -> Iterator[Path]:
+    """Yields the visible folders in a folder by name."""
+    return (child for child in children(path) if is_folder(child))
+
+
+def children(path: Path) -> list[Path]:
+    """Returns the visible entries of a folder by name; empty if there is no such folder."""
+    try:
+        return sorted(child for child in path.iterdir() if not child.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read: {error.strerror}", "check the path and its permissions"
+        ) from None
+
+
+def closest(name: str, known: Mapping[str, str]) -> str:
+    """Returns a hint with the closest known name."""
+    return offer([known[close] for close in difflib.get_close_matches(name, known, n=1)])
+
+
+def listed(names: Iterable[str]) -> str:
+    """Joins the first few names."""
+    every = list(names)
+    return ", ".join(every[:MOST_LISTED]) + (", ..." if len(every) > MOST_LISTED else "")
+
+
+# The methods of Path raise for a name that is too long or a folder without permission.
+
+
+def exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+LOGS = (".csv", ".tsv", ".jsonl")
+"""The suffixes of the logs of other tools."""
+
+
+def _is_log(path: Path) -> bool:
+    return path.suffix.lower() in LOGS and not is_folder(path)
+
+
+def _has_results(entry: Entry) -> bool:
+    """Returns whether a run has ended with results. Damaged ones count, so that the damage is reported."""
+    return entry.record.status != RUNNING and (entry.measured or entry.problem is not None)
+
+
+def _nearest(path: Path, results: Path) -> str:
+    """Returns a hint with names similar to `path`: experiments, runs, or entries of the same folder."""
+    experiments = {child.name: child.name for child in folders(results)}
+    runs = {run.name: run.name for experiment in experiments for run in folders(results / experiment)}
+    beside = {child.name: str(child) for child in children(path.parent)}
+    for known in (experiments, runs, beside):
+        if close := closest(path.name, known):
+            return close
+    return f"experiments under {results} are {listed(experiments)}" if experiments else WHAT
