@@ -76,7 +76,7 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         raise outcome.error
     recorder = outcome.recorder
     run = open_run(recorder.writer.path)
-    subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome)
+    subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome, wishes.most_peak)
     cls: type[RunSettings] = type(base.settings)
     known = frozenset(fields(cls))
     adjustable = from_outside()
@@ -125,7 +125,10 @@ def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
     return outcome
 
 
-def _subject(run: RunEvidence, settings: Mapping[str, Any], on_gpu: bool, outcome: Outcome) -> Subject:
+def _subject(
+    run: RunEvidence, settings: Mapping[str, Any], on_gpu: bool, outcome: Outcome, most_peak: float | None
+) -> Subject:
+    peak = next((run.metrics[name].estimate for name in PEAKS if name in run.metrics), None)
     findings = outcome.recorder.findings
     step, wait = (run.metrics.get(name) for name in ("step_time", "phase_data_wait"))
     return Subject(
@@ -135,6 +138,7 @@ def _subject(run: RunEvidence, settings: Mapping[str, Any], on_gpu: bool, outcom
         ranks=local_ranks(outcome.recorder.settings) if "program.command" not in run.settings else _ranks(run),
         sample_shape=str(run.workload.get("sample_shape") or ""),
         waits=wait.estimate / step.estimate if step and wait else 0.0 if step else None,
+        is_too_large=most_peak is not None and peak is not None and peak > most_peak,
         fixes=[finding.fix for finding in findings.findings if finding.fix] if findings else [],
     )
 

@@ -288,6 +288,19 @@ def test_what_a_profile_proposes_comes_first() -> None:
     assert levels["performance.cpu_threads"][0] == 3
 
 
+def test_what_needs_too_much_memory_is_tried_with_settings_that_save_it_first() -> None:
+    settings = {"precision": "fp32", "model.activation_checkpointing": False, "performance.expandable_segments": False}
+    large = subject(settings=settings, on_gpu=True, is_too_large=True)
+    treatments, _ = choose(large, frozenset(settings), {})
+    assert [one.name for one in treatments] == [
+        "model.activation_checkpointing",
+        "performance.expandable_segments",
+        "precision",
+    ]
+    small = subject(settings=settings, on_gpu=True)
+    assert [one.name for one in choose(small, frozenset(settings), {})[0]] == ["precision"]
+
+
 def test_a_gpu_has_other_levels() -> None:
     levels, untried = chosen(subject(on_gpu=True))
     assert levels["precision"] == ["tf32", "bf16"]

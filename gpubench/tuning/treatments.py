@@ -39,6 +39,8 @@ class Subject:
     """The shape of one sample, as "3 x 224 x 224"; empty if it is unknown."""
     waits: float | None
     """The fraction of a step in which the loop waits for data; None if it is unknown."""
+    is_too_large: bool = False
+    """Whether it needs more memory than the settings to keep may need."""
     fixes: Sequence[Changes] = ()
     """The fixes that a profile of it proposes, the most promising one first."""
 
@@ -190,9 +192,17 @@ def _sync_gradients(subject: Subject) -> Sequence[Changes] | str:
 
 
 def _checkpointing(subject: Subject) -> Sequence[Changes] | str:
+    if subject.is_too_large and subject.now("model.activation_checkpointing") is False:
+        return [{"model.activation_checkpointing": True}]
     if not subject.now("model.activation_checkpointing"):
         return "no activations are computed again"
     return [{"model.activation_checkpointing": False}]
+
+
+def _expandable_segments(subject: Subject) -> Sequence[Changes] | str:
+    if not subject.on_gpu:
+        return ON_CPU
+    return [{"performance.expandable_segments": True}] if subject.is_too_large else "the memory is not short"
 
 
 def _batch_size(subject: Subject) -> Sequence[Changes] | str:
@@ -217,10 +227,13 @@ TABLE: Sequence[_Row] = (
     _Row("distributed.bucket_mb", "rounding", _bucket),
     _Row("distributed.gradient_as_bucket_view", "same", _bucket_view),
     _Row("model.activation_checkpointing", "rounding", _checkpointing),
+    _Row("performance.expandable_segments", "same", _expandable_segments),
     _Row("training.batch_size", "batch", _batch_size),
 )
 """The settings to try, in the order in which they usually matter."""
 
+SAVE_MEMORY = ("model.activation_checkpointing", "performance.expandable_segments")
+"""The settings that are tried first if the program needs too much memory."""
 OPT_IN = "it changes the batch: --only or --try names it"
 KEPT = "--keep-arithmetic"
 NOT_NAMED = "--only does not name it"
@@ -249,7 +262,7 @@ def choose(
         for key in extra
         if key not in tabled
     ]
-    promising = list(dict.fromkeys(first))
+    promising = list(dict.fromkeys([*(SAVE_MEMORY if subject.is_too_large else ()), *first]))
     rows.sort(key=lambda row: promising.index(row.name) if row.name in promising else len(promising))
 
     treatments: list[Treatment] = []
