@@ -87,7 +87,10 @@ def refused(arguments: list[str]) -> str | None:
 
 
 def _refused_settings(name: str, context: Any) -> str | None:
-    """What is wrong with the values of a command line. Files need not exist. Raises the errors of the command."""
+    """What is wrong with the values of a command line. Raises the errors of the command itself.
+
+    A preset has to exist, and a configuration without a folder has to be one of the examples. Other files need not.
+    """
     for condition in context.params.get("fail_on") or ():
         parse_condition(condition)
     of_models = COMMANDS.get("train-bench" if name == "tune" else name)
@@ -98,8 +101,9 @@ def _refused_settings(name: str, context: Any) -> str | None:
         cls = COMMANDS[PROGRAM_MEMORY if name == "memory" else PROGRAM]
         program.configuration(context, None, {}, cls, of_models)
     config = context.params.get("config") or ""
-    if config.replace("-", "").isalnum() and not config.isupper() and config not in presets():
-        return f"no preset {config}"
+    known = {*presets(), *(path.name for path in (ROOT / "examples").rglob("*.yaml"))}
+    if not (config.isupper() or "/" in config or config in {"", *known}):
+        return f"no preset or example {config}"
     given = [*options.overrides(context, cls).items()]
     for assignment in context.params.get("vs") or ():
         given += parse_assignments(cls, [assignment]).items() if assignment != "KEY=VALUE" else ()
@@ -123,6 +127,7 @@ def _refused_settings(name: str, context: Any) -> str | None:
         ("train-bnch", "train-bnch"),
         ("--versionn", "--versionn"),
         ("train-bench --config tinny", "tinny"),
+        ("train-bench --config none.yaml", "none.yaml"),
         ("train-bench --training.steps=many", "training.steps"),
         ("train-bench --vs precision=bf17", "precision"),
         ("train-bench --batch-size 1,x", "batch_size"),
