@@ -1,4 +1,4 @@
-"""The catalogue of a results folder: it says what the files say, whatever has become of the folders and of the cache."""
+"""The catalogue of a results folder: it says what the files say, whatever became of the folders and the cache."""
 
 import json
 import os
@@ -51,7 +51,12 @@ def test_an_entry_says_what_the_files_say(tmp_path: Path) -> None:
     assert run.summary
     assert (entry.path, entry.run_id, entry.record.started) == (path, run.record.run_id, run.record.started)
     assert (entry.name, entry.tags, entry.model, entry.device) == ("base", ("b", "a"), "resnet18", "cpu")
-    assert (entry.command, entry.record.status, entry.measured, entry.problem) == ("train-bench", run.status, True, None)
+    assert (entry.command, entry.record.status, entry.measured, entry.problem) == (
+        "train-bench",
+        run.status,
+        True,
+        None,
+    )
     assert entry.settings == run.settings
     assert {name: one.estimate for name, one in entry.metrics.items()} == {
         one.name: one.estimate for one in run.summary.metrics
