@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from machines import wait_until
 from recorded_runs import edit, write_run
 from running import Finished
 
+from gpubench.commands import options
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, REPORT, RUN, RUNNING, RunWriter
+from gpubench.settings.defaults import complete
+from gpubench.settings.loading import Labels, completed, load
+from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]
 OLD = "2020-01-01T00:00:00.000Z"
@@ -139,6 +144,35 @@ def test_a_run_is_shown_again_as_it_was_at_its_end(finished_run: Path, command_l
     assert shown.stdout.splitlines()[-2:] == [f"completed: {finished_run}", f"page: {finished_run / REPORT}"]
     document = json.loads(command_line("runs", *results, "show", "latest", "--json").stdout)
     assert [run["path"] for run in document["runs"]] == [str(finished_run)]
+
+
+def test_a_run_has_the_name_and_the_tags_that_it_is_started_with(finished_run: Path, command_line: CommandLine) -> None:
+    record = json.loads((finished_run / RUN).read_text())
+    assert (record["name"], record["tags"]) == ("tiny-run", ["a", "b"])
+    assert "tiny-run" not in (finished_run / "config.yaml").read_text()
+    shown = command_line("runs", "show", "tiny-run", "--results", str(finished_run.parents[1]))
+    assert shown.stdout.splitlines()[-2] == f"completed: {finished_run}"
+
+
+@pytest.mark.parametrize(("own", "names"), [(0, ["base", "base-2", "base-3"]), (1, ["base-2", "base", "base-3"])])
+def test_the_runs_of_one_command_share_a_name_and_all_tags(results: Path, own: int, names: list[str]) -> None:
+    given: Any = SimpleNamespace(params={"name": "base", "tag": ["x", "x"]})
+    base = load(TrainSettings, "tiny", {"results": str(results)})
+    runs = [completed(base.with_overrides({"seed": seed}, "--vs"), complete) for seed in range(3)]
+    found = options.labelled(given, runs, own)
+    assert [run.labels for run in found] == [Labels(name, ("x",)) for name in names]
+    assert found[0].with_overrides({"seed": 9}, "a trial").labels == Labels()
+
+
+@pytest.mark.parametrize("name", ["1st", "a/b", "latest", "latest~1", "", "a b", "made"])
+@pytest.mark.parametrize("command", ["train-bench", "memory"])
+def test_a_name_that_no_run_can_have_is_refused_before_the_run(
+    results: Path, command_line: CommandLine, command: str, name: str
+) -> None:
+    (results / "made").mkdir(parents=True)
+    said, _ = complaint(command_line(command, "--config", "tiny", "--device", "cpu", "--name", name))
+    assert f"--name {name}" in said.replace("'", "")
+    assert list(results.glob("*/*")) == []
 
 
 def test_a_page_is_opened_in_the_browser_and_its_path_is_printed_in_any_case(
