@@ -1,4 +1,4 @@
-"""The catalogue of a results folder says what the files say, whatever has become of the folders and of the cache."""
+"""The catalogue of a results folder: it says what the files say, whatever became of the folders and the cache."""
 
 import json
 import os

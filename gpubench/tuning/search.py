@@ -495,7 +495,8 @@ class Search:
         """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
         if self._chosen is None or fresh is None:
             return self._chosen or known.best, SIGNIFICANT
-        arms = [one for one in without_each(self._chosen) if not known.limits.why_not(one)]
+        measured = [one for one in without_each(self._chosen) if fresh.log_ratio(one, self._baseline)]
+        arms = [one for one in measured if not known.limits.why_not(one)]
         gains = [known.gain(one, self._chosen)[0] for one in arms]
         shared = SIGNIFICANT / (len(_arms(self._chosen)) - 1)  # by all that this may have become the best of
         if known.limits.why_not(self._chosen):
