@@ -8,7 +8,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench, tune
+from gpubench.commands import compare, memory, options, pipe_infer, plain_help, profile, train_bench, tune
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -19,16 +19,18 @@ OBJECTS_BETWEEN_COLLECTIONS = 10_000
 app = typer.Typer(
     name="gpubench",
     add_completion=True,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,  # an ordinary traceback is more useful to engineers
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    cls=plain_help.PlainGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": plain_help.WIDEST},
 )
 SETTINGS_AS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("train-bench", cls=options.TakesProgram, epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     train_bench.train_bench
 )
-app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(pipe_infer.pipe_infer)
+app.command("pipe-infer", cls=plain_help.PlainCommand, epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    pipe_infer.pipe_infer
+)
 app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     profile.profile
 )
@@ -36,7 +38,7 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
     memory.memory
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
-app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("compare", cls=plain_help.PlainCommand, epilog=compare.EPILOG)(compare.compare)
 
 
 def _version(requested: bool) -> None:

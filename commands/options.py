@@ -10,8 +10,8 @@ from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand
 
+from gpubench.commands.plain_help import PlainCommand
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
     verbose: int
 
 
-class TakesProgram(TyperCommand):
+class TakesProgram(PlainCommand):
     """A command that runs the user's own program, given after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

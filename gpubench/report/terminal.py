@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
+from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
 from gpubench.report.document import (
     Block,
     Breakdown,
@@ -43,7 +43,7 @@ from gpubench.text import bar, clean, plain_table, shorten, spelled_out
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
-_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "MODIFIABLE": "cyan"}
+_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
 class Stream(Console):
@@ -90,13 +90,16 @@ class Terminal:
 
     @contextmanager
     def errors_only(self) -> Iterator[None]:
-        """A context in which no log line below an error is printed, for many runs whose own logs have them."""
-        before = self._handler.level
-        self._handler.setLevel(max(before, logging.ERROR))
+        """A context in which no log line below an error is printed, for many runs whose own logs have them.
+
+        The settings that were chosen for the first of them are printed nevertheless.
+        """
+        before = self._handler.least
+        self._handler.least = logging.ERROR
         try:
             yield
         finally:
-            self._handler.setLevel(before)
+            self._handler.least = before
 
     def render(self, document: Document) -> str:
         """Returns the document as it is printed on stdout, without printing it."""
@@ -117,12 +120,24 @@ class Terminal:
 class _OnConsole(logging.Handler):
     def __init__(self, console: Console, level: int) -> None:
         super().__init__(level)
+        self.least = level
+        """The least level of a line that is printed, unless it names settings that were chosen."""
         self._console = console
+        self._named_choices = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        name = record.levelname.lower()
-        style = _STYLES.get(record.levelname, "dim")
-        self._console.print(f"[{style}]{name}:[/] {escape(record.getMessage())}", soft_wrap=True)
+        message = escape(record.getMessage())
+        if record.name == CHOICES:
+            if self._named_choices:
+                return
+            self._named_choices = True
+        elif record.levelno < self.least:
+            return
+        if record.levelno == MODIFIABLE:
+            line = f"[dim]{message}[/]"
+        else:
+            line = f"[{_STYLES.get(record.levelname, 'dim')}]{record.levelname.lower()}:[/] {message}"
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
 
 GAP = 2  # characters between columns
