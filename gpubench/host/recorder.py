@@ -421,10 +421,12 @@ def say_choices(configuration: Configuration[S]) -> None:
     """Logs every setting that gpubench chose for the user. config.yaml gives the reasons."""
     values = flatten(configuration.settings.model_dump(mode="json"))
     chosen = {key: values[key] for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)}
-    text = ", ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in chosen.items())
+    text = ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in chosen.items()
+    )
     if chosen:
-        said = "chosen for you: %s (change any with --KEY=VALUE)"
-        logging.getLogger(CHOICES).log(MODIFIABLE, said, text, extra={"fields": chosen})
+        line = "chosen for you: %s (change any with --KEY=VALUE)"
+        logging.getLogger(CHOICES).log(MODIFIABLE, line, text, extra={"fields": chosen})
 
 
 LIGHTER = (

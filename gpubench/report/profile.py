@@ -47,6 +47,7 @@ from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launche
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
+LEAST_DRAWN = 0.02  # of a step: a terminal leaves out smaller parts without -v
 DISTORTED = 0.3
 """The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
@@ -140,6 +141,11 @@ def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
     if is_distorted(overhead):
         return f"{said}: shares below are distorted; times of the clean run are in the metrics"
     return f"{said}: its times show proportions, not speed"
+
+
+def _distortion(overhead: float | None) -> str:
+    slower = "{} longer" if (overhead or 0) < 1 else "{} as long"
+    return f"recording made a step take {slower.format(units.difference(overhead or 0))}: shares below are distorted"
 
 
 def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
@@ -434,8 +440,9 @@ def blocks(
     first = profile.ranks[0]
     distorted = is_distorted(found.overhead)
     worth: list[Block] = [
-        Paragraph(about(profile, unit), "quiet"),
-        Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet"),
+        Paragraph(about(profile, unit), "quiet", on=UNASKED if own else EVERYWHERE),
+        Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet", on=UNASKED),
+        Paragraph(_distortion(found.overhead) if distorted else "", "warning", "note: ", on=Medium.BRIEF),
     ]
     times = list(_where_time_went(profile, unit, unfolded=unfolded))
     return [
@@ -445,9 +452,16 @@ def blocks(
         *(_on_page(times) if compared else times),
         Heading("The trace itself", 3, on=UNASKED),
         Paragraph(missing(profile, own), "missing", on=UNASKED),
-        Paragraph("-v also shows the time by phase, module and operator", "quiet", on=Medium.BRIEF),
+        Paragraph(_more(found, own), "quiet", on=Medium.BRIEF),
         Command("open", trace, after=" at ", link=VIEWER),
     ]
+
+
+def _more(found: Findings, own: bool) -> str:
+    """Returns what else the command can show and do."""
+    said = "-v shows all evidence, and the time by phase, module and operator"
+    untried = own and any(one.fix and one.measured is None for one in found.findings)
+    return f"{said}; --verify measures what each setting saves" if untried else said
 
 
 def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator[Block]:
@@ -455,7 +469,9 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
     yield from _partition(profile.ranks)
-    yield Breakdown("", f"part {per(first, unit)}", "time", [_part(first, part) for part in time_parts(first)])
+    parts, of = [_part(first, part) for part in time_parts(first)], f"part {per(first, unit)}"
+    yield Breakdown("", of, "time", parts, on=UNASKED)
+    yield Breakdown("", of, "time", [part for part in parts if part.share >= LEAST_DRAWN], on=Medium.BRIEF)
     if len(profile.ranks) > 1:
         yield ranks(profile, unit)
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gpubench import units
 from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
 from gpubench.report.document import (
     Block,
@@ -151,6 +152,7 @@ READABLE = 24  # characters: words are not shortened further
 WORD = 10  # characters: a column of short names is not made narrower
 WRAPPED = 40  # characters: longer names are shortened instead of wrapped
 BRIEF = 16  # characters: words of this length are not shortened
+IN_BRIEF = 3  # findings that are shown without -v
 
 _TONES: dict[Tone, str] = {"plain": "", "strong": "bold", "quiet": "dim", "warning": "yellow", "missing": "dim"}
 _COLOURS: dict[Style, str] = {
@@ -459,19 +461,24 @@ def _stacked(part: Part, length: int) -> Text:
 
 
 @_show_block.register
-def _(block: Findings, console: Console, _media: Medium) -> None:
-    for number, finding in enumerate(block.findings, 1):
+def _(block: Findings, console: Console, media: Medium) -> None:
+    is_brief = Medium.BRIEF in media
+    shown = block.findings[:IN_BRIEF] if is_brief else block.findings
+    for number, finding in enumerate(shown, 1):
         console.print()
         severity = _safe(f"  {finding.severity}", _SEVERITIES[finding.severity])
         console.print(_safe(f"{number}. {finding.title}", "bold").append_text(severity))
         grid = RichTable.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
-        for place, text in enumerate(finding.evidence):
+        for place, text in enumerate(finding.evidence[:1] if is_brief else finding.evidence):
             grid.add_row(_safe("   evidence" if not place else "", "dim"), _safe(text))
         for line in finding.lines:
-            grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
+            if line.brief or not is_brief:
+                grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
         console.print(grid)
+    if rest := len(block.findings) - len(shown):
+        _say(console, f"and {units.counted(rest, 'more finding')} with -v", "dim")
     if not block.findings:
         _say(console, f"no finding: {block.nothing}")
     console.print()
