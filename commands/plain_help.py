@@ -33,6 +33,8 @@ class PlainGroup(TyperGroup):
             _show_help(ctx)
         if not args and not ctx.resilient_parsing:
             _show_help(ctx, NOTHING_ASKED)
+        if args[1:] and args[1] in ctx.help_option_names and args[0] in self.commands:
+            self.commands[args[0]].make_context(args[0], args[1:], parent=ctx)  # shows the help and exits
         return super().parse_args(ctx, args)
 
 
@@ -92,7 +94,8 @@ def _show_help(ctx: Any, code: int = 0) -> NoReturn:
 def _help(command: Any, ctx: Any, width: int, commands: Mapping[str, Any]) -> str:
     words = " ".join(command.collect_usage_pieces(ctx))
     said = inspect.cleandoc(command.help or "")
-    parts = [[f"{_heading('Usage')} {ctx.command_path} {words}"], _wrapped(said, width)]
+    first, *others = _wrapped(f"Usage: {ctx.command_path} {words}", width, subsequent_indent=INDENT)
+    parts = [[first.replace("Usage:", _heading("Usage"), 1), *others], _wrapped(said, width)]
     if commands:
         rows = [(name, one.get_short_help_str(1000)) for name, one in commands.items()]
         parts.append([_heading("Commands"), *_rows(rows, max(map(len, commands)), width)])

@@ -346,6 +346,13 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if not shown:
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
+    drawing = bar_charts.ratios(shown) if drawn else None
+    if drawing:
+        note = (
+            "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "
+            "✕ rejected. An arrow: the interval continues beyond the axis."
+        )
+        yield Figure("Ratio of each metric, B against A", drawing, note, "rows")
     first = _first_verdicts(shown, everything)
     rest = units.counted(len(shown) - len(first), "more metric") + " with -v" if len(first) < len(shown) else ""
     yield replace(_verdict_table(first), rest=rest, on=Medium.BRIEF)
@@ -360,13 +367,6 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if of_phases:
         each = [_verdict_table(of_phases)]
         yield Folded("The same for each phase of a step", each, on=Medium.PAGE | Medium.DETAILS)
-    drawing = bar_charts.ratios(shown) if drawn else None
-    if drawing:
-        note = (
-            "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "
-            "✕ rejected. An arrow: the interval continues beyond the axis."
-        )
-        yield Figure("Ratio of each metric, B against A", drawing, note, "rows")
 
 
 def _first_verdicts(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:

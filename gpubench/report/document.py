@@ -197,7 +197,7 @@ class Figure(Block):
     title: str
     drawing: "Markup"
     note: str = ""
-    shape: Literal["", "rows", "lanes", "wide"] = ""
+    shape: Literal["", "rows", "lanes", "wide", "image"] = ""
     keys: bool = False
     """Whether the title is followed by the colours of the baseline and the candidate."""
     legends: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()

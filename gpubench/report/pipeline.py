@@ -8,7 +8,7 @@ from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report import bar_charts, timelines
+from gpubench.report import bar_charts, images, timelines
 from gpubench.report.charts import hue
 from gpubench.report.document import (
     EVERYWHERE,
@@ -17,6 +17,7 @@ from gpubench.report.document import (
     Block,
     Cell,
     Figure,
+    Figures,
     Folded,
     Heading,
     Medium,
@@ -100,6 +101,11 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         if len(bars) > timelines.MOST_BARS:
             note += f" Only the first {timelines.MOST_BARS:,} of {len(bars):,} are drawn."
         yield Figure(f"What each rank did in repeat {first}", chart, note)
+    if shown := list(images.of_samples(run)):
+        yield Heading("Images", 3)
+        yield Figures(shown)
+        if (rest := len(found.samples) - len(shown)) > 0:
+            yield Paragraph(f"{units.counted(rest, 'more sample')} in the folder samples", "quiet", on=Medium.PAGE)
     yield Heading("Ranks", 3)
     if shares := timelines.shares(found.stages):
         legend = [(hue(part), part.replace("_", " ")) for part in PARTS]

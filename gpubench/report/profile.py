@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from gpubench import units
 from gpubench.compare.explanation import finding_changes as changes_between
 from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.findings import Findings
-from gpubench.report import findings, timelines
+from gpubench.report import bar_charts, findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -35,6 +37,7 @@ from gpubench.report.profile_tables import (
     calls,
     duration,
     kernel_name,
+    largest,
     part_name,
     part_share,
     ranks,
@@ -42,7 +45,7 @@ from gpubench.report.profile_tables import (
     tables,
 )
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import words
+from gpubench.text import shorten, words
 from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
@@ -476,10 +479,20 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
         yield ranks(profile, unit)
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
     yield from _timeline(first, unit)
-    yield from (replace(one, on=UNASKED) for one in tables(first, unfolded=unfolded))
+    bars = largest(first)
+    for one in tables(first, unfolded=unfolded):
+        if drawing := _largest(bars.get(one.title, [])):
+            yield Figure(f"Largest {one.title.partition(',')[0].lower()}", drawing, shape="rows")
+        yield replace(one, on=UNASKED)
     if said := sentences(first, unit):
         yield Heading("Launches and critical path", 3, on=UNASKED)
         yield Paragraph(said, listed=True, on=UNASKED)
+
+
+def _largest(items: Sequence[tuple[str, float]]) -> Markup | None:
+    """Draws a bar for each name; None if there are fewer than two of them."""
+    named = [(shorten(name, bar_charts.LONGEST), seconds, "fill solid a") for name, seconds in items if seconds]
+    return bar_charts.bars("where the time went", "s", named) if len(named) > 1 else None
 
 
 def _on_page(blocks: Iterable[Block]) -> list[Block]:

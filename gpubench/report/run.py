@@ -169,7 +169,8 @@ def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvide
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
     found = [*blocks(run), *_recorded(run)]  # reads files, and what cannot be read is among the warnings before it
-    made = [*_error(run), *_since(run, previous, earlier), *found]
+    known = Paragraph(_rests_on(run) if run.metrics and not run.untimed else "", "quiet", on=Medium.PAGE)
+    made = [known, *_error(run), *_since(run, previous, earlier), *found]
     return Document(
         headline(run),
         made,
@@ -238,8 +239,9 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
+    made += [] if run.summary.pipeline else _steps(run)
     made += _metrics(run)
-    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _steps(run)
+    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _phases(run)
     if not diagnosing and diagnosed:
         made += _diagnosis(run, *diagnosed)
     if run.metrics and not (run.untimed or diagnosing):
@@ -362,7 +364,11 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
     note = over if any(metric.interval for metric in every) else ""
-    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
+    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.DETAILS)
+    others = [metric for metric in every if metric not in news] if news else []
+    yield table("", [_full_row(metric) for metric in news or every], note=note, on=Medium.PAGE)
+    if others:
+        yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
     if listed:
         caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
         yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
@@ -434,12 +440,16 @@ def _caption(run: RunEvidence) -> str:
 
 
 def _steps(run: RunEvidence) -> Iterator[Block]:
-    """Yields a training run's steps, its phases, and how its ranks compare."""
+    """Yields a training run's steps."""
     side = run_figures.recording(Side(run.label, (run,)))
     yield Heading("Steps")
     yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
     if distribution := run_figures.distribution([side]):
         yield distribution
+
+
+def _phases(run: RunEvidence) -> Iterator[Block]:
+    """Yields the phases of a training run's steps, and how its ranks compare."""
     found = {
         metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
         for metric in run.metrics.values()
@@ -503,10 +513,14 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
         link = f"../{quote(earlier.path.name)}/report.html"
         yield Heading("What changed since", link=earlier.label, target=link)
         yield Paragraph(phrases.headline(comparison.renamed(previous, "the previous run", "this run")), "strong")
-        yield from comparison.differences(previous.comparability.differences, "before", "now")
-        yield Paragraph(previous.comparability.reasons, listed=True)
-        yield Paragraph(previous.explanation.notes, listed=True)
-        yield Paragraph(previous.warnings, "warning")
+        differing = previous.comparability.differences
+        details = [
+            *comparison.differences(differing, "before", "now"),
+            Paragraph(previous.comparability.reasons, listed=True),
+            Paragraph(previous.explanation.notes, listed=True),
+            Paragraph(previous.warnings, "warning"),
+        ]
+        yield Folded(f"{units.counted(len(differing), 'difference')} between the two runs", details)
     elif run.record and run.metrics:
         yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
     if run.summary.warnings or run.problems:
