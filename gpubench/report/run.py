@@ -239,7 +239,7 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
-    made += [] if run.summary.pipeline else _steps(run)
+    made += [] if run.summary.pipeline or run.untimed else _steps(run)
     made += _metrics(run)
     made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _phases(run)
     if not diagnosing and diagnosed:
