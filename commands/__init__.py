@@ -8,7 +8,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, options, pipe_infer, profile, runs, train_bench, tune
+from gpubench.commands import compare, memory, options, pipe_infer, plain_help, profile, runs, train_bench, tune
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -19,10 +19,11 @@ OBJECTS_BETWEEN_COLLECTIONS = 10_000
 app = typer.Typer(
     name="gpubench",
     add_completion=True,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,  # an ordinary traceback is more useful to engineers
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    cls=plain_help.PlainGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": plain_help.WIDEST},
 )
 SETTINGS_AS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("train-bench", cls=options.TakesProgram, epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
@@ -38,8 +39,8 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
     memory.memory
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
-app.command("compare", epilog=compare.EPILOG)(compare.compare)
-app.add_typer(runs.app, name="runs", epilog=runs.EPILOG)
+app.command("compare", cls=plain_help.PlainCommand, epilog=compare.EPILOG)(compare.compare)
+app.add_typer(runs.app, name="runs", cls=plain_help.PlainGroup, epilog=runs.EPILOG)
 
 
 def _version(requested: bool) -> None:

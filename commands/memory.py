@@ -147,7 +147,7 @@ def memory(
         if options.program(ctx) is not None:
             raise UsageError(f"{file} reads a file, and a program after -- is run", f"leave out {file} or the program")
         options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
-        _of_file(snapshot, trace, html, json=json)
+        _of_file(snapshot, trace, html, json=json, verbose=verbose)
         return
     versus = program.Versus(vs, vs_args, vs_ref)
     if program.is_given(ctx, config):
@@ -272,7 +272,7 @@ def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[C
     return completed(run.with_overrides(changes, "--check"), complete_memory)
 
 
-def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool) -> None:
+def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool, verbose: int) -> None:
     from gpubench.diagnosis.rules import advise
     from gpubench.memory.from_trace import of_trace_file
     from gpubench.memory.snapshot import of_snapshot
@@ -295,7 +295,7 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     if json:
         text = to_json(report.to_document(found, findings))
     else:
-        text = Terminal(quiet=False, verbosity=0).render(report.document(found, findings, label))
+        text = Terminal(quiet=False, verbosity=verbose).render(report.document(found, findings, label))
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")
 
 

@@ -10,9 +10,9 @@ from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand
 
 from gpubench.commands import completion
+from gpubench.commands.plain_help import PlainCommand
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
@@ -47,7 +47,7 @@ class Offer(NamedTuple):
     type: str = "plain"
 
 
-class TakesSettings(TyperCommand):
+class TakesSettings(PlainCommand):
     """A command whose settings are options too, such as --training.steps, which the shell completes."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:

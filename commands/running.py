@@ -176,6 +176,8 @@ def try_fixes(
     recorder = outcome.recorder
     if recorder.findings is None or outcome.error:
         return None
+    if not any(finding.fix for finding in recorder.findings.findings):
+        terminal.say("nothing to try: no finding has a setting that a run could be made with")
     bench = Bench(lambda fixed: completed(fixed, complete), _timing(terminal, timed_by), _judge)
     return _record(verify_speed(run, recorder.findings, bench), recorder.conclude, recorder)
 

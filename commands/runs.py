@@ -13,6 +13,7 @@ import typer
 
 from gpubench.commands import completion, options, output
 from gpubench.commands.options import OUTPUT
+from gpubench.commands.plain_help import PlainCommand
 from gpubench.errors import GpubenchError, UsageError
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def runs(
     _print(listing.document(results, found, shown, hidden, sort=sort, details=verbose > 0), verbose)
 
 
-@app.command(epilog="Example: gpubench runs show latest")
+@app.command(cls=PlainCommand, epilog="Example: gpubench runs show latest")
 def show(
     ctx: typer.Context, run: Run, results: Within = None, json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
@@ -213,7 +214,7 @@ def show(
     output.write(text, f"{path} has all results")
 
 
-@app.command("open", epilog="Example: gpubench runs open latest")
+@app.command("open", cls=PlainCommand, epilog="Example: gpubench runs open latest")
 def open_(ctx: typer.Context, run: Run, results: Within = None) -> None:
     """Open the page of a run, or of a search, in the browser; without a browser, print its path."""
     from gpubench.runs.directory import REPORT
@@ -226,7 +227,9 @@ def open_(ctx: typer.Context, run: Run, results: Within = None) -> None:
         print(reason, file=sys.stderr)
 
 
-@app.command(epilog="Examples: gpubench runs tag latest baseline, gpubench runs tag latest --remove baseline")
+@app.command(
+    cls=PlainCommand, epilog="Examples: gpubench runs tag latest baseline, gpubench runs tag latest --remove baseline"
+)
 def tag(
     ctx: typer.Context,
     run: Run,
@@ -259,7 +262,7 @@ def tag(
     output.write(f"{path.name}{named}: {', '.join(record.tags) or 'no tags'}\n", "try again")
 
 
-@app.command(epilog="Example: gpubench runs remove 20261122-065319")
+@app.command(cls=PlainCommand, epilog="Example: gpubench runs remove 20261122-065319")
 def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = False) -> None:
     """Remove runs, the runs of a folder, or a whole search by tune; not one that is running or tagged."""
     from gpubench.runs import removal
@@ -282,7 +285,8 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
 
 
 @app.command(
-    epilog="Examples: gpubench runs prune --failed, gpubench runs prune --keep 20 --older 30d --experiment nightly"
+    cls=PlainCommand,
+    epilog="Examples: gpubench runs prune --failed, gpubench runs prune --keep 20 --older 30d --experiment nightly",
 )
 def prune(
     ctx: typer.Context,

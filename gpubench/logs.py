@@ -1,7 +1,7 @@
 """Two additional log levels, and the format of structured log lines.
 
-NOTIMPORTANT (5) is for details below DEBUG. MODIFIABLE (25), above INFO and shown by default, is for settings that
-gpubench chose and the user can change.
+NOTIMPORTANT (5) is for details below DEBUG. MODIFIABLE (25), above INFO and shown by default, is for what gpubench
+chose and the user can change. A terminal shows such a line without the name of its level.
 """
 
 import json
@@ -12,6 +12,8 @@ from typing import Any
 
 NOTIMPORTANT = 5
 MODIFIABLE = 25
+CHOICES = "gpubench.choices"
+"""The logger of the settings that were chosen for a run. The console shows the line of a command's first run only."""
 PROGRAM_OUTPUT = "gpubench.program.output"
 """The logger of what a program of the user prints. Its lines go to the console only."""
 

@@ -65,7 +65,7 @@ def test_a_program_is_profiled_and_its_trace_read_again(
     assert {"forward", "backward", "optimizer"} <= {one["name"] for one in rank["phases"]}
     assert rank["operators"]
     trace = min((done.run / "profiler_traces").glob("*.trace.json*"))
-    assert "forward" in command_line("profile", "--trace", str(trace)).stdout
+    assert "forward" in command_line("profile", "--trace", str(trace), "-v").stdout
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,7 +77,7 @@ def test_memory_is_measured_and_its_snapshot_read_again(
     assert {"forward", "backward", "optimizer"} <= {one.phase for one in measured.phases}
     if device == "cuda":
         snapshot = done.run / "profiler_traces" / "rank0.snapshot.pickle"
-        assert "allocated" in command_line("memory", "--snapshot", str(snapshot)).stdout
+        assert "allocated" in command_line("memory", "--snapshot", str(snapshot), "-v").stdout
 
 
 def test_memory_is_predicted_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:

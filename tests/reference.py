@@ -3,7 +3,6 @@
 python tests/reference.py        # writes them into the pages, between two markers
 """
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import typer
 
-from gpubench.commands import app
+from gpubench.commands import app, plain_help
 from gpubench.metrics import DEFINITIONS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import canonical
@@ -62,11 +61,9 @@ def options(command: str) -> str:
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
-    panels: dict[str, list[Any]] = {}
-    for parameter in commands()[command].params:
-        panels.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter)
+    panels = plain_help.by_panel(commands()[command].params)
     for panel, parameters in panels.items():
-        if panel:
+        if panel and panel != plain_help.ARGUMENTS:
             lines.append(_row(f"**{panel}**", "", *([""] if cls else [])))
         own = [one for one in parameters if _key(one) not in common]
         lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in own]
@@ -99,23 +96,12 @@ def _row(*cells: str) -> str:
 
 
 def _usage(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"`{parameter.metavar}`"
-    value = "" if parameter.is_flag or parameter.count else f" {parameter.metavar or _choices(parameter)}"
-    return ", ".join(f"`{name}{value}`" for name in [*parameter.opts, *parameter.secondary_opts])
-
-
-def _choices(parameter: Any) -> str:
-    kind = parameter.type_descriptor.annotation
-    assert issubclass(kind, enum.Enum), f"{parameter.opts} needs a metavar"
-    return "|".join(str(one.value) for one in kind)
+    return ", ".join(f"`{form}`" for form in plain_help.usage(parameter))
 
 
 def _help(parameter: Any) -> str:
-    shown = parameter.show_default and parameter.default and not getattr(parameter, "is_flag", False)
-    default = f" Default: `{parameter.default}`." if shown else ""
-    environment = f" Environment: `{parameter.envvar}`." if getattr(parameter, "envvar", None) else ""
-    return f"{parameter.help}{default}{environment}"
+    said, default, variable = plain_help.explanation(parameter)
+    return f"{said}{default and f' Default: `{default}`.'}{variable and f' Environment: `{variable}`.'}"
 
 
 def _setting(cls: type[RunSettings], name: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import typer
 import yaml
 from running import Finished, gpubench
@@ -50,6 +51,14 @@ def test_help_of_a_command_shows_examples_and_every_option(command_line: Command
     for parameter in dict(commands(typer.main.get_command(app)))["gpubench train-bench"].params:
         assert max(parameter.opts, key=len) in result.stdout
     assert "gpubench train-bench --precision bf16 --vs precision=fp32" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["", *reference.commands()])
+def test_help_fits_into_80_columns(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = command_line(*command.split(), "--help").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "<bool>" not in shown
 
 
 def test_no_command_shows_the_help_and_fails(command_line: CommandLine) -> None:

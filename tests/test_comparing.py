@@ -37,9 +37,9 @@ def console_of(width: int) -> Console:
     return Console(file=io.StringIO(), width=width, highlight=False)
 
 
-def rendered(document: Comparisons, width: int = 120, *, everything: bool = False) -> str:
+def rendered(document: Comparisons, width: int = 120, *, everything: bool = False, details: bool = False) -> str:
     console = console_of(width)
-    terminal.show(report.document(document, everything=everything), console)
+    terminal.show(report.document(document, everything=everything), console, details=details)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -244,7 +244,7 @@ def test_a_signed_change_has_no_more_digits_than_carry_news() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_every_width_shows_every_verdict_and_ratio_whole(width: int) -> None:
-    text = rendered(rich_comparison(), width)
+    text = rendered(rich_comparison(), width, details=True)
     table = text[text.index("metric ") : text.index("first step time: ")]
     for whole in ("-3.0 %", "+3.1 %", "+0 %", "+2.4 %", "3.40 x", "withheld", "inconclusive", "equivalent", "slower"):
         assert whole in table, text
@@ -282,7 +282,7 @@ def test_a_wide_terminal_shows_values_and_intervals_too() -> None:
 
 
 def test_the_sections_come_in_the_order_of_the_questions() -> None:
-    text = rendered(rich_comparison())
+    text = rendered(rich_comparison(), details=True)
     sections = [
         "new is 3.0 % slower than base in throughput",
         "baseline   base (results/base/1): resnet18, fp32, batch 16 on cpu; 1 run; 5 repeats; 2026-11-21 11:29 UTC",
@@ -434,7 +434,7 @@ def test_the_gate_says_why_clear_figures_conclude_nothing() -> None:
 
 def test_a_change_of_a_sample_is_told_as_such() -> None:
     found = structs.replace(waterfall(("forward", 0.001)), per="sample")
-    text = rendered(comparisons(comparison(explanation=Explanation(found, [], None, []))))
+    text = rendered(comparisons(comparison(explanation=Explanation(found, [], None, []))), details=True)
     assert "of the whole" in text
     assert "time of a sample" in text
 

@@ -257,7 +257,7 @@ def test_samples_do_not_depend_on_the_number_of_ranks(tmp_path: Path, threads: t
     made = set()
     for world_size in ("1", "2", "3"):
         ranks = ("--world-size", world_size, "--baseline", "off", *threads)
-        done = gpubench("pipe-infer", *options, *ranks, results=tmp_path / world_size)
+        done = gpubench("pipe-infer", *options, *ranks, "-v", results=tmp_path / world_size)
         assert done.code == 0, done.stderr
         pipeline = done.document("summary.json")["pipeline"]
         assert pipeline["threads"] == done.document("environment.json")["threads"]["intra_op"] == expected

@@ -1,22 +1,39 @@
 """The page of a pipeline's run directory: what it draws, and what becomes of one that is not whole."""
 
+import base64
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from browser import PHONE, needs_browser, width_on_a_phone
+from PIL import Image
 from piped import Line, sequential, verified
+from reports import HOSTILE
 from test_page import run_page
 
 from gpubench.compare.compare import compare
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
 from gpubench.pipeline.results import PipeRepeat, summarise
+from gpubench.report import images
 from gpubench.report import timelines as gantt
 from gpubench.report.after_run import write_up
-from gpubench.runs.directory import COMPLETED, ENVIRONMENT, REPORT, SCHEMA_VERSION, SUMMARY, TIMELINE, RunWriter
+from gpubench.runs.directory import (
+    COMPLETED,
+    ENVIRONMENT,
+    IMAGE,
+    REPORT,
+    SCHEMA_VERSION,
+    SUMMARY,
+    TIMELINE,
+    RunWriter,
+    sample_file,
+)
 from gpubench.runs.stages import PARTS
 
 LINE = Line((4, 4, 6), micro_batches=5, jitter=0.02, transfer=0.01, decode=0.05)
@@ -161,3 +178,24 @@ def test_nothing_to_draw_is_no_drawing() -> None:
 @needs_browser
 def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
     assert width_on_a_phone(page_of(write_run(tmp_path)), tmp_path) <= PHONE
+
+
+def test_only_intact_images_that_the_run_lists_are_on_its_page(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    names = [sample_file(number, IMAGE) for number in range(6)]
+    Image.new("RGB", (512, 300), "red").save(tmp_path / names[0])
+    whole = (tmp_path / names[0]).read_bytes()
+    (tmp_path / names[1]).write_bytes(b"<svg onload=alert(1)>")
+    (tmp_path / names[2]).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / names[3]).symlink_to(tmp_path / names[0])
+    (tmp_path / names[4]).write_bytes(whole[:16] + (2**20).to_bytes(4, "big") * 2 + whole[24:])
+    (tmp_path / names[5]).write_bytes(whole)  # not listed
+    samples = [SimpleNamespace(sample=number, image=name, prompt=HOSTILE) for number, name in enumerate(names[:5])]
+    samples.append(SimpleNamespace(sample=5, image="../../etc/passwd", prompt=""))
+    run: Any = SimpleNamespace(path=tmp_path, files=SimpleNamespace(samples=samples))
+    (figure,) = images.of_samples(run)
+    assert figure.title == "sample 0"
+    source = re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="[^"]*">', figure.drawing)
+    with Image.open(io.BytesIO(base64.b64decode(source[0]))) as copy:
+        assert copy.size == (256, 150)
+        assert copy.info == {}

@@ -1,10 +1,12 @@
 import io
+import logging
 
 import pytest
 from rich.console import Console
 
-from gpubench.report.document import Command, Document
-from gpubench.report.terminal import show
+from gpubench.logs import CHOICES, MODIFIABLE
+from gpubench.report.document import Command, Document, Finding, Findings, Line
+from gpubench.report.terminal import Terminal, show
 from gpubench.text import bar
 
 SENTENCE = "the step waits for batches, and the loader waits instead of computing"
@@ -44,3 +46,29 @@ def test_a_bar_is_as_long_as_asked_for_whatever_its_share() -> None:
     assert [bar(share, "forward", 8).plain for share in (0.0, 0.25, 1.0)] == ["░" * 8, "██" + "░" * 6, "█" * 8]
     assert bar(0.5, "forward").spans[0].style == "green"
     assert bar(0.5, "of a later version").spans[0].style == "white"
+
+
+def test_choices_are_named_once_and_without_the_name_of_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(quiet=False, verbosity=0)
+    with terminal.errors_only():
+        for _ in range(3):
+            logging.getLogger(CHOICES).log(MODIFIABLE, "device=cpu")
+        logging.getLogger("gpubench").warning("hidden")
+    logging.getLogger("gpubench").log(MODIFIABLE, "trying")
+    logging.getLogger("gpubench").warning("shown")
+    assert capsys.readouterr().err == "device=cpu\ntrying\nwarning: shown\n"
+
+
+def test_findings_are_brief_without_details() -> None:
+    lines = [Line("cause", "long", brief=False), Line("set", "--a=1")]
+    found = Document(
+        "", [Findings([Finding(f"problem {n}", "low", ["first", "second"], lines, "") for n in range(5)], "")]
+    )
+    brief, full = console(terminal=False), console(terminal=False)
+    show(found, brief)
+    show(found, full, details=True)
+    text, all_of_it = brief.file.getvalue(), full.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("--a=1") == text.count("first") == 3
+    assert "second" not in text
+    assert "long" not in text
+    assert all_of_it.count("long") == all_of_it.count("second") == 5

@@ -176,8 +176,9 @@ class RunEvidence:
 
     @cached_property
     def steps(self) -> StepTable:
-        """All recorded steps, warm-up included. A pipeline has spans instead."""
-        return self.files.steps if self.files and not self.summary.pipeline else StepTable.of_totals(np.empty(0))
+        """All recorded steps, warm-up included. A pipeline has spans instead, and a run that timed nothing has none."""
+        has_steps = self.files and not (self.summary.pipeline or self.untimed)
+        return self.files.steps if self.files and has_steps else StepTable.of_totals(np.empty(0))
 
     @property
     def telemetry(self) -> list[TelemetrySample]:

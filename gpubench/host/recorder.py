@@ -18,7 +18,7 @@ from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger
 from gpubench.host.supervision import silence
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
+from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import warnings
@@ -442,9 +442,12 @@ def say_choices(configuration: Configuration[S]) -> None:
     """Logs every setting that gpubench chose for the user. config.yaml gives the reasons."""
     values = flatten(configuration.settings.model_dump(mode="json"))
     chosen = {key: values[key] for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)}
-    text = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    text = ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in chosen.items()
+    )
     if chosen:
-        log.log(MODIFIABLE, "%s (chosen for you; change any with --KEY=VALUE)", text, extra={"fields": chosen})
+        line = "chosen for you: %s (change any with --KEY=VALUE)"
+        logging.getLogger(CHOICES).log(MODIFIABLE, line, text, extra={"fields": chosen})
 
 
 LIGHTER = (

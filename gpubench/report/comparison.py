@@ -225,6 +225,9 @@ STYLES: dict[Outcome, Style] = {
 }
 GATES: dict[str, Style] = {"regressed": "worse", "passed": "better", "inconclusive": "inconclusive"}
 VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
+VERDICTS = 4  # verdicts that a terminal shows without -v, besides established ones
+ESTABLISHED = ("faster", "slower", "more", "less")
+WARNINGS = 2  # warnings that a terminal shows without -v
 PATHS = 3  # paths of a side that a page names
 
 
@@ -276,12 +279,18 @@ def _section(
         *(_causes(comparison.causes, sides) if comparison.causes else []),
     ]
     if comparison.warnings:
-        blocks += [Heading("Warnings"), Paragraph(comparison.warnings, "warning", "warning: ")]
+        blocks += [Heading("Warnings"), Paragraph(comparison.warnings, "warning", "warning: ", on=UNASKED)]
+        blocks.append(Paragraph(_first_warnings(comparison.warnings), "warning", "warning: ", on=Medium.BRIEF))
     if sides:
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
     name = comparison.candidate.label if number else ""
     return Section(headline(comparison), blocks, name, f"candidate-{number}", _lead_chip(comparison))
+
+
+def _first_warnings(warnings: Sequence[str]) -> list[str]:
+    rest = len(warnings) - WARNINGS
+    return [*warnings[:WARNINGS], f"{units.counted(rest, 'more warning')} with -v"] if rest > 1 else list(warnings)
 
 
 def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison:
@@ -328,7 +337,7 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
     return [
         table("", rows, columns, complete=True),
         Paragraph(rest, "quiet"),
-        Paragraph(phrases.consequences(found), "quiet"),
+        Paragraph(phrases.consequences(found), "quiet", on=UNASKED),
     ]
 
 
@@ -337,17 +346,6 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if not shown:
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
-    yield _verdict_table(shown)
-    said = comparison.comparability.reasons
-    noted = [one for one in shown if one.verdict != "withheld" or one.reason not in said]
-    yield Paragraph(phrases.reasons(noted), "quiet", on=Medium.BRIEF)
-    yield Paragraph(phrases.notes(noted), "quiet", on=UNASKED)
-    if lead := leading(shown):
-        yield Paragraph(phrases.method(lead), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
-    of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]
-    if of_phases:
-        each = [_verdict_table(of_phases)]
-        yield Folded("The same for each phase of a step", each, on=Medium.PAGE | Medium.DETAILS)
     drawing = bar_charts.ratios(shown) if drawn else None
     if drawing:
         note = (
@@ -355,6 +353,26 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
             "✕ rejected. An arrow: the interval continues beyond the axis."
         )
         yield Figure("Ratio of each metric, B against A", drawing, note, "rows")
+    first = _first_verdicts(shown, everything)
+    rest = units.counted(len(shown) - len(first), "more metric") + " with -v" if len(first) < len(shown) else ""
+    yield replace(_verdict_table(first), rest=rest, on=Medium.BRIEF)
+    yield replace(_verdict_table(shown), on=UNASKED)
+    said = comparison.comparability.reasons
+    noted = [one for one in shown if one.verdict != "withheld" or one.reason not in said]
+    yield Paragraph(phrases.reasons([one for one in noted if one in first]), "quiet", on=Medium.BRIEF)
+    yield Paragraph(phrases.notes(noted), "quiet", on=UNASKED)
+    if lead := leading(shown):
+        yield Paragraph(phrases.method(lead), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+    of_phases = [one for one in comparison.verdicts if one not in shown and one.metric.startswith("phase_")]
+    if of_phases:
+        each = [_verdict_table(of_phases)]
+        yield Folded("The same for each phase of a step", each, on=Medium.PAGE | Medium.DETAILS)
+
+
+def _first_verdicts(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
+    """Returns the verdicts that a terminal shows without -v: the first ones, and all others that are established."""
+    first = list(verdicts) if everything else list(verdicts[:VERDICTS])
+    return first + [one for one in verdicts[len(first) :] if one.verdict in ESTABLISHED]
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
@@ -388,7 +406,7 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
     if not sides or _timed(sides):
         yield Heading("What explains it")
     if explanation.waterfall:
-        yield _waterfall(explanation.waterfall)
+        yield _waterfall(explanation.waterfall, known=_is_established(comparison))
         if sides:
             title = f"Where the change of a {explanation.waterfall.per}'s time comes from"
             note = "Filled: takes longer. Hollow: takes less time. Whiskers are 95 % intervals of the change."
@@ -408,7 +426,13 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
     yield table("", cells, on=Medium.PAGE | Medium.DETAILS)
 
 
-def _waterfall(found: Waterfall) -> Table:
+def _is_established(comparison: Comparison) -> bool:
+    lead = leading(comparison.verdicts)
+    return lead is not None and lead.verdict in ESTABLISHED
+
+
+def _waterfall(found: Waterfall, *, known: bool) -> Table:
+    """Returns the change of each phase; a terminal without -v shows it for a change that is known."""
     total = phrases.total(found)
     moves = [*phrases.moves(found), total]
     cells = [
@@ -418,7 +442,14 @@ def _waterfall(found: Waterfall) -> Table:
     changes = [phase.change for phase in found.phases]
     expendable = ("95 % interval",)
     title = f"{total.phase}: {phrases.span(found)}"
-    return table(title, cells, ("phase", "95 % interval"), expendable=expendable, sizes=changes, on=TEXT)
+    return table(
+        title,
+        cells,
+        ("phase", "95 % interval"),
+        expendable=expendable,
+        sizes=changes,
+        on=TEXT if known else TEXT & ~Medium.BRIEF,
+    )
 
 
 def _memory(memory: Memory | None, *, drawn: bool) -> Iterator[Block]:

@@ -197,7 +197,7 @@ class Figure(Block):
     title: str
     drawing: "Markup"
     note: str = ""
-    shape: Literal["", "rows", "lanes", "wide"] = ""
+    shape: Literal["", "rows", "lanes", "wide", "image"] = ""
     keys: bool = False
     """Whether the title is followed by the colours of the baseline and the candidate."""
     legends: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
@@ -236,13 +236,15 @@ class Stacks(Block):
 
 @dataclass(frozen=True)
 class Line:
-    """A labelled sentence of a finding. `figures` says that its minus signs are those of numbers."""
+    """A labelled sentence of a finding. `figures` says that its minus signs are those of numbers, and `brief` that a
+    terminal shows it also without -v."""
 
     label: str
     text: str
     style: Style = ""
     code: bool = False
     figures: bool = False
+    brief: bool = True
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings(Block):
-    """Problems with their evidence and fixes, the most costly first. `nothing` is said if there are none."""
+    """Problems with their evidence and fixes, the most costly first. `nothing` is said if there are none.
+
+    A terminal without -v shows the first ones, each in a few lines.
+    """
 
     findings: Sequence[Finding]
     nothing: str

@@ -8,7 +8,7 @@ from typing import Any
 from gpubench import units
 from gpubench.findings import Cost, Finding, Findings, Outcome, Saving, Trial
 from gpubench.report import document
-from gpubench.report.document import Block, Command, Folded, Heading, Line, Paragraph, Style
+from gpubench.report.document import UNASKED, Block, Command, Folded, Heading, Line, Paragraph, Style
 from gpubench.report.phrases import decimals
 
 SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
@@ -42,17 +42,17 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     if findings.keep:
         made.append(Command("keep", options(findings.keep), "strong"))
     if unjudged := unanswered(findings):
-        made.append(Folded("What could not be judged", [Paragraph(unjudged, "quiet", listed=True)]))
+        made.append(Folded("What could not be judged", [Paragraph(unjudged, "quiet", listed=True)], on=UNASKED))
     return made
 
 
 def _finding(finding: Finding, whole: str) -> document.Finding:
-    lines = [Line("cause", finding.cause), Line("fix", finding.advice)]
+    lines = [Line("cause", finding.cause, brief=False), Line("fix", finding.advice, brief=not finding.fix)]
     lines.append(Line("in code", finding.code, code=True))
     lines.append(Line("set", options(finding.fix), code=True))
     if finding.expected:
         saving = f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"
-        lines.append(Line("expected", saving, figures=True))
+        lines.append(Line("expected", saving, figures=True, brief=finding.measured is None))
     if trial := finding.measured:
         lines.append(Line("measured", measured(trial, whole), OUTCOMES[trial.outcome], figures=True))
     return document.Finding(

@@ -41,7 +41,9 @@ from gpubench.report.memory_figures import category, ordered, share, style
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import words
 
+LEAST_DRAWN = 0.02  # of the peak: a terminal leaves out smaller parts without -v
 TOLD = 0.05  # of the peak: the headline leaves out smaller parts
+WORTH_SAVING = 16 * 2**20  # bytes: a smaller peak gives no reason for advice
 PARTS = 4  # parts that a headline names
 
 STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": "steady step"}
@@ -233,17 +235,20 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         Paragraph(beginning(footprint), "warning"),
         Paragraph(footprint.notes, "warning", "note: "),
         *figures.over_time(footprint),
-        _stacks(footprint),
-        Breakdown("The peak", "category", "size", parts),
+        replace(_stacks(footprint), on=Medium.DETAILS),
+        Breakdown("The peak", "category", "size", parts, on=UNASKED),
         table("The peak by count", _counts(footprint), ("includes",), on=UNASKED),
         Paragraph(allocator(footprint), "quiet", on=UNASKED),
         table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",), on=UNASKED),
-        *(findings.blocks(found, "peak") if found else []),
+        *(_advice(footprint, found) if found else []),
+        Breakdown("", "at the peak", "size", _largest(parts), on=Medium.BRIEF),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),
         replace(holders(footprint), on=UNASKED),
         replace(modules(footprint), on=UNASKED),
-        Paragraph("-v also shows the largest allocations and the memory of each module", "quiet", on=Medium.BRIEF),
+        Paragraph(
+            "-v shows the memory of each phase and module, and the largest allocations", "quiet", on=Medium.BRIEF
+        ),
         *(Command("kept", file) for file in files),
     ]
 
@@ -259,6 +264,21 @@ def _part(name: str, size: int, whole: int) -> Part:
     letter = LETTERS.get(name, "?")
     percent = share(size, whole) if size else ""
     return Part(category(name), style(name), size / max(1, whole), _size(size), percent, letter)
+
+
+def _advice(footprint: Footprint, found: Findings) -> Iterator[Block]:
+    """Yields the findings; a terminal shows those of a small peak only if they were measured, or with -v."""
+    is_small = footprint.peak.level.total < WORTH_SAVING and not any(one.measured for one in found.findings)
+    for block in findings.blocks(found, "peak"):
+        yield replace(block, on=block.on & ~Medium.BRIEF) if is_small else block
+    if is_small and found.findings:
+        said = f"no advice below a peak of {units.size(WORTH_SAVING)}; -v shows what would lower it"
+        yield Paragraph(said, on=Medium.BRIEF)
+
+
+def _largest(parts: Sequence[Part]) -> list[Part]:
+    """Returns the parts of which a few characters of a bar can be seen, without their letters."""
+    return [replace(part, letter="") for part in parts if part.share >= LEAST_DRAWN]
 
 
 def _counts(footprint: Footprint) -> list[dict[str, str]]:
@@ -505,6 +525,9 @@ def batch_sizes(found: BatchSizes, *, headed: bool = False) -> list[Block]:
 
 def trades(found: Trades) -> list[Block]:
     """Returns the settings that were run, with the memory and the time of each."""
-    made: list[Block] = [Heading("Memory against speed", anchor="memory-against-speed"), *figures.trades(found)]
+    heading = Heading("Memory against speed", anchor="memory-against-speed")
+    if found.trades and not any(trade.fix for trade in found.trades):
+        return [heading, Paragraph("nothing to try: no finding has a setting that a run could be made with")]
     shown = trade_table(found)
-    return [*made, shown if shown else Paragraph("no settings were run", "missing", on=Medium.PAGE)]
+    missing = Paragraph("no settings were run", "missing", on=Medium.PAGE)
+    return [heading, *figures.trades(found), replace(shown, on=UNASKED) if shown else missing]

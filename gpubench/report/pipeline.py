@@ -8,9 +8,23 @@ from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report import bar_charts, timelines
+from gpubench.report import bar_charts, images, timelines
 from gpubench.report.charts import hue
-from gpubench.report.document import TEXT, Block, Cell, Figure, Folded, Heading, Medium, Paragraph, Table, table
+from gpubench.report.document import (
+    EVERYWHERE,
+    TEXT,
+    UNASKED,
+    Block,
+    Cell,
+    Figure,
+    Figures,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Table,
+    table,
+)
 from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, Stage, Verification
 from gpubench.text import clean
 
@@ -34,7 +48,10 @@ METRICS = (
     "peak_memory_reserved",
     "peak_memory_rss",
 )
+"""The metrics that -v and Markdown lead with."""
+IN_BRIEF = ("makespan", "time_to_first_sample", "sample_latency", "bubble", "peak_memory_reserved")
 """The metrics that a terminal shows."""
+MORE = "-v shows every metric and sample, and report.html what each rank did"
 DIGESTS = 4  # digests that a terminal shows
 DIGITS = 12  # of each digest
 OPEN_SAMPLES = 16  # samples up to which the page shows their table at once
@@ -72,7 +89,8 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     """Yields how the steps were split, and what each rank did."""
     yield Heading("Pipeline")
     yield Paragraph(f"{found.model}, {found.scheduler}", on=Medium.PAGE)
-    yield Paragraph(found.assignment)
+    split = EVERYWHERE if len(found.stages) > 1 else UNASKED  # a single rank does all of it
+    yield Paragraph(found.assignment, on=split)
     first = min((span.repeat for span in run.spans), default=0)
     bars = timelines.pipeline_bars(span for span in run.spans if span.repeat == first)
     chart = timelines.gantt(bars, len(found.stages))
@@ -83,11 +101,16 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         if len(bars) > timelines.MOST_BARS:
             note += f" Only the first {timelines.MOST_BARS:,} of {len(bars):,} are drawn."
         yield Figure(f"What each rank did in repeat {first}", chart, note)
+    if shown := list(images.of_samples(run)):
+        yield Heading("Images", 3)
+        yield Figures(shown)
+        if (rest := len(found.samples) - len(shown)) > 0:
+            yield Paragraph(f"{units.counted(rest, 'more sample')} in the folder samples", "quiet", on=Medium.PAGE)
     yield Heading("Ranks", 3)
     if shares := timelines.shares(found.stages):
         legend = [(hue(part), part.replace("_", " ")) for part in PARTS]
         yield Figure("", shares, shape="lanes", legends=[("Mean over the completed repeats", legend)])
-    yield _ranks(found.stages, seconds=False, on=TEXT)
+    yield _ranks(found.stages, seconds=False, on=split & TEXT)
     yield _ranks(found.stages, seconds=True, on=Medium.PAGE)
 
 
@@ -107,12 +130,12 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         sizes = [(name, size, "fill solid a") for name, size in handoff_parts(found.handover).items()]
         if drawing := bar_charts.bars("size of a hand-off", "B", sizes):
             yield Figure("Size of a hand-off", drawing, shape="rows")
-        yield Paragraph(handoff(found) or "")
+        yield Paragraph(handoff(found) or "", on=UNASKED)
     yield Heading("Samples", 3)
     cut_short = found.verification is None and run.settings.get("verify") is True
     yield Paragraph(CUT_SHORT if cut_short else verification(found.verification, found.threads))
     if found.samples:
-        yield Paragraph(_digests(found), on=Medium.BRIEF | Medium.MARKDOWN)
+        yield Paragraph(_digests(found), on=Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
 

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from gpubench import units
 from gpubench.compare.explanation import finding_changes as changes_between
 from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.findings import Findings
-from gpubench.report import findings, timelines
+from gpubench.report import bar_charts, findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -35,6 +37,7 @@ from gpubench.report.profile_tables import (
     calls,
     duration,
     kernel_name,
+    largest,
     part_name,
     part_share,
     ranks,
@@ -42,11 +45,12 @@ from gpubench.report.profile_tables import (
     tables,
 )
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import words
+from gpubench.text import shorten, words
 from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
+LEAST_DRAWN = 0.02  # of a step: a terminal leaves out smaller parts without -v
 DISTORTED = 0.3
 """The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
@@ -140,6 +144,11 @@ def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
     if is_distorted(overhead):
         return f"{said}: shares below are distorted; times of the clean run are in the metrics"
     return f"{said}: its times show proportions, not speed"
+
+
+def _distortion(overhead: float | None) -> str:
+    slower = "{} longer" if (overhead or 0) < 1 else "{} as long"
+    return f"recording made a step take {slower.format(units.difference(overhead or 0))}: shares below are distorted"
 
 
 def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
@@ -434,8 +443,9 @@ def blocks(
     first = profile.ranks[0]
     distorted = is_distorted(found.overhead)
     worth: list[Block] = [
-        Paragraph(about(profile, unit), "quiet"),
-        Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet"),
+        Paragraph(about(profile, unit), "quiet", on=UNASKED if own else EVERYWHERE),
+        Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet", on=UNASKED),
+        Paragraph(_distortion(found.overhead) if distorted else "", "warning", "note: ", on=Medium.BRIEF),
     ]
     times = list(_where_time_went(profile, unit, unfolded=unfolded))
     return [
@@ -445,9 +455,16 @@ def blocks(
         *(_on_page(times) if compared else times),
         Heading("The trace itself", 3, on=UNASKED),
         Paragraph(missing(profile, own), "missing", on=UNASKED),
-        Paragraph("-v also shows the time by phase, module and operator", "quiet", on=Medium.BRIEF),
+        Paragraph(_more(found, own), "quiet", on=Medium.BRIEF),
         Command("open", trace, after=" at ", link=VIEWER),
     ]
+
+
+def _more(found: Findings, own: bool) -> str:
+    """Returns what else the command can show and do."""
+    said = "-v shows all evidence, and the time by phase, module and operator"
+    untried = own and any(one.fix and one.measured is None for one in found.findings)
+    return f"{said}; --verify measures what each setting saves" if untried else said
 
 
 def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator[Block]:
@@ -455,15 +472,27 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
     yield from _partition(profile.ranks)
-    yield Breakdown("", f"part {per(first, unit)}", "time", [_part(first, part) for part in time_parts(first)])
+    parts, of = [_part(first, part) for part in time_parts(first)], f"part {per(first, unit)}"
+    yield Breakdown("", of, "time", parts, on=UNASKED)
+    yield Breakdown("", of, "time", [part for part in parts if part.share >= LEAST_DRAWN], on=Medium.BRIEF)
     if len(profile.ranks) > 1:
         yield ranks(profile, unit)
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
     yield from _timeline(first, unit)
-    yield from (replace(one, on=UNASKED) for one in tables(first, unfolded=unfolded))
+    bars = largest(first)
+    for one in tables(first, unfolded=unfolded):
+        if drawing := _largest(bars.get(one.title, [])):
+            yield Figure(f"Largest {one.title.partition(',')[0].lower()}", drawing, shape="rows")
+        yield replace(one, on=UNASKED)
     if said := sentences(first, unit):
         yield Heading("Launches and critical path", 3, on=UNASKED)
         yield Paragraph(said, listed=True, on=UNASKED)
+
+
+def _largest(items: Sequence[tuple[str, float]]) -> Markup | None:
+    """Draws a bar for each name; None if there are fewer than two of them."""
+    named = [(shorten(name, bar_charts.LONGEST), seconds, "fill solid a") for name, seconds in items if seconds]
+    return bar_charts.bars("where the time went", "s", named) if len(named) > 1 else None
 
 
 def _on_page(blocks: Iterable[Block]) -> list[Block]:

@@ -11,6 +11,8 @@ from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank, folded
 MODULES = 15
 OPERATORS = 15
 KERNELS = 10
+DRAWN = 8  # bars of a chart
+MODULES_BY_TIME = "Modules, by time outside their submodules"
 PLACES = 10  # rows of copies, synchronisations and collectives
 FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -vv has a row for each."
 
@@ -55,6 +57,19 @@ def part_name(rank: Rank) -> str:
 def bound_known(rank: Rank) -> bool:
     """Returns whether an operator's bound is known, which needs its shapes and the published peaks of the device."""
     return any(operator.bound != "insufficient data" for operator in rank.operators)
+
+
+def largest(rank: Rank) -> dict[str, list[tuple[str, float]]]:
+    """Returns what took most time in a step, as (name, seconds), by the title of the table that lists it."""
+    found = {
+        MODULES_BY_TIME: [(_module_name(one, equal), one.own) for one, equal in folded(rank.modules)],
+        "Operators": [(one.name, _work(rank, one)) for one in rank.operators],
+        "Kernels": [(kernel_name(one.name), one.total) for one in rank.kernels],
+    }
+    return {
+        title: [(name, time / 1e9 / steps(rank)) for name, time in sorted(items, key=lambda item: -item[1])[:DRAWN]]
+        for title, items in found.items()
+    }
 
 
 def tables(rank: Rank, *, unfolded: bool = False) -> list[Table]:
@@ -107,7 +122,7 @@ def modules(rank: Rank, *, unfolded: bool = False) -> Table:
     ]
     note = FOLDED if len(layers) < len(rank.modules) else ""
     sizes = [module.own for module, _ in found]
-    return table("Modules, by time outside their submodules", rows, ("class",), sizes=sizes, rest=rest, note=note)
+    return table(MODULES_BY_TIME, rows, ("class",), sizes=sizes, rest=rest, note=note)
 
 
 def operators(rank: Rank) -> Table:

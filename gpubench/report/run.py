@@ -76,7 +76,21 @@ OF_TRAINING = (
     "skipped_steps",
     "final_loss",
 )
-"""The metrics of a training run that a terminal shows. `pipeline.METRICS` are those of a pipeline."""
+"""The metrics of a training run that -v and Markdown lead with. `pipeline.METRICS` are those of a pipeline."""
+IN_BRIEF = (
+    *LATENCIES,
+    "token_throughput",
+    "step_time",
+    "mfu",
+    "energy_per_sample",
+    "peak_memory_reserved",
+    "peak_memory_rss",
+    "skipped_steps",
+)
+"""The metrics of a training run that a terminal shows below the throughput; `pipeline.IN_BRIEF` are a pipeline's."""
+SMALL = 0.02
+"""The share of a step below which a terminal leaves out a phase."""
+MORE = "-v shows every metric, and report.html the steps; gpubench profile says what the time goes into"
 PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "profile": (PROFILE, Profile),
@@ -137,7 +151,10 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
         except GpubenchError as error:
             made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
-        made.append(Section(f"{name}{headline(run)}", blocks(run, unfolded=unfolded), run.label, ""))
+        found = blocks(run, unfolded=unfolded)
+        if comparisons:  # it has the figures of both
+            found = [replace(block, on=block.on & ~Medium.BRIEF) for block in found]
+        made.append(Section(f"{name}{headline(run)}", found, "" if comparisons and ends else run.label, ""))
         ends.append(Command(run.status, str(path)))
         if (html := path / directory.REPORT).is_file():
             ends.append(Command("page", str(html)))
@@ -154,7 +171,8 @@ def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvide
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
     found = [*blocks(run), *_recorded(run)]  # reads files, and what cannot be read is among the warnings before it
-    made = [*_error(run), *_since(run, previous, earlier), *found]
+    known = Paragraph(_rests_on(run) if run.metrics and not run.untimed else "", "quiet", on=Medium.PAGE)
+    made = [known, *_error(run), *_since(run, previous, earlier), *found]
     return Document(
         headline(run),
         made,
@@ -204,6 +222,8 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     command = run.record.command if run.record else ""
     doubts = on_noise(run.summary.others, run.metrics.get("throughput"))
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
+    if run.metrics and not (run.untimed or _diagnosed(run)):
+        made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
     made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
     if run.batch_sizes:
         made += memory.batch_sizes(run.batch_sizes, headed=True)
@@ -216,15 +236,18 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     if not diagnosing and run.profile and run.findings:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
-        ran = Paragraph(_measured(run), "strong")
+        ran = Paragraph(_measured(run), on=EVERYWHERE)
         made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
     elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
+    made += [] if run.summary.pipeline or run.untimed else _steps(run)
     made += _metrics(run)
-    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _steps(run)
+    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _phases(run)
     if not diagnosing and diagnosed:
         made += _diagnosis(run, *diagnosed)
+    if run.metrics and not (run.untimed or diagnosing):
+        made.append(Paragraph(pipeline.MORE if run.summary.pipeline else MORE, "quiet", on=Medium.BRIEF))
     return made
 
 
@@ -337,13 +360,20 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     leading = () if untimed else pipeline.METRICS if run.summary.pipeline else OF_TRAINING
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
-    yield table("", [_metric_row(metric) for metric in news], on=Medium.BRIEF | Medium.MARKDOWN)
+    brief = pipeline.IN_BRIEF if run.summary.pipeline else IN_BRIEF
+    yield table("", [_metric_row(metric) for metric in news if metric.name in brief], on=Medium.BRIEF)
+    yield table("", [_metric_row(metric) for metric in news], on=Medium.MARKDOWN)
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
     note = over if any(metric.interval for metric in every) else ""
-    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.PAGE | Medium.DETAILS)
+    yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.DETAILS)
+    others = [metric for metric in every if metric not in news] if news else []
+    yield table("", [_full_row(metric) for metric in news or every], note=note, on=Medium.PAGE)
+    if others:
+        yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
     if listed:
-        yield Paragraph(pipeline.caption(run) if run.summary.pipeline else _caption(run), "quiet", on=TEXT)
+        caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
+        yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
     elif not run.metrics:
@@ -389,6 +419,17 @@ def _full_row(metric: Metric) -> dict[str, str | Cell]:
     }
 
 
+def _rests_on(run: RunEvidence) -> str:
+    """Returns what the figures rest on, in brief."""
+    repeats = len(run.windows)
+    if not repeats:
+        return ""
+    counted = units.counted(repeats, "repeat")
+    if not run.summary.pipeline:
+        counted += f" with {units.counted(sum(window.steps for window in run.windows), 'steady step')} in all"
+    return f"{counted}; {'intervals are 95 %, over repeats' if repeats > 1 else 'a single repeat has no interval'}"
+
+
 def _caption(run: RunEvidence) -> str:
     repeats, steps = len(run.windows), sum(window.steps for window in run.windows)
     step_time = run.metrics.get("step_time")
@@ -401,12 +442,16 @@ def _caption(run: RunEvidence) -> str:
 
 
 def _steps(run: RunEvidence) -> Iterator[Block]:
-    """Yields a training run's steps, its phases, and how its ranks compare."""
+    """Yields a training run's steps."""
     side = run_figures.recording(Side(run.label, (run,)))
     yield Heading("Steps")
     yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
     if distribution := run_figures.distribution([side]):
         yield distribution
+
+
+def _phases(run: RunEvidence) -> Iterator[Block]:
+    """Yields the phases of a training run's steps, and how its ranks compare."""
     found = {
         metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
         for metric in run.metrics.values()
@@ -420,8 +465,11 @@ def _steps(run: RunEvidence) -> Iterator[Block]:
         yield Heading("Phases of a step")
         yield Figure("", drawing, shape="wide")
         of = "phase of a clean step" if _diagnosed(run) else "phase"
-        yield Breakdown("", of, "time", [_phase(name, found[name], found[name] / whole) for name in ordered])
-    yield _rank_table(run)
+        parts = [_phase(name, found[name], found[name] / whole) for name in ordered]
+        yield Breakdown("", of, "time", parts, on=UNASKED)
+        if not _diagnosed(run):
+            yield Breakdown("", of, "time", [part for part in parts if part.share >= SMALL], on=Medium.BRIEF)
+    yield replace(_rank_table(run), on=UNASKED)
 
 
 def _phase(name: str, seconds: float, share: float) -> Part:
@@ -467,10 +515,14 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
         link = f"../{quote(earlier.path.name)}/report.html"
         yield Heading("What changed since", link=earlier.label, target=link)
         yield Paragraph(phrases.headline(comparison.renamed(previous, "the previous run", "this run")), "strong")
-        yield from comparison.differences(previous.comparability.differences, "before", "now")
-        yield Paragraph(previous.comparability.reasons, listed=True)
-        yield Paragraph(previous.explanation.notes, listed=True)
-        yield Paragraph(previous.warnings, "warning")
+        differing = previous.comparability.differences
+        details = [
+            *comparison.differences(differing, "before", "now"),
+            Paragraph(previous.comparability.reasons, listed=True),
+            Paragraph(previous.explanation.notes, listed=True),
+            Paragraph(previous.warnings, "warning"),
+        ]
+        yield Folded(f"{units.counted(len(differing), 'difference')} between the two runs", details)
     elif run.record and run.metrics:
         yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
     if run.summary.warnings or run.problems:

@@ -217,11 +217,17 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
     if not drawn or len({side.unit for side in sides}) > 1:
         return None
     low, high = bulk([repeat.steady for repeat in drawn if len(repeat.steady)] or [repeat.values for repeat in drawn])
-    curves = [
-        Curve(repeat.number, repeat.values, style, label)
-        for (style, label), side in zip(styles(sides), sides, strict=True)
-        for repeat in side.repeats
-    ]
+    if apart := len(sides) == 1 and len(drawn) > 1:
+        curves = [
+            Curve(repeat.number, repeat.values, f"device-{place}", str(repeat.repeat))
+            for place, repeat in enumerate(drawn)
+        ]
+    else:
+        curves = [
+            Curve(repeat.number, repeat.values, f"{style} repeat-{place}" if place else style, "" if place else label)
+            for (style, label), side in zip(styles(sides), sides, strict=True)
+            for place, repeat in enumerate(side.repeats)
+        ]
     warmup = max((repeat.warmup for repeat in drawn if np.isfinite(repeat.warmup)), default=0.0)
     plane = Plane(
         title=f"{phase_name(sides[0].metric)} over steps",
@@ -234,7 +240,10 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
         spans=[Span(0, warmup, "warm-up")] if warmup else [],
     )
     drawing = charts.over(plane, curves)
-    said = [_outside([repeat.values for repeat in drawn], low, high, sides[0].unit)]
+    said = ["Each line is a repeat; its number is at the right."] if apart else []
+    if any(len(side.repeats) > 1 for side in sides) and not apart:
+        said.append("Each line is a repeat; the first one of a side is solid.")
+    said.append(_outside([repeat.values for repeat in drawn], low, high, sides[0].unit))
     if max(len(repeat.values) for repeat in drawn) > charts.COLUMNS:
         said.append("The line is the mean and the band the extremes of the steps under each of its points.")
     if any(side.total > len(side.repeats) for side in sides):

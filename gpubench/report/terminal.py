@@ -19,7 +19,8 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpubench.logs import MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
+from gpubench import units
+from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT
 from gpubench.report.document import (
     Block,
     Breakdown,
@@ -43,7 +44,7 @@ from gpubench.text import bar, clean, plain_table, shorten, spelled_out
 
 _LEVELS = (MODIFIABLE, logging.INFO, NOTIMPORTANT)
 PIPE_COLUMNS = 120
-_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "MODIFIABLE": "cyan"}
+_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
 class Stream(Console):
@@ -90,13 +91,16 @@ class Terminal:
 
     @contextmanager
     def errors_only(self) -> Iterator[None]:
-        """A context in which no log line below an error is printed, for many runs whose own logs have them."""
-        before = self._handler.level
-        self._handler.setLevel(max(before, logging.ERROR))
+        """A context in which no log line below an error is printed, for many runs whose own logs have them.
+
+        The settings that were chosen for the first of them are printed nevertheless.
+        """
+        before = self._handler.least
+        self._handler.least = logging.ERROR
         try:
             yield
         finally:
-            self._handler.setLevel(before)
+            self._handler.least = before
 
     def render(self, document: Document) -> str:
         """Returns the document as it is printed on stdout, without printing it."""
@@ -117,12 +121,24 @@ class Terminal:
 class _OnConsole(logging.Handler):
     def __init__(self, console: Console, level: int) -> None:
         super().__init__(level)
+        self.least = level
+        """The least level of a line that is printed, unless it names settings that were chosen."""
         self._console = console
+        self._named_choices = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        name = record.levelname.lower()
-        style = _STYLES.get(record.levelname, "dim")
-        self._console.print(f"[{style}]{name}:[/] {escape(record.getMessage())}", soft_wrap=True)
+        message = escape(record.getMessage())
+        if record.name == CHOICES:
+            if self._named_choices:
+                return
+            self._named_choices = True
+        elif record.levelno < self.least:
+            return
+        if record.levelno == MODIFIABLE:
+            line = f"[dim]{message}[/]"
+        else:
+            line = f"[{_STYLES.get(record.levelname, 'dim')}]{record.levelname.lower()}:[/] {message}"
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
 
 GAP = 2  # characters between columns
@@ -136,6 +152,7 @@ READABLE = 24  # characters: words are not shortened further
 WORD = 10  # characters: a column of short names is not made narrower
 WRAPPED = 40  # characters: longer names are shortened instead of wrapped
 BRIEF = 16  # characters: words of this length are not shortened
+IN_BRIEF = 3  # findings that are shown without -v
 
 _TONES: dict[Tone, str] = {"plain": "", "strong": "bold", "quiet": "dim", "warning": "yellow", "missing": "dim"}
 _COLOURS: dict[Style, str] = {
@@ -444,19 +461,24 @@ def _stacked(part: Part, length: int) -> Text:
 
 
 @_show_block.register
-def _(block: Findings, console: Console, _media: Medium) -> None:
-    for number, finding in enumerate(block.findings, 1):
+def _(block: Findings, console: Console, media: Medium) -> None:
+    is_brief = Medium.BRIEF in media
+    shown = block.findings[:IN_BRIEF] if is_brief else block.findings
+    for number, finding in enumerate(shown, 1):
         console.print()
         severity = _safe(f"  {finding.severity}", _SEVERITIES[finding.severity])
         console.print(_safe(f"{number}. {finding.title}", "bold").append_text(severity))
         grid = RichTable.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
-        for place, text in enumerate(finding.evidence):
+        for place, text in enumerate(finding.evidence[:1] if is_brief else finding.evidence):
             grid.add_row(_safe("   evidence" if not place else "", "dim"), _safe(text))
         for line in finding.lines:
-            grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
+            if line.brief or not is_brief:
+                grid.add_row(_safe(f"   {line.label}", "dim"), _safe(line.text, _COLOURS.get(line.style, "")))
         console.print(grid)
+    if rest := len(block.findings) - len(shown):
+        _say(console, f"and {units.counted(rest, 'more finding')} with -v", "dim")
     if not block.findings:
         _say(console, f"no finding: {block.nothing}")
     console.print()
