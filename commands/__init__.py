@@ -8,7 +8,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench, tune
+from gpubench.commands import compare, history, memory, options, pipe_infer, profile, train_bench, tune
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -37,6 +37,7 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.command("history", epilog=history.EPILOG)(history.history)
 
 
 def _version(requested: bool) -> None:

@@ -36,6 +36,8 @@ SAME = 2
 
 POWER = 2.0
 """The power of its change by which the reference workload may understate that of a run."""
+NEAR = 8
+"""Runs on each side of a change of the reference workload: over more, a drift would look like a change."""
 NOTICED = 3.0
 """Standard errors that a change of the reference workload must have to be one."""
 
@@ -102,11 +104,12 @@ def _attributed(one: ChangePoint, every: Sequence[ChangePoint], values: Floats, 
     """
     before = max((other.index for other in every if other.index < one.index), default=0)
     after = min((other.index for other in every if other.index > one.index), default=len(values))
-    sides = reference[before : one.index], reference[one.index : after]
+    near = slice(max(before, one.index - NEAR), one.index), slice(one.index, min(after, one.index + NEAR))
+    sides = [reference[part] for part in near]
     moved = float(np.median(sides[1]) - np.median(sides[0]))
     noise = np.concatenate([side - np.median(side) for side in sides])
     error = float(np.std(noise)) * math.sqrt(1 / len(sides[0]) + 1 / len(sides[1]))
-    whole = float(np.median(values[one.index : after]) - np.median(values[before : one.index]))
+    whole = float(np.median(values[near[1]]) - np.median(values[near[0]]))
     established = abs(moved) > NOTICED * error and moved * whole > 0
     explained = abs(whole) <= POWER * abs(moved) + 2 * one.error
     return replace(one, cause="machine") if established and explained else one

@@ -1,7 +1,8 @@
 """The runs of a results folder over time: which belong together, where their level changed, and what changed there."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,9 +25,11 @@ from gpubench.runs.catalogue import Entry
 from gpubench.runs.directory import COMPLETED
 
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
-VISIBLE = ((3, 8.0), (5, 6.0), (8, 4.0))
-"""Runs after a change, and the size that is then found in nine of ten series, in units of the noise between runs.
-docs/commands/history.md has the simulations."""
+VISIBLE = 4.0
+"""The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
+runs. docs/commands/history.md has the simulations."""
+RESULTS = "results"  # where runs are, unless the user says otherwise
+NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
 """The beginnings of the facts of versions, which are named before other facts of the environment."""
@@ -85,7 +88,7 @@ class Series(Struct, frozen=True):
     noise: float | None
     """The standard deviation between runs of one level, as a fraction; None for too few runs."""
     visible: float | None
-    """The change that would probably be found once eight runs were made after it, as a fraction."""
+    """The change that would probably be found once three runs were made after it, as a fraction."""
     varied: list[str]
     """The settings in which this series differs from another one of its workload, as "precision=bf16"."""
 
@@ -124,8 +127,8 @@ def histories(
     if metric is not None and measured and metric not in known:
         hint = did_you_mean(metric, known) or f"there are {', '.join(known)}"
         raise UsageError(f"no run has a metric {metric!r}", hint)
-    groups = list(_chains(measured))
-    found = [one for group in groups if (one := _series(group, metric or _main(group), margin))]
+    groups = [group for workload in _workloads(_in_order(measured)) for group in _chains(workload)]
+    found = [one for group in groups if (one := _series(group, metric or _main(group.runs), margin))]
     return Histories(
         schema_version=directory.SCHEMA_VERSION,
         confidence=CONFIDENCE,
@@ -147,25 +150,43 @@ def workload_of(entry: Entry) -> str:
     return f"{comparability.training(settings, ranks)} on {settings.get('device') or '?'}"
 
 
-def _chains(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Yields the runs that are one series each, in order of time.
+@dataclass
+class _Chain:
+    """The runs of a series."""
+
+    runs: list[Entry]
+    varied: list[str]
+    """The settings in which its newest run differs from that of another series of the workload."""
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda one: (one.record.started, one.run_id))
+
+
+def _chains(workload: _Workload) -> list[_Chain]:
+    """Returns the runs that are one series each, in order of time.
 
     Runs of a workload that differ in a treatment, such as the precision, are one series if the treatment was changed
     once: if the last run of one is older than the first of the other. Variants that are measured side by side are
     different series.
     """
-    for workload in _workloads(sorted(entries, key=lambda one: (one.record.started, one.run_id))):
-        variants: dict[str, list[Entry]] = {}
-        for entry in workload.runs:
-            variants.setdefault(repr(sorted(_treatments(entry).items(), key=str)), []).append(entry)
-        chains: list[list[Entry]] = []
-        for variant in variants.values():
-            older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
-            if older:
-                max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
-            else:
-                chains.append(variant)
-        yield from chains
+    variants: dict[str, list[Entry]] = {}
+    for entry in workload.runs:
+        variants.setdefault(repr(sorted(_treatments(entry).items(), key=str)), []).append(entry)
+    chains: list[list[Entry]] = []
+    for variant in variants.values():
+        older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
+        if older:
+            max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
+        else:
+            chains.append(variant)
+    newest = [_treatments(chain[-1]) for chain in chains]
+    keys = dict.fromkeys(key for each in newest for key in each)
+    varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
+    return [
+        _Chain(chain, [f"{key}={own.get(key)}" for key in varied[:NAMED]])
+        for chain, own in zip(chains, newest, strict=True)
+    ]
 
 
 def _workloads(entries: Iterable[Entry]) -> list[_Workload]:
@@ -214,9 +235,9 @@ def _main(entries: Sequence[Entry]) -> str:
     return next((name for name in LEADERS if name in known), next(iter(known)))
 
 
-def _series(entries: Sequence[Entry], metric: str, margin: float) -> Series | None:
+def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
     """Returns the history of one metric; None if no run has a positive value of it."""
-    runs = [entry for entry in entries if metric in entry.metrics and 0 < entry.metrics[metric].estimate < math.inf]
+    runs = [entry for entry in chain.runs if metric in entry.metrics and 0 < entry.metrics[metric].estimate < math.inf]
     if not runs:
         return None
     figure = runs[-1].metrics[metric]
@@ -237,8 +258,8 @@ def _series(entries: Sequence[Entry], metric: str, margin: float) -> Series | No
         points=[_point(entry, metric) for entry in runs],
         changes=[_change(one, runs, sign, figure.better) for one in found],
         noise=noise,
-        visible=None if noise is None else max(margin, math.expm1(VISIBLE[-1][1] * noise)),
-        varied=[],
+        visible=None if noise is None else max(margin, math.expm1(VISIBLE * noise)),
+        varied=chain.varied,
     )
 
 
@@ -302,8 +323,15 @@ def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better
         outcome="other" if better is None else "worse" if one.change > 0 else "better",
         cause=one.cause,
         differences=_differences(runs[one.first - 1], runs[one.last]),
-        command=f"gpubench compare {before.folder} {after.folder}",
+        command=_command(before, after),
     )
+
+
+def _command(before: Entry, after: Entry) -> str:
+    """Returns the command that compares two runs. Those of the usual folder are found by their ids."""
+    if all(entry.path.parts[:-2] == (RESULTS,) for entry in (before, after)):
+        return f"gpubench compare {before.run_id} {after.run_id}"
+    return f"gpubench compare {shlex.quote(before.folder)} {shlex.quote(after.folder)}"
 
 
 def _differences(before: Entry, after: Entry) -> list[Difference]:
@@ -326,7 +354,7 @@ def _importance(difference: Difference) -> tuple[int, str]:
 
 
 def _gate(
-    conditions: Sequence[Condition], groups: Sequence[Sequence[Entry]], known: Sequence[str], margin: float
+    conditions: Sequence[Condition], groups: Sequence[_Chain], known: Sequence[str], margin: float
 ) -> list[GateResult]:
     """Judges whether the level now is worse than any earlier one, apart from what the machine has changed.
 
