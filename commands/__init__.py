@@ -8,7 +8,7 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, history, memory, options, pipe_infer, profile, train_bench, tune
+from gpubench.commands import compare, history, memory, options, pipe_infer, profile, runs, train_bench, tune
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -28,7 +28,9 @@ SETTINGS_AS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("train-bench", cls=options.TakesProgram, epilog=train_bench.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     train_bench.train_bench
 )
-app.command("pipe-infer", epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(pipe_infer.pipe_infer)
+app.command("pipe-infer", cls=options.TakesSettings, epilog=pipe_infer.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    pipe_infer.pipe_infer
+)
 app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     profile.profile
 )
@@ -37,6 +39,7 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
+app.add_typer(runs.app, name="runs", epilog=runs.EPILOG)
 app.command("history", epilog=history.EPILOG)(history.history)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
+from gpubench.commands import completion, options, output
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,12 @@ class Better(StrEnum):
 
 def compare(
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="BASELINE CANDIDATE...", help="Runs, groups of runs, or log files.")
+        list[str] | None,
+        typer.Argument(
+            metavar="BASELINE CANDIDATE...",
+            help="Runs, groups of runs, or log files.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, program
+from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import (
     check_trial_name,
@@ -54,7 +54,10 @@ Predict = Annotated[
     typer.Option("--predict", help="Predict the memory on a GPU; needs no GPU.", rich_help_panel=MEASUREMENT),
 ]
 DeviceModel = Annotated[
-    str | None, options.option("NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT)
+    str | None,
+    options.option(
+        "NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT, completed_by=completion.devices
+    ),
 ]
 DeviceMemory = Annotated[str | None, options.option("SIZE", "Memory to fit into, such as 80GiB.", MEASUREMENT)]
 FindBatchSize = Annotated[
@@ -91,6 +94,7 @@ Trace = Annotated[
         "--trace",
         metavar="FILE",
         help="Read a trace of any program, recorded with profile_memory=True.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]
@@ -128,6 +132,8 @@ def memory(
     html: Html = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -160,7 +166,7 @@ def memory(
     base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
     with naming_origins(base.origins):
         _refuse_idle(base, verify=verify, check=check, vs=bool(vs))
-    run, *others = runs = complete_all(base, vs, complete_memory)
+    run, *others = runs = options.labelled(ctx, complete_all(base, vs, complete_memory))
     if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
         check_trial_name(run)
     if print_config:
@@ -171,7 +177,7 @@ def memory(
 
         run_and_report(runs, memory_recorder.MemoryRecorder, memory_recorder, json=json, quiet=quiet, verbose=verbose)
         return
-    measurements = [_checking(run)] if check else []
+    run, *measurements = options.labelled(ctx, [run, *([_checking(run)] if check else [])])
     _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 

@@ -1,5 +1,6 @@
 """gpubench pipe-infer"""
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.commands import options, output
+from gpubench.commands import completion, options, output
 from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
@@ -94,7 +95,10 @@ def pipe_infer(
     resume: Annotated[
         str | None,
         options.option(
-            "RUN", "Run directory of a run that ended early: generate the missing samples.", options.PIPELINE
+            "RUN",
+            "A run that ended early: generate the missing samples.",
+            options.PIPELINE,
+            completed_by=completion.runs,
         ),
     ] = None,
     inject: Annotated[
@@ -103,6 +107,8 @@ def pipe_infer(
     ] = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -116,10 +122,10 @@ def pipe_infer(
     overrides = options.overrides(ctx, PipeSettings)
     done = None
     if resume is not None:
-        done, base = resumed(Path(resume), config, overrides, vs)
+        done, base = resumed(_found(resume, overrides), config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
-    runs = complete_all(base, vs, complete)
+    runs = options.labelled(ctx, complete_all(base, vs, complete))
     if print_config:
         print_configurations(runs, "pipe-infer")
         return
@@ -140,6 +146,13 @@ def pipe_infer(
         quiet=quiet,
         verbose=verbose,
     )
+
+
+def _found(run: str, overrides: dict[str, Any]) -> Path:
+    """Returns the directory of the run that is named. Raises RunDirectoryError if there is none, or no single one."""
+    from gpubench.runs.references import Lookup
+
+    return Lookup(Path(overrides.get("results") or os.environ.get("GPUBENCH_RESULTS") or "results")).run(run)
 
 
 def show_finished(path: Path, *, json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output, program
+from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
 from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
@@ -42,6 +42,7 @@ Traces = Annotated[
         "--trace",
         metavar="FILE",
         help="Diagnose an existing trace of any PyTorch program; repeat it for more ranks.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]
@@ -51,6 +52,7 @@ Against = Annotated[
         "--against",
         metavar="FILE",
         help="Compare --trace with this trace, recorded after a change.",
+        autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
 ]
@@ -88,6 +90,8 @@ def profile(
     html: Html = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -118,7 +122,7 @@ def profile(
     if launched_by_torchrun() and verify:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
     base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
-    (run,) = complete_all(base, None, complete)
+    (run,) = options.labelled(ctx, complete_all(base, None, complete))
     if not run.settings.profiling.enabled:
         with naming_origins(run.origins):
             message = "profiling.enabled=false records no profile to diagnose"

@@ -56,6 +56,7 @@ def measure(
 
     base = configuration(ctx, config, {}, ProgramSettings, TrainSettings)
     runs, labels = _versions(base, versus, complete_program)
+    runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if print_config:
         running.print_configurations(runs, "train-bench")
         return
@@ -99,7 +100,7 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
 
     defaults = {"profiling.enabled": "true", "experiment": "profile"}
     base = configuration(ctx, config, defaults, ProgramSettings, TrainSettings)
-    run = completed(base, complete_program)
+    (run,) = options.labelled(ctx, [completed(base, complete_program)])
     if not run.settings.profiling.enabled:
         raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
     if verify:
@@ -145,6 +146,7 @@ def follow(
         raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
     base = configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
     runs, labels = _versions(base, versus, complete_program_memory)
+    runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if verify:
         running.check_trial_name(runs[0])
     if print_config:

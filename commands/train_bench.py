@@ -62,6 +62,8 @@ def train_bench(
     vs_ref: options.VsRef = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -91,6 +93,7 @@ def train_bench(
         runs = [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
     else:
         runs = complete_all(base, vs, complete)
+    runs = options.labelled(ctx, runs)
     if print_config:
         print_configurations(runs, "train-bench")
         return

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.loading import Configuration
+    from gpubench.settings.loading import Configuration, Labels
     from gpubench.tuner import Bench, Wishes
     from gpubench.tuning.result import Tuning
 
@@ -91,6 +92,8 @@ def tune(
     resume: Resume = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
+    name: options.Name = None,
+    tag: options.Tags = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -109,7 +112,7 @@ def tune(
     if print_config:
         print_configurations([base], "tune")
         return
-    _search(base, wishes, shown)
+    _search(base, wishes, options.labels(ctx), shown)
 
 
 def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
@@ -205,19 +208,20 @@ def _seconds(text: str) -> float:
     return found
 
 
-def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) -> None:
-    """Looks at the program, and searches."""
+def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", shown: options.Shown) -> None:
+    """Looks at the program, and searches. The name of the `labels` is that of the folder, and every run has the tags.
+
+    Raises UsageError for a folder that exists already.
+    """
     import sys
 
     from gpubench.report.terminal import Terminal
-    from gpubench.runs.directory import create_directory
     from gpubench.tuner import look
 
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    name = base.settings.experiment if "experiment" in base.origins else "tune"
-    folder = create_directory(base.settings.results, f"{name}-")
+    folder = _folder(base, labels.name)
     drawing = _drawing()
-    bench = _bench(base, folder, drawing, terminal)
+    bench = _bench(base, folder, drawing, terminal, labels.tags)
     terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
     try:
         tuning = look(base, bench, wishes, sys.argv)
@@ -227,11 +231,33 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", shown: options.Shown) 
     _go_on(folder, tuning, base, bench, drawing, terminal, shown)
 
 
+def _folder(base: "Configuration[Any]", name: str | None) -> Path:
+    """Creates the folder of a search."""
+    from gpubench.runs.directory import create_directory
+
+    results: Path = base.settings.results
+    if name is None:
+        begin = base.settings.experiment if "experiment" in base.origins else "tune"
+        return create_directory(results, f"{begin}-")
+    if "experiment" in base.origins:
+        raise UsageError("--name and --experiment both name the folder of a search", "leave one of them out")
+    try:
+        (results / name).mkdir(parents=True)
+    except FileExistsError:
+        taken = f"--name {name}: {results / name} exists"
+        raise UsageError(taken, "choose another name, or --resume that search") from None
+    except OSError as error:
+        refused = f"cannot create {results / name}: {error.strerror}"
+        raise RunDirectoryError(refused, "choose another --results") from None
+    return results / name
+
+
 def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     """Continues a search. Raises UsageError for a folder without one, or beside other options."""
     import msgspec
 
     from gpubench.report.terminal import Terminal
+    from gpubench.runs.catalogue import Catalogue
     from gpubench.settings.keys import THE_RUN
     from gpubench.settings.loading import Configuration, validate
     from gpubench.settings.schema import COMMANDS
@@ -256,7 +282,8 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     base: Configuration[Any] = Configuration(settings, origins)
     drawing = _drawing()
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    bench = _bench(base, folder, drawing, terminal)
+    tags = next((entry.tags for entry in Catalogue(folder).entries()), ())
+    bench = _bench(base, folder, drawing, terminal, tags)
     _go_on(folder, tuning, base, bench, drawing, terminal, shown)
 
 
@@ -322,12 +349,14 @@ def _drawing() -> Any:
     return SearchDrawing(live)
 
 
-def _bench(base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal") -> "Bench":
-    """Returns the functions that run a search, whose run directories are in `folder`."""
+def _bench(
+    base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal", tags: Sequence[str] = ()
+) -> "Bench":
+    """Returns the functions that run a search, whose run directories are in `folder` and have the tags."""
     from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.host.recorder import TrainRecorder
     from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import completed
+    from gpubench.settings.loading import Labels, completed
     from gpubench.settings.schema import ProgramSettings
     from gpubench.tuner import Bench
 
@@ -337,7 +366,8 @@ def _bench(base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Te
 
     def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int]) -> Any:
         with terminal.errors_only():
-            return measure(runs, recorder, drawing, terminal, order=order)
+            tagged = [replace(run, labels=Labels(tags=tuple(tags))) for run in runs]
+            return measure(tagged, recorder, drawing, terminal, order=order)
 
     whole = folder.absolute()
     here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}

@@ -18,6 +18,9 @@ RUN = "run.json"
 SEARCH = "tune.json"
 """The file by which a folder is recognised as a search for the fastest settings."""
 
+SEARCH_LOCK = ".lock"
+"""The file in its folder that a search in progress has locked."""
+
 TRIALS = "-verify"
 """The suffix of an experiment whose runs try the fixes proposed for a run of another experiment."""
 

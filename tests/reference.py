@@ -57,6 +57,9 @@ def options(command: str) -> str:
         if panel:
             lines.append(_row(f"**{panel}**", "", *([""] if cls else [])))
         lines += [_row(_usage(one), _help(one), *([_setting(cls, one.name)] if cls else [])) for one in parameters]
+    for name, inner in getattr(commands()[command], "commands", {}).items():
+        lines.append(_row(f"**{command} {name}**", inner.help))
+        lines += [_row(_usage(one), _help(one)) for one in inner.params]
     return "\n".join(lines) + "\n"
 
 

@@ -68,8 +68,11 @@ def refused(arguments: list[str]) -> str | None:
         return None if name in known else f"no option {name}"
     if name not in group.commands:
         return f"no command {name}"
+    command = group.commands[name]
+    if rest and rest[0] in getattr(command, "commands", {}):
+        command, name, rest = command.commands[rest[0]], rest[0], rest[1:]
     try:
-        context = group.commands[name].make_context(name, [word for word in rest if word not in HELP])
+        context = command.make_context(name, [word for word in rest if word not in HELP])
     except typer.TyperException as error:
         said = error.format_message()
         return (
@@ -91,6 +94,8 @@ def refused(arguments: list[str]) -> str | None:
         ("train-bnch", "train-bnch"),
         ("--versionn", "--versionn"),
         ("pipe-infer --help", None),
+        ("runs show latest", None),
+        ("runs prune --keep 20 --failedd", "--failedd"),
     ],
 )
 def test_a_command_that_would_be_refused_is_noticed(line: str, wrong: str | None) -> None:

@@ -117,6 +117,8 @@ class Recorder(ABC, Generic[S]):
             argv=argv,
             world_size=self.processes,
             git=self._git,
+            name=configuration.labels.name,
+            tags=configuration.labels.tags,
         )
         self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
         try:

@@ -34,6 +34,8 @@ DAMAGED = "damaged"
 """The status of a run whose run.json cannot be read."""
 UNTIMED = ("memory", PROGRAM_MEMORY)
 """The commands that count memory and time nothing."""
+PartOf = Literal["search", "trial"] | None
+"""What a run is only a part of: a search by tune, or the trial of another run's fix."""
 
 
 class Figure(NamedTuple):
@@ -79,8 +81,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
 
     folder: str
     """The path of the run directory, as text."""
-    part_of: Literal["search", "trial"] | None
-    """What the run is only a part of: a search by tune, or the trial of another run's fix."""
+    part_of: PartOf
     record: Recorded
     name: str | None
     tags: tuple[str, ...]
@@ -133,7 +134,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
         try:
             return _DETAILS.decode(self.packed)
         except (ValueError, RecursionError):  # somebody has changed the cache
-            return _DETAILS.decode(_read(self.folder, self.part_of).packed)
+            return _DETAILS.decode(_read(self.folder).packed)
 
 
 _DETAILS = msgspec.msgpack.Decoder(_Details)
@@ -171,17 +172,21 @@ class Catalogue:
         if marks is None:
             return None
         kept = self._cached.get(name)
-        part_of = self.found.get(name)
-        if kept is None or kept.marks != marks or kept.entry.folder != folder or kept.entry.part_of != part_of:
-            kept = _Kept(marks, _read(folder, part_of))
-            self._read[name] = kept
-        return _as_reported(kept.entry)
+        if kept is None or kept.marks != marks:
+            kept = self._read[name] = _Kept(marks, _read(folder))
+        return _as_reported(kept.entry, folder, self.found.get(name))
 
     def entries(self) -> Iterator[Entry]:
         """Yields the runs, in the order of `found`."""
         for name in self.found:
             if entry := self.entry(name):
                 yield entry
+
+    def cached(self) -> Iterator[Entry]:
+        """Yields the runs that the cache holds and whose folders are still there, without a look into the folders."""
+        for name, part_of in self.found.items():
+            if kept := self._cached.get(name):
+                yield _as_reported(kept.entry, os.path.join(self.results, name), part_of)  # noqa: PTH118
 
     def save(self) -> None:
         """Writes the cache, if anything in it has changed. A folder that cannot be written is left as it is."""
@@ -209,13 +214,13 @@ def catalogue(results: Path) -> list[Entry]:
     return entries
 
 
-def _run_directories(results: Path) -> Iterable[tuple[str, Literal["search", "trial"] | None]]:
-    found: list[tuple[bool, str, str, Literal["search", "trial"] | None]] = []
+def _run_directories(results: Path) -> Iterable[tuple[str, PartOf]]:
+    found: list[tuple[bool, str, str, PartOf]] = []
     for folder in _folders(str(results)):
         if RUN_ID.fullmatch(folder.name) or os.path.exists(os.path.join(folder.path, RUN)):  # noqa: PTH110, PTH118
             found.append((RUN_ID.fullmatch(folder.name) is not None, folder.name, folder.name, None))
             continue
-        part_of: Literal["search", "trial"] | None = "trial" if folder.name.endswith(TRIALS) else None
+        part_of: PartOf = "trial" if folder.name.endswith(TRIALS) else None
         if os.path.exists(os.path.join(folder.path, SEARCH)):  # noqa: PTH110, PTH118
             part_of = "search"
         found += [
@@ -261,12 +266,12 @@ def _load(path: Path) -> dict[str, _Kept]:
     return found.runs if found.version == VERSION else {}
 
 
-def _as_reported(entry: Entry) -> Entry:
-    """Returns the entry with the status as of now: the host of a running run may have been killed since."""
-    if entry.record.status != RUNNING:
-        return entry
-    status = status_of(entry.record)
-    return msgspec.structs.replace(entry, record=msgspec.structs.replace(entry.record, status=status))
+def _as_reported(entry: Entry, folder: str, part_of: PartOf) -> Entry:
+    """Returns the entry as it is now: the results may have moved, and the host of a running run been killed."""
+    record = entry.record
+    if record.status == RUNNING:
+        record = msgspec.structs.replace(record, status=status_of(record))
+    return msgspec.structs.replace(entry, folder=folder, part_of=part_of, record=record)
 
 
 class _Versioned(msgspec.Struct):
@@ -299,7 +304,7 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] | None = None
 
 
-def _read(folder: str, part_of: Literal["search", "trial"] | None) -> Entry:
+def _read(folder: str) -> Entry:
     """Reads a run directory. What cannot be read is left empty, and named as the problem."""
     path = Path(folder)
     problems: list[str] = []
@@ -313,7 +318,7 @@ def _read(folder: str, part_of: Literal["search", "trial"] | None) -> Entry:
     reference = metrics.get("yardstick_time")
     return Entry(
         folder=folder,
-        part_of=part_of,
+        part_of=None,
         record=record,
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -182,6 +182,8 @@ class RunWriter:
         argv: Sequence[str],
         world_size: int,
         git: dict[str, Any] | None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
         """Creates the directory. Raises RunDirectoryError if that fails."""
         self.path = create_directory(results / experiment)
@@ -199,6 +201,8 @@ class RunWriter:
             pid_created=psutil.Process().create_time(),
             git=git,
             world_size=world_size,
+            name=name,
+            tags=sorted(tags),
         )
         self._reserve_space()
         try:
@@ -209,7 +213,10 @@ class RunWriter:
             raise
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of run.json."""
+        """Changes fields of run.json. The name and the tags are those in the file, which the user may have changed."""
+        with suppress(OSError, ValueError):
+            labels = msgspec.json.decode((self.path / RUN).read_bytes(), type=_Labels)
+            changes = {"name": labels.name, "tags": labels.tags} | changes
         self._record = msgspec.structs.replace(self._record, **changes)
         self.replace(RUN, self._record)
 
@@ -326,6 +333,22 @@ class RunWriter:
                 f"cannot write {self.path / name}: {error.strerror}",
                 "free some disk space, or choose another --results",
             ) from None
+
+
+class _Labels(msgspec.Struct):
+    name: str | None = None
+    tags: list[str] = []
+
+
+def relabel(path: Path, *, name: str | None, tags: Iterable[str]) -> RunRecord:
+    """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed."""
+    try:
+        document = msgspec.json.decode((path / RUN).read_bytes(), type=dict[str, Any])
+        document |= {"name": name, "tags": sorted(tags)}
+        write_document(path / RUN, document)
+    except OSError as error:
+        raise RunFailed(f"cannot write {path / RUN}: {error.strerror}", "check who owns the folder") from None
+    return msgspec.convert(document, RunRecord)
 
 
 def create_directory(parent: Path, prefix: str = "") -> Path:

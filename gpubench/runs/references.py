@@ -19,6 +19,8 @@ LATEST = re.compile(
 )
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,99}", re.ASCII)
 """What a run may be called. An id begins with a digit, so that no name is the beginning of an id."""
+TAG = re.compile(r"\w[\w.+:/@=-]{0,99}")
+"""What a tag may be."""
 MOST_LISTED = 8
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
@@ -126,12 +128,15 @@ class Lookup:
         found, empty, others = 0, 0, 0
         known = Catalogue(folder)
         try:
-            for path in known.found:
-                entry = known.entry(path) if known.found[path] is None and RUN_ID.fullmatch(Path(path).name) else None
-                if entry is None or (wanted and wanted not in (entry.command, entry.record.command)):
+            for name, part_of in known.found.items():
+                run_id = name.rpartition("/")[2]
+                if part_of or not RUN_ID.fullmatch(run_id):
                     continue
-                if self._measured and not _has_results(entry):
-                    self._empty[entry.run_id] = None
+                entry = known.entry(name)
+                if wanted and not (entry and wanted in (entry.command, entry.record.command)):
+                    continue
+                if entry is None or (self._measured and not _has_results(entry)):
+                    self._empty[run_id] = None
                     empty += 1
                 elif not self._measured or entry.record.command in ("", command := command or entry.record.command):
                     if found == back:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -164,6 +164,17 @@ OPPOSITE = {"true": "false", "false": "true"}
 MOST_BYTES = 2**20  # largest size of a file of settings
 
 S = TypeVar("S", bound=RunSettings)
+
+
+class Labels(NamedTuple):
+    """What the user calls a run. No setting, because a run that is repeated from its config.yaml is another one."""
+
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+UNLABELLED = Labels()
+
 C = TypeVar("C", bound=CompletedSettings)
 
 
@@ -173,6 +184,8 @@ class Configuration(Generic[S]):
 
     settings: S
     origins: dict[str, str]
+    labels: Labels = UNLABELLED
+    """Of the run itself: a configuration derived from this one does not have them."""
 
     def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
         """Returns a copy with some keys changed. Raises SettingsError as `load` does."""

@@ -18,7 +18,7 @@ from gpubench.tuning.treatments import Treatment, Untried
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
 FILE = foreign_files.SEARCH
-LOCK = ".lock"
+LOCK = foreign_files.SEARCH_LOCK
 
 
 class Loss(Struct, frozen=True):

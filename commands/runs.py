@@ -1,0 +1,433 @@
+"""gpubench runs"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpubench.commands import completion, options, output
+from gpubench.commands.options import OUTPUT
+from gpubench.errors import GpubenchError, UsageError
+
+if TYPE_CHECKING:
+    from gpubench.report.document import Document
+    from gpubench.runs.catalogue import Entry
+    from gpubench.runs.removal import Unit
+
+SELECTION, PRUNING = "Which runs", "What to remove"
+SCREEN = 20
+"""The number of runs that a listing shows."""
+BROWSER_SECONDS = 3.0
+"""How long to wait for the word of a browser that it cannot start. One that works takes longer to end, or ends well."""
+
+EPILOG = """Examples:
+
+gpubench runs
+
+gpubench runs --model gpt2 --where precision=bf16 --since 7d --sort throughput
+
+gpubench runs show latest
+
+gpubench runs open latest~1
+
+gpubench runs tag latest baseline
+
+gpubench runs prune --keep 20 --failed --older 30d
+
+RUN is a run directory, the beginning of a run id, a name, latest, latest~2, latest:profile or EXPERIMENT/latest.
+"""
+
+app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich")
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Path, id, name or latest.", autocompletion=completion.runs, show_default=False),
+]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="Paths, ids, names or latest.", autocompletion=completion.runs, show_default=False
+    ),
+]
+Within = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help="Directory of the run directories.", rich_help_panel=OUTPUT),
+]
+Command = Annotated[
+    str | None,
+    options.option("NAME", "Runs of this command.", SELECTION, "--command", values=completion.COMMANDS),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option(
+        "--experiment",
+        metavar="NAME",
+        help="Runs of this experiment, or of those that match a pattern such as tune-*.",
+        rich_help_panel=SELECTION,
+        autocompletion=completion.experiments,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="TEXT",
+        help="Runs whose model or program has this in its name.",
+        rich_help_panel=SELECTION,
+        autocompletion=completion.models,
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="KEY=VALUE",
+        help="Runs with this setting; also !=, <, <=, > and >=; repeatable.",
+        rich_help_panel=SELECTION,
+        autocompletion=completion.conditions,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.", rich_help_panel=OUTPUT)]
+
+
+@app.callback(invoke_without_command=True)
+def runs(
+    ctx: typer.Context,
+    command: Command = None,
+    experiment: Experiment = None,
+    model: Model = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag",
+            metavar="TAG",
+            help="Runs with this tag; repeatable.",
+            rich_help_panel=SELECTION,
+            autocompletion=completion.tags,
+        ),
+    ] = None,
+    status: Annotated[
+        str | None,
+        options.option("STATUS", "Runs with this status.", SELECTION, "--status", values=completion.STATUSES),
+    ] = None,
+    host: Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")] = None,
+    since: Annotated[
+        str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
+    ] = None,
+    where: Where = None,
+    all_: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also the single runs of searches by tune, and of trials.", rich_help_panel=SELECTION
+        ),
+    ] = False,
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="KEY",
+            help="Sort by a metric, best first, a setting, or started, experiment, command, model, status, name.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+            autocompletion=completion.sort_keys,
+        ),
+    ] = "started",
+    limit: Annotated[
+        str | None, options.option("N", "List at most N runs; 20 by default, 0 for all.", OUTPUT, "--limit")
+    ] = None,
+    results: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            envvar="GPUBENCH_RESULTS",
+            help="Directory of the run directories.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = Path("results"),
+    json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """List the runs in the results folder; find, show, open, tag and remove them."""
+    if ctx.invoked_subcommand:
+        if others := options.given(ctx).keys() - {"results"}:
+            option = f"--{min(others).replace('_', '-').rstrip('-')}"
+            message = f"{option} before {ctx.invoked_subcommand} is an option of the listing"
+            raise UsageError(message, f"gpubench runs {ctx.invoked_subcommand} --help shows its own options")
+        return
+    most = _limit(limit, SCREEN if not json else 0)
+
+    from gpubench.report import listing
+    from gpubench.runs.catalogue import catalogue
+    from gpubench.runs.selection import Selection, moment, ordered
+
+    chosen: dict[str, Any] = {
+        "command": command,
+        "experiment": experiment,
+        "model": model,
+        "tags": tag or (),
+        "status": _known_status(status),
+        "host": host,
+        "since": moment(since, "--since") if since else None,
+        "where": where or (),
+    }
+    known = catalogue(_existing(results))
+    found = ordered(Selection(**chosen, whole=not all_).of(known), sort)
+    shown = found[:most] if most else found
+    if json:
+        from gpubench.runs.directory import to_json
+
+        output.write(to_json(listing.to_document(results, shown)), "narrow the listing down, or use --limit")
+        return
+    hidden = 0 if all_ else len(Selection(**chosen, whole=False).of(known)) - len(found)
+    _print(listing.document(results, found, shown, hidden, sort=sort, details=verbose > 0), verbose)
+
+
+@app.command(epilog="Example: gpubench runs show latest")
+def show(
+    ctx: typer.Context, run: Run, results: Within = None, json: options.Json = False, verbose: options.Verbose = 0
+) -> None:
+    """Show the report of a run again, or of a search by tune."""
+    folder = _results(ctx, results)
+    path = _path(run, folder)
+
+    from gpubench.foreign_files import SEARCH
+    from gpubench.report.terminal import Terminal
+
+    terminal = Terminal(quiet=False, verbosity=verbose)
+    if (path / SEARCH).exists():
+        from gpubench.report import tuning
+        from gpubench.tuning.result import read
+
+        found = read(path)
+        text = tuning.to_json(path, found) if json else terminal.render(tuning.document(path, found))
+    else:
+        from gpubench.report import run as report
+
+        text = report.to_json([path]) if json else terminal.render(report.document([path], unfolded=verbose > 1))
+    output.write(text, f"{path} has all results")
+
+
+@app.command("open", epilog="Example: gpubench runs open latest")
+def open_(ctx: typer.Context, run: Run, results: Within = None) -> None:
+    """Open the page of a run, or of a search, in the browser; without a browser, print its path."""
+    from gpubench.runs.directory import REPORT
+
+    path = _path(run, _results(ctx, results)) / REPORT
+    if not path.is_file():
+        raise UsageError(f"{path.parent} has no page yet", f"gpubench runs show {run} prints what is known")
+    output.write(f"{path.resolve()}\n", "name a file that can be read")
+    if (reason := _open_in_browser(path.resolve())) and sys.stderr.isatty():
+        print(reason, file=sys.stderr)
+
+
+@app.command(epilog="Examples: gpubench runs tag latest baseline, gpubench runs tag latest --remove baseline")
+def tag(
+    ctx: typer.Context,
+    run: Run,
+    tags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TAG]...", help="Tags to add.", autocompletion=completion.tags, show_default=False),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option("--remove", metavar="TAG", help="Tag to take away; repeatable.", autocompletion=completion.tags),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run from now on.")] = None,
+    results: Within = None,
+) -> None:
+    """Tag a run, to find it by the tag and to protect it from removal; without a tag, print its tags."""
+    from gpubench.runs.directory import relabel
+    from gpubench.runs.reader import Run as RunDirectory
+    from gpubench.runs.references import Lookup
+
+    options.check_tags(tags or ())
+    if name is not None:
+        options.check_name(name)
+    path = Lookup(_results(ctx, results)).run(run)
+    record = RunDirectory.open(path).record
+    if missing := [one for one in remove or () if one not in record.tags]:
+        raise UsageError(f"{path.name} has no tag {missing[0]!r}", f"it has {', '.join(record.tags) or 'none'}")
+    if tags or remove or name:
+        record = relabel(path, name=name or record.name, tags={*record.tags, *(tags or ())} - {*(remove or ())})
+    named = f" {record.name}" if record.name else ""
+    output.write(f"{path.name}{named}: {', '.join(record.tags) or 'no tags'}\n", "try again")
+
+
+@app.command(epilog="Example: gpubench runs remove 20261122-065319")
+def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = False) -> None:
+    """Remove runs, the runs of a folder, or a whole search by tune; not one that is running or tagged."""
+    from gpubench.runs import removal
+    from gpubench.runs.catalogue import Catalogue
+    from gpubench.runs.references import Lookup
+
+    folder = _results(ctx, results)
+    known, lookup = Catalogue(folder), Lookup(folder)
+    paths = [path for run in runs for path in lookup.runs(run)[0]]
+    entries = {path: _entry(known, path) for path in paths}
+    found = removal.units(entries.values())
+    for unit in found:
+        if reason := removal.protection(folder, unit):
+            tagged = [entry for entry in unit.runs if entry.tags]
+            raise UsageError(
+                f"{unit.path} is not removed: {reason}",
+                f"gpubench runs tag {tagged[0].run_id} --remove {tagged[0].tags[0]}" if tagged else None,
+            )
+    _remove(known, found, yes=yes)
+
+
+@app.command(
+    epilog="Examples: gpubench runs prune --failed, gpubench runs prune --keep 20 --older 30d --experiment nightly"
+)
+def prune(
+    ctx: typer.Context,
+    keep: Annotated[
+        str | None, options.option("N", "All but the newest N runs of each experiment.", PRUNING, "--keep")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only runs that did not complete.", rich_help_panel=PRUNING)
+    ] = False,
+    older: Annotated[
+        str | None, options.option("AGE|DATE", "Only runs that began before: 30d, 2w.", PRUNING, "--older")
+    ] = None,
+    command: Command = None,
+    experiment: Experiment = None,
+    model: Model = None,
+    where: Where = None,
+    results: Within = None,
+    yes: Yes = False,
+) -> None:
+    """Remove old or failed runs. A run must meet every condition; running, named and tagged ones are never removed."""
+    from gpubench.runs import removal
+    from gpubench.runs.catalogue import Catalogue
+    from gpubench.runs.selection import Selection, moment, ordered
+
+    if keep is None and not failed and older is None:
+        raise UsageError("prune needs to know what to remove", "give --keep N, --failed or --older AGE")
+    folder = _results(ctx, results)
+    most = None if keep is None else _limit(keep, 0, "--keep")
+    limit = moment(older, "--older") if older else None
+    known = Catalogue(_existing(folder))
+    entries = ordered(list(known.entries()), "started")
+    known.save()
+    chosen = Selection(command=command, experiment=experiment, model=model, where=where or (), whole=False)
+    asked = {entry.folder for entry in chosen.of(entries)}
+    found = removal.prunable(folder, entries, keep=most, failed=failed, older=limit)
+    _remove(known, [unit for unit in found if all(entry.folder in asked for entry in unit.runs)], yes=yes)
+
+
+def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:
+    """Says what is removed and how much, asks unless `yes` is given, and removes it.
+
+    Raises UsageError if nobody can be asked, and the first error of a removal once the others are tried.
+    """
+    from gpubench import units
+    from gpubench.report import listing
+    from gpubench.runs import removal
+
+    _print(listing.of_removal(found), 0)
+    if not found:
+        return
+    if not yes:
+        if not (sys.stdin and sys.stdin.isatty()):
+            raise UsageError("nothing is removed without being asked", "add --yes to remove without a question")
+        typer.confirm("remove them?", abort=True)
+    failed: list[GpubenchError] = []
+    freed = count = 0
+    for unit in found:
+        size = unit.bytes()
+        try:
+            removal.remove(known, unit)
+        except GpubenchError as error:
+            failed.append(error)
+            continue
+        freed, count = freed + size, count + len(unit.runs)
+    output.write(f"removed {units.counted(count, 'run')}, {units.size(freed)}\n", "gpubench runs lists what is left")
+    if failed:
+        raise failed[0]
+
+
+def _entry(known: Any, path: Path) -> "Entry":
+    """Returns the entry of a run directory. Raises UsageError if it is not in the results folder."""
+    name = os.path.relpath(path, known.results)
+    entry: Entry | None = known.entry(name) if name in known.found else None
+    if entry is None:
+        raise UsageError(f"{path} is no run of {known.results}", "name the results folder with --results DIR")
+    return entry
+
+
+def _open_in_browser(page: Path) -> str:
+    """Opens a page in the browser, without waiting for its end. Returns why it cannot, or nothing."""
+    command = _browser()
+    if not command:
+        return "no browser is known here: BROWSER names one"
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    try:
+        started = subprocess.Popen([*command, page.as_uri()], start_new_session=True, **streams)
+    except OSError as error:
+        return f"cannot start {command[0]}: {error.strerror}"
+    with suppress(subprocess.TimeoutExpired):
+        if started.wait(BROWSER_SECONDS):
+            return f"{command[0]} could not open it"
+    return ""
+
+
+def _browser() -> list[str]:
+    """Returns the command that opens a page; nothing if there is no display to show it on."""
+    if named := os.environ.get("BROWSER", "").split(os.pathsep)[0]:
+        with suppress(ValueError):
+            return [word for word in shlex.split(named) if word != "%s"]
+    if sys.platform == "darwin":
+        return ["open"]
+    return ["xdg-open"] if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") else []
+
+
+def _path(run: str, results: Path) -> Path:
+    """Returns the directory of a run, or of a search by tune. Raises RunDirectoryError for any other name."""
+    from gpubench.foreign_files import SEARCH
+    from gpubench.runs.references import Lookup
+
+    for path in (Path(run), results / run):
+        with suppress(OSError):
+            if (path / SEARCH).is_file():
+                return path
+    return Lookup(results).run(run)
+
+
+def _results(ctx: typer.Context, own: Path | None) -> Path:
+    """Returns the results folder that is given after the subcommand, or else before it."""
+    found: Path = own or (ctx.parent.params["results"] if ctx.parent else Path("results"))
+    return found
+
+
+def _existing(results: Path) -> Path:
+    """Raises UsageError if there is no results folder."""
+    if not results.is_dir():
+        raise UsageError(f"there is no folder {results}", "gpubench train-bench makes a run, or name --results DIR")
+    return results
+
+
+def _limit(text: str | None, default: int, option: str = "--limit") -> int:
+    """Returns a number of runs. Raises UsageError if it is none."""
+    if text is None:
+        return default
+    if not (text.isdecimal() and len(text) < 10):
+        raise UsageError(f"{option} {text!r} is no number of runs", f"for example {option} 20")
+    return int(text)
+
+
+def _known_status(status: str | None) -> str | None:
+    if status is not None and status not in completion.STATUSES:
+        raise UsageError(f"--status {status!r} is no status of a run", f"it is {', '.join(completion.STATUSES)}")
+    return status
+
+
+def _print(document: "Document", verbose: int) -> None:
+    from gpubench.report.terminal import Terminal
+
+    output.write(Terminal(quiet=False, verbosity=verbose).render(document), "use --json, or --limit")

@@ -1,0 +1,187 @@
+"""The list of runs, what it says of each one, and what a removal would remove.
+
+It is imported whenever runs are listed, so that it imports nothing that takes time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpubench import units
+from gpubench.metrics import Metric
+from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
+from gpubench.runs.catalogue import Entry, Figure
+from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
+from gpubench.runs.removal import Unit
+from gpubench.runs.selection import value_of
+
+HEADLINES = ("throughput", "step_time", "peak_memory_total", "peak_memory_allocated", "peak_memory_rss")
+"""The metrics of which the first one that a run has is its result. Runs that count memory have no throughput."""
+STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
+COLUMNS = frozenset({"command", "model", "status", "name", "tags", "experiment", "host"})
+"""The columns of words."""
+EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name")
+MOST_NAMED = 20
+"""The number of runs that a removal lists one by one."""
+
+
+def document(
+    results: Path,
+    entries: Sequence[Entry],
+    shown: Sequence[Entry],
+    hidden: int,
+    *,
+    sort: str = "",
+    details: bool = False,
+) -> Document:
+    """Returns the list of the runs in `shown`, which are the first of the chosen `entries`.
+
+    `hidden` counts the runs that are left out because they are only a part of something. `sort` is the metric or
+    setting that they are sorted by, which has a column of its own if the listing does not show it anyway.
+    """
+    blocks: list[Block] = [
+        table(
+            "",
+            [_row(entry, sort, details=details) for entry in shown],
+            words=COLUMNS,
+            expendable=EXPENDABLE,
+            rest=_rest(len(entries) - len(shown)),
+        )
+    ]
+    notes = []
+    if hidden:
+        notes.append(f"without {units.counted(hidden, 'run')} of searches by tune and of trials: --all lists them too")
+    damaged = [entry for entry in shown if entry.problem]
+    notes += [f"{entry.run_id}: {entry.problem}" for entry in damaged[:3]]
+    return Document(_headline(results, entries), [*blocks, Paragraph(notes, "quiet")])
+
+
+def to_document(results: Path, entries: Iterable[Entry]) -> dict[str, Any]:
+    """Returns the list as --json prints it."""
+    return {"schema_version": 1, "results": str(results), "runs": [_as_document(entry) for entry in entries]}
+
+
+def of_removal(found: Sequence[Unit], spared: Sequence[tuple[Unit, str]] = ()) -> Document:
+    """Returns what would be removed, with its disk space, and what would not be, with the reason."""
+    sizes = [unit.bytes() for unit in found]
+    runs = sum(len(unit.runs) for unit in found)
+    statuses = Counter(entry.record.status for unit in found for entry in unit.runs)
+    rows = [
+        {
+            "run": Cell(unit.label),
+            "model": Cell(unit.runs[0].model),
+            "status": _status(unit.runs[0]) if len(unit.runs) == 1 else Cell(units.counted(len(unit.runs), "run")),
+            "age": Cell(age(unit.started)),
+            "disk space": Cell(units.size(size)),
+        }
+        for unit, size in zip(found, sizes, strict=True)
+    ]
+    headline = f"{units.counted(runs, 'run')} and {units.size(sum(sizes))} to remove: {_counts(statuses)}"
+    left = len(rows) - MOST_NAMED
+    blocks: list[Block] = [
+        table("", rows[:MOST_NAMED], words=COLUMNS, rest=f"{left} more" if left > 0 else ""),
+        Paragraph([f"{unit.label} is not removed: {reason}" for unit, reason in spared], "warning"),
+    ]
+    return Document(headline if found else "nothing to remove", blocks)
+
+
+def main_figure(entry: Entry) -> tuple[str, Figure] | None:
+    """Returns the name and the figure of a run's result; None if it has none."""
+    return next(((name, entry.metrics[name]) for name in HEADLINES if name in entry.metrics), None)
+
+
+def figure(name: str, found: Figure) -> str:
+    """Returns a figure with its interval, or its range alone if the interval is too wide."""
+    interval = (found.low, found.high) if found.low is not None and found.high is not None else None
+    metric = Metric(name, found.unit, found.better, found.estimate, interval, 0, None, [], None)
+    if interval and metric.too_noisy:
+        return units.span(*interval, found.unit)
+    reach = f" +- {units.percent(metric.reach)}" if metric.reach is not None else ""
+    return f"{units.quantity(found.estimate, found.unit)}{reach}"
+
+
+def age(started: str, now: datetime | None = None) -> str:
+    """Returns how long ago a run began, such as "3 h"; "?" if it is unknown."""
+    try:
+        seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(started)).total_seconds()
+    except (ValueError, TypeError):
+        return "?"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+def _headline(results: Path, entries: Sequence[Entry]) -> str:
+    if not entries:
+        return f"no runs in {results}"
+    counts = Counter(entry.record.status for entry in entries)
+    return f"{units.counted(len(entries), 'run')} in {results}: {_counts(counts)}"
+
+
+def _counts(statuses: "Counter[str]") -> str:
+    order = (RUNNING, COMPLETED, FAILED, INTERRUPTED)
+    known = sorted(statuses, key=lambda status: order.index(status) if status in order else len(order))
+    return ", ".join(f"{statuses[status]:,} {status}" for status in known)
+
+
+def _rest(left: int) -> str:
+    return f"{left:,} more: --limit 0 lists all" if left else ""
+
+
+def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
+    record = entry.record
+    main = main_figure(entry)
+    row: dict[str, str | Cell] = {
+        "run": entry.run_id,
+        "command": entry.command,
+        "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
+        "result": figure(*main) if main else "",
+        "status": _status(entry),
+        "age": age(record.started),
+        "name": entry.name or "",
+        "tags": ", ".join(entry.tags),
+    }
+    if sort in entry.metrics and not (main and main[0] == sort):
+        row[units.words(sort)] = figure(sort, entry.metrics[sort])
+    elif value_of(entry, sort) is not None:
+        row[sort] = str(value_of(entry, sort))
+    if details or record.experiment != entry.command:
+        row["experiment"] = record.experiment
+    if details:
+        row["host"] = record.host
+    return row
+
+
+def _status(entry: Entry) -> Cell:
+    status = entry.record.status
+    return Cell(status, style=STYLES.get(status, "worse"))
+
+
+def _as_document(entry: Entry) -> dict[str, Any]:
+    record = entry.record
+    return {
+        "run_id": entry.run_id,
+        "path": entry.folder,
+        "experiment": record.experiment,
+        "command": entry.command,
+        "status": record.status,
+        "started": record.started,
+        "ended": record.ended,
+        "host": record.host,
+        "name": entry.name,
+        "tags": entry.tags,
+        "part_of": entry.part_of,
+        "model": entry.model,
+        "device": entry.device,
+        "world_size": record.world_size,
+        "argv": record.argv,
+        "git": record.git,
+        "error": record.error,
+        "problem": entry.problem,
+        "metrics": {name: found._asdict() for name, found in entry.metrics.items()},
+        "settings": entry.settings,
+        "environment": entry.environment,
+    }

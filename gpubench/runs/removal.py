@@ -1,0 +1,138 @@
+"""Removes runs from a results folder: which ones may be removed, what they take, and nothing outside the folder."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.foreign_files import SEARCH_LOCK
+from gpubench.runs.catalogue import DAMAGED, RUN_ID, Catalogue, Entry
+from gpubench.runs.directory import COMPLETED, RUNNING
+from gpubench.runs.selection import stamp
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is removed together: a run, or a search with all its runs, which mean nothing without each other."""
+
+    path: Path
+    runs: tuple[Entry, ...]
+
+    @property
+    def label(self) -> str:
+        """The name of the folder."""
+        return self.path.name
+
+    @property
+    def started(self) -> str:
+        """The start of its newest run."""
+        return max(entry.record.started for entry in self.runs)
+
+    @property
+    def failed(self) -> bool:
+        """Whether none of its runs was completed."""
+        return not any(entry.record.status == COMPLETED for entry in self.runs)
+
+    def bytes(self) -> int:
+        """Returns the disk space of all its files."""
+        return sum(_sizes(self.path))
+
+
+def units(entries: Iterable[Entry]) -> list[Unit]:
+    """Returns the runs as what can be removed, in their order; the runs of a search at the place of the first one."""
+    found: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.path.parent if entry.part_of == "search" else entry.path, []).append(entry)
+    return [Unit(path, tuple(runs)) for path, runs in found.items()]
+
+
+def prunable(
+    results: Path, entries: Sequence[Entry], *, keep: int | None, failed: bool, older: datetime | None
+) -> list[Unit]:
+    """Returns what may be pruned of the runs, which are the newest first.
+
+    It is what fulfils every condition that is given: it is not among the newest `keep` of its experiment, it `failed`,
+    and it began before `older`. What is protected, and what the user has named, is never pruned.
+    """
+    places: dict[str, int] = {}
+    found = []
+    for unit in units(entries):
+        experiment = unit.path.parent.name if unit.runs[0].part_of != "search" else "searches"
+        places[experiment] = place = places.get(experiment, 0) + 1
+        if keep is not None and place <= keep:
+            continue
+        if (failed and not unit.failed) or (older is not None and unit.started >= stamp(older)):
+            continue
+        if not any(entry.name for entry in unit.runs) and not protection(results, unit):
+            found.append(unit)
+    return found
+
+
+def protection(results: Path, unit: Unit) -> str | None:
+    """Returns why the unit must not be removed; None if it may be."""
+    for entry in unit.runs:
+        if entry.record.status == RUNNING:
+            return f"it is running on {entry.record.host} (process {entry.record.pid})"
+        if entry.tags:
+            return f"it is tagged {', '.join(entry.tags)}"
+        if entry.record.status == DAMAGED and not RUN_ID.fullmatch(entry.run_id):
+            return f"it is not sure to be a run: {entry.problem}"
+    if not _is_inside(results, unit.path):
+        return f"it is not in {results}, but behind a link"
+    if unit.runs[0].part_of == "search" and _is_searching(unit.path):
+        return "the search is running"
+    return None
+
+
+def remove(known: Catalogue, unit: Unit) -> None:
+    """Removes the unit, after another look at whether it may be removed; also its experiment if nothing is left.
+
+    Raises RunDirectoryError if it is protected by now, and RunFailed if a file cannot be removed.
+    """
+    names = (os.path.relpath(entry.folder, known.results) for entry in unit.runs)
+    current = Unit(unit.path, tuple(filter(None, map(known.entry, names))))
+    if not current.runs:
+        return  # somebody else has removed it
+    if reason := protection(known.results, current):
+        raise RunDirectoryError(f"{unit.path} is not removed: {reason}")
+    try:
+        shutil.rmtree(unit.path)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot remove {error.filename or unit.path}: {error.strerror}", "check who owns the folder"
+        ) from None
+    if unit.path.parent != known.results:
+        with suppress(OSError):  # other runs are in it
+            unit.path.parent.rmdir()
+
+
+def _is_inside(results: Path, path: Path) -> bool:
+    """Returns whether a folder is really where its path says, in the results folder, without a link on the way."""
+    whole, real = os.path.realpath(results), os.path.realpath(path)
+    return real == os.path.join(whole, os.path.relpath(path, results)) and real.startswith(whole + os.sep)  # noqa: PTH118
+
+
+def _is_searching(folder: Path) -> bool:
+    """Returns whether a search is in progress, which holds a lock on its folder."""
+    import fcntl
+
+    try:
+        with (folder / SEARCH_LOCK).open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yields the disk space of each file and folder in a folder, without following links."""
+    for path, inner, files in os.walk(folder):
+        for name in [*inner, *files]:
+            with suppress(OSError):
+                yield os.lstat(os.path.join(path, name)).st_blocks * 512  # noqa: PTH118

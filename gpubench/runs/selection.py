@@ -1,0 +1,208 @@
+"""Chooses runs of a catalogue, by what they are, when they began and how they were set, and sorts them."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gpubench.errors import UsageError, did_you_mean
+from gpubench.runs.catalogue import Entry
+
+CONDITION = re.compile(r"(?P<key>[\w.-]+) *(?P<sign>!=|<=|>=|=|<|>) *(?P<value>.*)")
+AGE = re.compile(r"(?P<number>\d{1,9}(?:\.\d+)?) *(?P<unit>min|h|d|w)")
+UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+ENVIRONMENT = "environment."
+"""Stands before a fact of the environment, unlike a setting."""
+_SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "<": lambda one, other: one < other,
+    ">": lambda one, other: one > other,
+    "<=": lambda one, other: one <= other,
+    ">=": lambda one, other: one >= other,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run must have to be chosen. None, or nothing, leaves the choice open."""
+
+    command: str | None = None
+    """The subcommand of gpubench, or the command in run.json."""
+    experiment: str | None = None
+    """The name of the experiment, or a pattern with `*`."""
+    model: str | None = None
+    """A part of the model's name, or of the program's command line, in any case of letters."""
+    tags: Sequence[str] = ()
+    """The run must have all of them."""
+    status: str | None = None
+    host: str | None = None
+    since: datetime | None = None
+    before: datetime | None = None
+    where: Sequence[str] = ()
+    """Conditions such as "precision=bf16", "training.batch_size>=16" or "torch=2.13*"."""
+    whole: bool = True
+    """Whether to leave out the runs that are only a part of a search, or the trial of another run's fix.
+
+    They are not left out of an experiment that is named.
+    """
+
+    def of(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Returns the chosen runs, in their order.
+
+        Raises UsageError for a condition that cannot be understood, or about a setting that no run has.
+        """
+        found = [entry for entry in entries if self._fits(entry)]
+        for text in self.where:
+            holds = _condition(text, found)
+            found = [entry for entry in found if holds(entry)]
+        return found
+
+    def _fits(self, entry: Entry) -> bool:
+        record = entry.record
+        return (
+            (entry.part_of is None or not self.whole or self.experiment is not None)
+            and (self.experiment is None or fnmatchcase(record.experiment, self.experiment))
+            and (self.model is None or self.model.lower() in entry.model.lower())
+            and set(self.tags) <= set(entry.tags)
+            and self.status in (None, record.status)
+            and self.host in (None, record.host)
+            and (self.since is None or record.started >= stamp(self.since))
+            and (self.before is None or record.started < stamp(self.before))
+            and self.command in (None, record.command, entry.command)
+        )
+
+
+def stamp(moment: datetime) -> str:
+    """Returns a time in the format of run.json, which sorts as text."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(text: str, option: str, now: datetime | None = None) -> datetime:
+    """Returns the time that an age such as "30d" or a date such as "2026-11-01" stands for; dates are local.
+
+    Raises UsageError, which names the option, for any other text.
+    """
+    now = now or datetime.now(UTC)
+    try:
+        if age := AGE.fullmatch(text.strip()):
+            return now - float(age["number"]) * UNITS[age["unit"]]
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (OverflowError, ValueError, OSError):
+        raise UsageError(
+            f"{option} {text!r} is neither an age nor a date", "write 12h, 30d or 2w, or a date such as 2026-11-01"
+        ) from None
+
+
+def keys(entries: Iterable[Entry]) -> dict[str, None]:
+    """Returns the settings and facts of the environment that the runs have, as a condition names them."""
+    found: dict[str, None] = {}
+    for entry in entries:
+        found |= dict.fromkeys(entry.settings)
+        found |= dict.fromkeys(ENVIRONMENT + key for key in entry.environment)
+    return found
+
+
+def key_of(name: str, entries: Iterable[Entry], option: str) -> str:
+    """Returns the setting or fact that a name stands for: its dot-key, or the last part of the only one with it.
+
+    Raises UsageError, which names the option, if there is no such key or several.
+    """
+    known = keys(entries)
+    if name in known:
+        return name
+    found = [key for key in known if key.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{option}: {name} is the end of {' and '.join(found)}", "give one of them")
+    hint = did_you_mean(name, [*known, *(key.rpartition(".")[2] for key in known)])
+    raise UsageError(f"{option}: no run has a setting {name!r}", hint or "gpubench runs --json shows the settings")
+
+
+def value_of(entry: Entry, key: str) -> Any:
+    """Returns the value of a setting or fact; None if the run does not have it."""
+    if key.startswith(ENVIRONMENT):
+        return entry.environment.get(key.removeprefix(ENVIRONMENT))
+    return entry.settings.get(key)
+
+
+def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
+    """Returns the runs sorted by a metric, the best first, by a setting, or by a word that a listing shows.
+
+    Runs without the value come last. Raises UsageError for anything else.
+    """
+    if by in WORDS:
+        return sorted(entries, key=WORDS[by], reverse=by in NEWEST_FIRST)
+    if figures := {entry.folder: entry.metrics[by] for entry in entries if by in entry.metrics}:
+        sign = -1 if any(figure.better == "higher" for figure in figures.values()) else 1
+        found = sorted(entries, key=lambda one: sign * figures[one.folder].estimate if one.folder in figures else 0.0)
+        return [one for one in found if one.folder in figures] + [one for one in found if one.folder not in figures]
+    if not entries:
+        return []
+    known = dict.fromkeys(name for entry in entries for name in entry.metrics)
+    if "." not in by and (hint := did_you_mean(by, [*WORDS, *known], cutoff=0.75)):
+        raise UsageError(f"--sort: no run has a metric or setting {by!r}", hint)
+    key = key_of(by, entries, "--sort")
+    return sorted(entries, key=lambda one: _rank(value_of(one, key)))
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Returns a key that sorts values of all types: numbers, then words, then what is unknown."""
+    if value is None:
+        return 2, 0.0, ""
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+
+
+WORDS: dict[str, Callable[[Entry], Any]] = {
+    "started": lambda entry: (entry.record.started, entry.run_id),
+    "ended": lambda entry: entry.record.ended or "",
+    "experiment": lambda entry: entry.record.experiment,
+    "command": lambda entry: entry.command,
+    "model": lambda entry: entry.model,
+    "status": lambda entry: entry.record.status,
+    "name": lambda entry: (entry.name is None, entry.name or ""),
+    "host": lambda entry: entry.record.host,
+}
+NEWEST_FIRST = ("started", "ended")
+
+
+def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
+    parts = CONDITION.fullmatch(text.strip())
+    if parts is None:
+        raise UsageError(f"--where {text!r} is no condition", "write KEY=VALUE, such as --where precision=bf16")
+    sign, asked = parts["sign"], parts["value"].strip()
+    if not entries:
+        return lambda _: True
+    key = key_of(parts["key"], entries, "--where")
+    if sign == "=":
+        return lambda entry: _equals(value_of(entry, key), asked)
+    if sign == "!=":
+        return lambda entry: not _equals(value_of(entry, key), asked)
+    limit = _number(asked)
+    if limit is None:
+        raise UsageError(f"--where {text!r}: {asked!r} is not a number", f"{sign} compares numbers")
+
+    def holds(entry: Entry) -> bool:
+        value = value_of(entry, key)
+        return isinstance(value, int | float) and _SIGNS[sign](value, limit)
+
+    return holds
+
+
+def _equals(value: Any, asked: str) -> bool:
+    """Returns whether a value is the one that the text stands for; text may be a pattern with `*`."""
+    if value is None:
+        return asked.lower() in ("null", "none", "")
+    if isinstance(value, bool):
+        return asked.lower() == str(value).lower()
+    if isinstance(value, int | float):
+        return value == _number(asked)
+    return fnmatchcase(str(value), asked)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
