@@ -12,7 +12,6 @@ from gpubench.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
     from gpubench.compare.history import Histories
-    from gpubench.report.terminal import Terminal
 
 PAGE = "history.html"
 EPILOG = """Examples:

@@ -1,13 +1,15 @@
 """Made-up series of runs for change points: a workload measured again and again on a machine that is not steady."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+SEED = 20_261_124
 REPEATS = 3
 AFTER = 8  # runs after a planted step, and before it, at least
 
@@ -78,3 +80,39 @@ def _correlated(rng: np.random.Generator, n: int, correlation: float = 0.5) -> F
     for place in range(1, n):
         values[place] = correlation * values[place - 1] + np.sqrt(1 - correlation**2) * values[place]
     return values
+
+
+Finder = Callable[[Made], Sequence[int]]
+"""Returns the first runs after the change points that it finds in a series."""
+CLOSE = 2  # runs by which a change point may be placed wrongly
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of series."""
+
+    found: float
+    """With a step, which was found, and placed within CLOSE runs."""
+    elsewhere: float
+    """With a step, and a change point anywhere else."""
+    false: float
+    """Without a step or drift, and a change point."""
+    false_in_drift: float
+    """Without a step, but with drift, and a change point."""
+
+
+def rates(find: Finder, count: int, noise: float, **options: Any) -> Rates:
+    """Measures a finder on `count` series of each kind. The options are those of series with a step."""
+
+    def series(seed: int, **more: Any) -> Iterator[tuple[Made, Sequence[int]]]:
+        for number in range(count):
+            one = made(np.random.default_rng([SEED, seed, number]), noise=(noise, noise), **more)
+            yield one, find(one)
+
+    stepped = [[abs(index - (one.step or 0)) <= CLOSE for index in found] for one, found in series(1, **options)]
+    still, drifting = (
+        [bool(len(found)) for _, found in series(seed, step=0.0, runs=(10, 60), trouble=trouble)]
+        for seed, trouble in ((2, 0.0), (3, 1.0))
+    )
+    shares = [[any(one) for one in stepped], [not all(one) for one in stepped], still, drifting]
+    return Rates(*(float(np.mean(share)) for share in shares))

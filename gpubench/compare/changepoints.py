@@ -159,7 +159,7 @@ class _Series:
         powers = _OF_MACHINE if reference is not None else ((0.0, 1.0),)
         self.values = [(values - power * of_machine, math.log(share)) for power, share in powers]
         self.models = _models(self.n, days, _inflation(self.n, errors))
-        self.positions = np.arange(FEWEST, self.n - FEWEST + 1)
+        self.positions = np.arange(2, self.n - 1)  # also the ones too near to an end, which are no change points yet
         self.log_step = math.log(_STEPS / max(_STEPS, len(self.positions)))
 
     def search(self) -> list[ChangePoint]:
@@ -178,7 +178,7 @@ class _Series:
             found = [self._described(step, steps, outliers) for step in steps]
             weakest = min(found, key=lambda one: one.probability)
             if weakest.probability >= SURE:
-                return found
+                return [one for one in found if FEWEST <= one.index <= self.n - FEWEST]
             steps.remove(steps[found.index(weakest)])
         return []
 

@@ -34,7 +34,7 @@ from gpubench.text import shorten, words
 LINES = "▁▂▃▄▅▆▇█"
 SPARKS = 24
 """Characters of a series in a terminal: each is the mean of as many runs."""
-BRIEF_SERIES, BRIEF_CHANGES, BRIEF_DIFFERENCES = 4, 2, 3
+BRIEF_SERIES, BRIEF_CHANGES, BRIEF_DIFFERENCES, BRIEF_GATES = 4, 2, 3, 3
 ROWS = 200  # runs that a page lists of one series
 HEIGHT = 220.0  # pixels of a plot
 SHOWN = 12  # characters of a commit
@@ -42,23 +42,29 @@ SHOWN = 12  # characters of a commit
 
 def document(found: Histories, page: Path | None = None) -> Document:
     """Returns the report. `page` is where its page will be, which its links to runs start from."""
-    blocks: list[Block] = [Paragraph([_gate(one) for one in found.gate], on=TEXT)] if found.gate else []
-    changed = [(one, change) for one in found.series for change in one.changes]
-    newest_first = sorted(changed, key=lambda each: each[1].started, reverse=True)
-    if len(found.series) > 1:
-        blocks += _overview(found.series)
-    elif found.series:
-        blocks.append(Paragraph(_line(found.series[0]), on=TEXT))
-    named = len(found.series) > 1
+    series = sorted(found.series, key=_newest_change, reverse=True)
+    blocks: list[Block] = list(_gates(found.gate))
+    changed = [(one, change) for one in series for change in one.changes]
+    newest_first = sorted(changed, key=lambda each: (each[1].cause == "code", each[1].started), reverse=True)
+    if len(series) > 1:
+        blocks += _overview(series)
+    elif series:
+        blocks.append(Paragraph(_line(series[0]), on=TEXT))
+    named = len(series) > 1
     for number, (one, change) in enumerate(newest_first):
         on = Medium.TERMINAL if number < BRIEF_CHANGES else Medium.DETAILS
         blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
     if (more := len(newest_first) - BRIEF_CHANGES) > 0:
         blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
-    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(found.series)]
-    for one in found.series:
+    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
+    for one in series:
         blocks += _on_page(one, page.parent if page else Path())
-    return Document(_headline(found.series, newest_first), blocks, title="History", context="gpubench history")
+    return Document(_headline(series, newest_first), blocks, title="History", context="gpubench history")
+
+
+def _newest_change(one: Series) -> str:
+    """Returns when the series last changed, so that the ones without a change come last."""
+    return max((change.started for change in one.changes if change.cause == "code"), default="")
 
 
 def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Change]]) -> str:
@@ -88,6 +94,17 @@ def _size(change: Change) -> str:
 
 def _signed(change: Change) -> str:
     return units.signed_percent(change.ratio - 1, 1)
+
+
+def _gates(results: Sequence[GateResult]) -> Iterator[Block]:
+    """Yields the results of the gate, the failures first, and in a terminal without -v only a few."""
+    if results:
+        order = ("regressed", "inconclusive", "passed")
+        lines = [_gate(one) for one in sorted(results, key=lambda one: order.index(one.outcome))]
+        more = len(lines) - BRIEF_GATES
+        rest = [f"and {units.counted(more, 'condition')} more: -v"] if more > 0 else []
+        yield Paragraph([*lines[:BRIEF_GATES], *rest], on=Medium.BRIEF)
+        yield Paragraph(lines, on=UNASKED)
 
 
 def _gate(result: GateResult) -> str:
@@ -148,14 +165,14 @@ def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator
 
 
 def _when(one: Series, change: Change) -> str:
-    """Returns how much, when, between which runs, and how sure."""
-    before, after = one.points[change.index - 1], one.points[change.index]
-    place = f"between {before.run_id}{_commit(before.commit)} and {after.run_id}{_commit(after.commit)}"
+    """Returns how much, between which runs, and how sure."""
+    sides = (one.points[change.index - 1], one.points[change.index])
+    first, last = (f"{point.started[:16].replace('T', ' ')}{_commit(point.commit)}" for point in sides)
     sure = f"{units.whole_percent(min(change.probability, 0.99))} sure"
     slack = max(change.latest - change.index, change.index - change.earliest)
     where = f", place +- {units.counted(slack, 'run')}" if slack else ""
-    whose = "; the reference workload changed too: the machine" if change.cause == "machine" else ""
-    return f"{_signed(change)} on {after.started[:10]} {place} ({sure}{where}){whose}"
+    whose = ", but by the machine: the reference workload changed too" if change.cause == "machine" else ""
+    return f"{_signed(change)} between {first} and {last}, {sure}{where}{whose}"
 
 
 def _commit(commit: str | None) -> str:
@@ -222,13 +239,12 @@ def _changes(one: Series) -> Table:
             "change": Cell(_size_signed(change), note="the machine's" if change.cause == "machine" else ""),
             "sure": units.whole_percent(min(change.probability, 0.99)),
             "date": change.started[:10],
-            "between": f"{change.before} and {change.after}",
             "changed there": Cell("; ".join(map(_difference, change.differences)) or "nothing on record"),
             "compare": Cell(change.command, code=True),
         }
         for change in reversed(one.changes)
     ]
-    return table("changes", rows, ("date", "between", "changed there", "compare"), on=Medium.PAGE)
+    return table("changes", rows, ("changed there", "compare"), on=Medium.PAGE)
 
 
 def _size_signed(change: Change) -> str:
@@ -282,7 +298,7 @@ def _plot(one: Series, folder: Path) -> Markup:
     for place, (point, (lower, upper)) in enumerate(zip(one.points, ends.tolist(), strict=True)):
         parts.append(
             charts.line(
-                x(place), charts.HEAD + y(lower), x(place), charts.HEAD + y(upper), "error" if n <= 150 else "grid"
+                x(place), charts.HEAD + y(lower), x(place), charts.HEAD + y(upper), "unchanged" if n <= 150 else "grid"
             )
         )
         hint = f"{point.run_id}: {units.quantity(point.estimate, one.unit)}{_commit(point.commit)}"
