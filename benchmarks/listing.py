@@ -35,6 +35,13 @@ BENCHMARKS = (
         2,
     ),
     Benchmark(
+        "listing-scale",
+        "How much time does `runs` take to list thousands of runs, and does it notice changes by hand?",
+        ("benchmarks/listing_scale.py",),
+        "1 s of processor time for 10,000 runs with the cache; every change by hand is listed",
+        2,
+    ),
+    Benchmark(
         "compare-peers",
         "How often are the verdicts of gpubench and other tools false?",
         ("benchmarks/compare_peers.py", "--trials", "100"),

@@ -27,8 +27,8 @@ VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
 
 
-LEAST_OF_A_KEY = len("--t")
-"""The length of an option from which on the shell completes settings too, of which there are a hundred."""
+LEAST_OF_A_KEY = 3
+"""The length of an option, with its dashes, from which on the shell completes settings too: there are a hundred."""
 
 
 class Shown(NamedTuple):
@@ -261,9 +261,9 @@ def check_name(name: str) -> None:
 
 def check_tags(tags: Iterable[str]) -> None:
     """Raises UsageError for a text that cannot be a tag."""
-    from gpubench.runs.references import TAG
-
     for tag in tags:
+        from gpubench.runs.references import TAG  # not needed without tags
+
         if not TAG.fullmatch(tag):
             raise UsageError(f"{tag!r} is no tag", "use up to 100 letters, digits and . _ + : / @ = - in it")
 

@@ -121,6 +121,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a real, short run on the CPU. Not to be written to."""
     arguments = ("--config", "tiny", "--device", "cpu", "--steps", "4", "--training.warmup_steps=1", "--repeats", "1")
     folder = tmp_path_factory.mktemp("finished")
-    done = gpubench("train-bench", *arguments, "--experiment", "short", results=folder)
+    labels = ("--name", "tiny-run", "--tag", "b", "--tag", "a")
+    done = gpubench("train-bench", *arguments, "--experiment", "short", *labels, results=folder)
     assert done.code == 0, done.stderr
     return done.run

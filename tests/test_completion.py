@@ -3,9 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from recorded_runs import edit, write_run
 from running import environment
+
+from gpubench.commands import completion
+from gpubench.runs.catalogue import catalogue
+from gpubench.runs.directory import RUN
 
 SCRIPT = """
 import sys
@@ -36,6 +43,8 @@ def gpubench(folder: Path, *arguments: str, **known: str) -> subprocess.Complete
         ("gpubench train-bench --config resnet", ["resnet18", "resnet50"]),
         ("gpubench memory --model unet2d-", ["unet2d-tiny"]),
         ("gpubench pipe-infer --split ", ["balanced", "even"]),
+        ("gpubench memory --device-model h200", ["h200", "h200-nvl"]),
+        ("gpubench train-bench --training.warm", ["--training.warmup_steps"]),
     ],
 )
 def test_commands_options_and_their_values_are_completed_and_nothing_heavy_is_loaded(
@@ -53,3 +62,45 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
     gpubench(tmp_path, "--install-completion")
     (installed,) = (tmp_path / ".bash_completions").iterdir()
     assert installed.read_text().strip() == shown.strip()
+
+
+def words(offered: completion.Offered) -> list[str]:
+    return [word for word, _ in offered]
+
+
+def test_runs_and_what_is_known_of_them_are_completed(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(params={"results": tmp_path}, parent=None, info_name="runs")
+    first, second = (write_run(tmp_path, name, repeats=1, steps=12) for name in ("one", "two"))
+    edit(first / RUN, name="base", tags=["weekly"])
+    (first / "config.yaml").write_text("training:\n  batch_size: 8\nprecision: fp32\n")
+    (second / "config.yaml").write_text("training:\n  batch_size: 16\nprecision: fp32\n")
+    assert words(completion.runs(context, "ba")) == []  # nothing has listed the runs yet
+    catalogue(tmp_path)
+    assert words(completion.runs(context, "ba")) == ["base"]
+    assert words(completion.runs(context, first.name[:8])) == [second.name, first.name]
+    assert words(completion.runs(context, "t")) == ["two/latest"]
+    assert words(completion.experiments(context, "")) == ["one", "two"]
+    assert words(completion.tags(context, "")) == ["weekly"]
+    assert words(completion.conditions(context, "batch")) == ["batch_size=16", "batch_size=8"]
+    assert words(completion.conditions(context, "prec")) == ["precision="]
+    assert words(completion.sort_keys(context, "thr")) == ["throughput"]
+
+
+def test_settings_are_completed_with_their_values() -> None:
+    context: Any = SimpleNamespace(params={}, parent=None, info_name="train-bench")
+    assert words(completion.assignments(context, "performance.comp")) == [
+        "performance.compile=true",
+        "performance.compile=false",
+        *(word for word in words(completion.assignments(context, "performance.compile_mode"))),
+    ]
+    assert words(completion.assignments(context, "training.warm")) == ["training.warmup_steps="]
+
+
+def test_traces_are_completed_and_a_single_folder_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    for name in ("rank0.pt.trace.json.gz", "rank1.json", "notes.txt", ".hidden.json"):
+        (tmp_path / "traces" / name).touch()
+    inside = [f"{tmp_path}/traces/{name}" for name in ("rank0.pt.trace.json.gz", "rank1.json")]
+    assert words(completion.traces(f"{tmp_path}/tr")) == inside
+    assert words(completion.traces(f"{tmp_path}/traces/rank1")) == inside[1:]
+    assert words(completion.traces(f"{tmp_path}/nowhere/")) == []

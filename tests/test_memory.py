@@ -73,7 +73,7 @@ def test_the_terminal_leads_with_a_sentence_and_ends_with_where_it_all_is(measur
     lines = [line for line in measured.stdout.splitlines() if line.strip()]
     assert lines[0].startswith("peak ")
     assert " activations" in lines[0]
-    assert lines[-1].startswith("completed: ")
+    assert lines[-2:] == [f"completed: {measured.run}", f"page: {measured.run / 'report.html'}"]
     assert "--model.activation_checkpointing=true" in measured.stdout
 
 

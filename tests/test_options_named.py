@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -37,9 +38,14 @@ OF_OTHERS = {
 }
 
 
+def commands(command: Any) -> Iterator[Any]:
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from commands(inner)
+
+
 def known() -> set[str]:
-    command = typer.main.get_command(app)
-    everywhere = [command, *getattr(command, "commands", {}).values()]
+    everywhere = list(commands(typer.main.get_command(app)))
     named = {name for one in everywhere for option in one.params for name in (*option.opts, *option.secondary_opts)}
     keys = {key for cls in COMMANDS.values() for key in (*fields(cls), *aliases(cls))}
     return named | {f"--{key.replace('_', '-')}" for key in keys} | {f"--{key}" for key in keys} | {"--help"}

@@ -81,7 +81,8 @@ def test_an_odd_path_no_home_no_stdin_and_forty_columns(tmp_path: Path) -> None:
     said = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     path = only_run(results).path
-    assert said.splitlines()[-1] == f"completed: {path}".replace("\n", "\\n")
+    ends = [f"completed: {path}", f"page: {path / 'report.html'}"]
+    assert said.splitlines()[-2:] == [end.replace("\n", "\\n") for end in ends]
     assert "…" not in said
     assert "\x1b" not in said
     assert (path / "report.html").exists()

@@ -139,6 +139,8 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
             continue
         made.append(Section(f"{name}{headline(run)}", blocks(run, unfolded=unfolded), run.label, ""))
         ends.append(Command(run.status, str(path)))
+        if (html := path / directory.REPORT).is_file():
+            ends.append(Command("page", str(html)))
     if len(paths) > 1 and comparisons is None:
         made.insert(0, Paragraph("no comparison, because a run has no complete repeat", "strong"))
     return Document("", [*made, *ends])

@@ -1,0 +1,315 @@
+"""`gpubench runs`: which runs it lists, how it shows, opens and tags them, and which ones it never removes."""
+
+import fcntl
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli import complaint
+from machines import wait_until
+from recorded_runs import edit, write_run
+from running import Finished
+
+from gpubench.commands import options
+from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, REPORT, RUN, RUNNING, RunWriter
+from gpubench.settings.defaults import complete
+from gpubench.settings.loading import Labels, completed, load
+from gpubench.settings.schema import TrainSettings
+
+CommandLine = Callable[..., Finished]
+OLD = "2020-01-01T00:00:00.000Z"
+
+
+def made(results: Path, experiment: str = "made", *, settings: str = "", **changes: Any) -> Path:
+    """A run with a few steps. `settings` are its config.yaml, and `changes` those of its run.json."""
+    path = write_run(results, experiment, repeats=1, steps=12, pace=changes.pop("pace", 1.0))
+    if settings:
+        (path / "config.yaml").write_text(settings)
+    edit(path / RUN, **changes)
+    return path
+
+
+@pytest.fixture
+def listed(command_line: CommandLine) -> Callable[..., list[Path]]:
+    """The runs that a listing with these options has, in its order."""
+
+    def call(*options: str) -> list[Path]:
+        done = command_line("runs", "--json", *options)
+        assert done.code == 0, done.stderr
+        return [Path(run["path"]) for run in json.loads(done.stdout)["runs"]]
+
+    return call
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("results")
+
+
+def config(batch_size: int, precision: str) -> str:
+    return f"precision: {precision}\nmodel:\n  name: resnet18\ntraining:\n  batch_size: {batch_size}\n"
+
+
+def test_runs_are_filtered_by_what_they_are_and_how_they_were_set(
+    results: Path, listed: Callable[..., list[Path]]
+) -> None:
+    first = made(results, settings=config(8, "fp32"), started=OLD, tags=["a", "b"])
+    second = made(results, settings=config(16, "bf16"), status=FAILED, host="elsewhere", tags=["a"])
+    third = made(results, "profile", settings=config(32, "bf16"), command="profile")
+    assert listed() == [third, second, first]
+    assert listed("--command", "profile") == [third]
+    assert listed("--experiment", "ma*") == [second, first]
+    assert listed("--tag", "a") == [second, first]
+    assert listed("--tag", "a", "--tag", "b") == [first]
+    assert listed("--status", "failed") == [second]
+    assert listed("--host", "elsewhere") == [second]
+    assert listed("--since", "2d") == listed("--since", "2021-01-01") == [third, second]
+    assert listed("--model", "RESNET") == [third, second, first]
+    assert listed("--model", "gpt2") == []
+    assert listed("--where", "precision=bf16") == [third, second]
+    assert listed("--where", "training.batch_size>8", "--where", "batch_size<=16") == [second]
+    assert listed("--where", "precision!=bf16") == [first]
+    assert listed("--sort", "batch_size") == [first, second, third]
+    assert listed("--limit", "2") == [third, second]
+
+
+def test_a_listing_sorted_by_a_metric_begins_with_the_best(results: Path, listed: Callable[..., list[Path]]) -> None:
+    slow, fast = made(results, pace=2.0), made(results)
+    none = write_run(results, repeats=0, status=FAILED)
+    assert listed("--sort", "throughput") == listed("--sort", "step_time") == [fast, slow, none]
+
+
+def test_runs_of_searches_and_trials_are_listed_on_request(results: Path, listed: Callable[..., list[Path]]) -> None:
+    whole, trial, searched = made(results), made(results, "made-verify"), made(results, "tune-1")
+    (searched.parent / "tune.json").write_text("{}")
+    assert listed() == [whole]
+    assert listed("--all") == [searched, trial, whole]
+    assert listed("--experiment", "tune-*") == [searched]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (["--where", "precision"], "--where 'precision' is no condition", "KEY=VALUE"),
+        (["--where", "precison=bf16"], "no run has a setting 'precison'", "did you mean 'precision'?"),
+        (["--where", "precision>bf16"], "'bf16' is not a number", "> compares numbers"),
+        (["--sort", "troughput"], "no run has a metric or setting 'troughput'", "did you mean 'throughput'?"),
+        (["--since", "soon"], "--since 'soon' is neither an age nor a date", "30d"),
+        (["--status", "done"], "--status 'done' is no status", "completed"),
+        (["--limit", "-1"], "--limit '-1' is no number of runs", "--limit 20"),
+        (["--results", "nowhere"], "there is no folder nowhere", "--results DIR"),
+        (["--tag", "x", "show", "latest"], "--tag before show is an option of the listing", "runs show --help"),
+        (["show", "nothing"], "nothing: no such run", "experiments under results are made"),
+        (["tag", "latest", "a b"], "'a b' is no tag", "letters"),
+        (["tag", "latest", "--remove", "x"], "has no tag 'x'", "it has none"),
+        (["tag", "latest", "--name", "1"], "--name '1' is no name of a run", "begin it with a letter"),
+        (["prune"], "prune needs to know what to remove", "--keep N"),
+        (["prune", "--keep", "x"], "--keep 'x' is no number of runs", "--keep 20"),
+        (["prune", "--keep", "0"], "nothing is removed without being asked", "--yes"),
+        (["remove", "latest"], "nothing is removed without being asked", "--yes"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    results: Path, command_line: CommandLine, options: list[str], error: str, hint: str
+) -> None:
+    path = made(results, settings=config(8, "fp32"))
+    said = complaint(command_line("runs", *options))
+    assert error in said[0]
+    assert hint in said[1]
+    assert path.is_dir()
+
+
+def test_a_screen_leads_with_the_counts_and_shows_the_newest_twenty(results: Path, command_line: CommandLine) -> None:
+    paths = [write_run(results, repeats=0, status=FAILED) for _ in range(21)]
+    newest = made(results, name="base", tags=["weekly"])
+    done = command_line("runs")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "22 runs in results: 1 completed, 21 failed"
+    shown = [line.split()[0] for line in lines if line[:2] == "20"]
+    assert shown == [newest.name, *(path.name for path in paths[:1:-1])]
+    assert {"base", "weekly", "samples/s"} <= set(next(line for line in lines if newest.name in line).split())
+    assert "2 more" in done.stdout
+
+
+def test_a_run_is_shown_again_as_it_was_at_its_end(finished_run: Path, command_line: CommandLine) -> None:
+    results = ("--results", str(finished_run.parents[1]))
+    shown = command_line("runs", "show", finished_run.name, *results)
+    assert (shown.code, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines()[-2:] == [f"completed: {finished_run}", f"page: {finished_run / REPORT}"]
+    document = json.loads(command_line("runs", *results, "show", "latest", "--json").stdout)
+    assert [run["path"] for run in document["runs"]] == [str(finished_run)]
+
+
+def test_a_run_has_the_name_and_the_tags_that_it_is_started_with(finished_run: Path, command_line: CommandLine) -> None:
+    record = json.loads((finished_run / RUN).read_text())
+    assert (record["name"], record["tags"]) == ("tiny-run", ["a", "b"])
+    assert "tiny-run" not in (finished_run / "config.yaml").read_text()
+    shown = command_line("runs", "show", "tiny-run", "--results", str(finished_run.parents[1]))
+    assert shown.stdout.splitlines()[-2] == f"completed: {finished_run}"
+
+
+@pytest.mark.parametrize(("own", "names"), [(0, ["base", "base-2", "base-3"]), (1, ["base-2", "base", "base-3"])])
+def test_the_runs_of_one_command_share_a_name_and_all_tags(results: Path, own: int, names: list[str]) -> None:
+    given: Any = SimpleNamespace(params={"name": "base", "tag": ["x", "x"]})
+    base = load(TrainSettings, "tiny", {"results": str(results)})
+    runs = [completed(base.with_overrides({"seed": seed}, "--vs"), complete) for seed in range(3)]
+    found = options.labelled(given, runs, own)
+    assert [run.labels for run in found] == [Labels(name, ("x",)) for name in names]
+    assert found[0].with_overrides({"seed": 9}, "a trial").labels == Labels()
+
+
+@pytest.mark.parametrize("name", ["1st", "a/b", "latest", "latest~1", "", "a b", "made"])
+@pytest.mark.parametrize("command", ["train-bench", "memory"])
+def test_a_name_that_no_run_can_have_is_refused_before_the_run(
+    results: Path, command_line: CommandLine, command: str, name: str
+) -> None:
+    (results / "made").mkdir(parents=True)
+    said, _ = complaint(command_line(command, "--config", "tiny", "--device", "cpu", "--name", name))
+    assert f"--name {name}" in said.replace("'", "")
+    assert list(results.glob("*/*")) == []
+
+
+def test_a_page_is_opened_in_the_browser_and_its_path_is_printed_in_any_case(
+    results: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = made(results).resolve() / REPORT
+    complaint(command_line("runs", "open", "latest"))  # there is no page yet
+    page.write_text("a page")
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert command_line("runs", "open", "latest").stdout == f"{page}\n"
+    script, opened = tmp_path / "browser.sh", tmp_path / "opened"
+    script.write_text(f'printf %s "$1" > {opened}.part && mv {opened}.part {opened}')
+    monkeypatch.setenv("BROWSER", f"sh {script}")
+    assert command_line("runs", "open", "latest").stdout == f"{page}\n"
+    assert wait_until(opened.exists)
+    assert opened.read_text() == page.as_uri()
+    monkeypatch.setenv("BROWSER", "no-such-browser")
+    assert command_line("runs", "open", "latest").stdout == f"{page}\n"
+
+
+def test_tags_and_names_are_changed_and_nothing_else(results: Path, command_line: CommandLine) -> None:
+    path = made(results)
+    before = json.loads((path / RUN).read_text())
+    assert command_line("runs", "tag", "latest", "b", "a", "--name", "base").stdout == f"{path.name} base: a, b\n"
+    assert json.loads((path / RUN).read_text()) == before | {"name": "base", "tags": ["a", "b"]}
+    assert command_line("runs", "tag", "base", "--remove", "a").stdout == f"{path.name} base: b\n"
+    assert command_line("runs", "tag", "base").stdout == f"{path.name} base: b\n"
+
+
+def test_a_run_in_progress_keeps_the_tags_that_it_is_given(results: Path, command_line: CommandLine) -> None:
+    writer = RunWriter(results, "made", "{}", command="train-bench", argv=[], world_size=1, git=None, tags=["first"])
+    command_line("runs", "tag", "latest", "second", "--name", "base")
+    writer.finish(COMPLETED)
+    record = json.loads((writer.path / RUN).read_text())
+    assert (record["status"], record["name"], record["tags"]) == ("completed", "base", ["first", "second"])
+
+
+def test_pruning_spares_what_is_new_running_tagged_named_or_behind_a_link(
+    results: Path, command_line: CommandLine, tmp_path: Path
+) -> None:
+    failed = made(results, started=OLD, status=FAILED)
+    interrupted = made(results, started=OLD, status=INTERRUPTED)
+    outside = made(tmp_path / "elsewhere", started=OLD, status=FAILED)
+    kept = [
+        made(results, status=FAILED),
+        made(results, started=OLD),
+        made(results, started=OLD, status=RUNNING),
+        made(results, started=OLD, status=FAILED, tags=["x"]),
+        made(results, started=OLD, status=FAILED, name="base"),
+    ]
+    (results / "linked").symlink_to(outside.parent)
+    (results / "made" / "20200101-000000-000-aaaa").symlink_to(outside)
+    (results / "made" / "mine").mkdir()
+    (results / "made" / "mine" / RUN).write_text('{"run": "of another tool"}')
+    done = command_line("runs", "prune", "--failed", "--older", "30d", "--yes")
+    assert done.code == 0, done.stderr
+    assert "removed 2 runs" in done.stdout
+    assert not failed.exists()
+    assert not interrupted.exists()
+    assert all(path.is_dir() for path in (*kept, outside, results / "linked", results / "made" / "mine"))
+
+
+def test_pruning_keeps_the_newest_runs_of_each_experiment(results: Path, command_line: CommandLine) -> None:
+    paths = {name: [made(results, name) for _ in range(3)] for name in ("one", "two")}
+    command_line("runs", "prune", "--keep", "2", "--experiment", "one", "--yes")
+    assert [path.exists() for path in (*paths["one"], *paths["two"])] == [False, True, True, True, True, True]
+    command_line("runs", "prune", "--keep", "0", "--yes")
+    assert not (results / "one").exists()
+
+
+def test_a_run_that_begins_or_is_tagged_before_the_answer_is_not_removed(
+    results: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = made(results), made(results)
+
+    def answer(*_: Any, **__: Any) -> bool:
+        edit(first / RUN, tags=["x"])
+        return True
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", answer)
+    done = command_line("runs", "prune", "--keep", "0")
+    assert "tagged x" in complaint_of(done)
+    assert (first.exists(), second.exists()) == (True, False)
+
+
+def complaint_of(done: Finished) -> str:
+    assert done.code == 2, done
+    return done.stderr
+
+
+def test_nothing_is_removed_after_a_no(
+    results: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(results)
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    done = command_line("runs", "remove", "latest")
+    assert done.code == 130
+    assert path.name in done.stdout
+    assert path.exists()
+
+
+def test_a_search_is_removed_as_a_whole_but_not_while_it_runs(results: Path, command_line: CommandLine) -> None:
+    paths = [made(results, "tune-1") for _ in range(2)]
+    folder = results / "tune-1"
+    (folder / "tune.json").write_text("{}")
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "the search is running" in complaint_of(command_line("runs", "remove", "tune-1", "--yes"))
+    assert all(path.exists() for path in paths)
+    assert "removed 2 runs" in command_line("runs", "remove", "tune-1", "--yes").stdout
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("protection", [{"tags": ["x"]}, {"status": RUNNING}])
+def test_a_protected_run_is_not_removed_even_if_it_is_named(
+    results: Path, command_line: CommandLine, protection: dict[str, Any]
+) -> None:
+    path = made(results, **protection)
+    assert "is not removed: it is " in complaint_of(command_line("runs", "remove", path.name, "--yes"))
+    assert path.exists()
+
+
+def test_a_run_outside_of_the_results_folder_is_not_removed(
+    results: Path, command_line: CommandLine, tmp_path: Path
+) -> None:
+    made(results)
+    outside = made(tmp_path / "elsewhere")
+    assert "is no run of results" in complaint(command_line("runs", "remove", str(outside), "--yes"))[0]
+    assert outside.exists()
+
+
+def test_ages_are_counted_back_from_now() -> None:
+    from gpubench.runs.selection import moment, stamp
+
+    now = datetime(2026, 11, 23, 12, tzinfo=UTC)
+    assert moment("90min", "--since", now) == now - timedelta(minutes=90)
+    assert stamp(moment("2w", "--since", now)) == "2026-11-09T12:00:00.000Z"
