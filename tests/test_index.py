@@ -11,6 +11,7 @@ from browser import browse, needs_browser
 from recorded_runs import edit, write_run
 from running import Finished
 
+from gpubench.foreign_files import TRIALS
 from gpubench.report import index
 from gpubench.runs.catalogue import catalogue
 
@@ -40,6 +41,12 @@ def test_every_run_is_on_the_page_with_its_result_and_its_report(results: Path) 
     assert [row["status"] for row in rows] == ["failed", "completed", "completed"]
     assert rows[1]["link"] == f"fast/{rows[1]['run']}/report.html"
     assert rows[1]["metric"] == "throughput"
+
+
+def test_trials_of_another_runs_fixes_are_not_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", steps=14)
+    write_run(tmp_path, f"one{TRIALS}", steps=14)
+    assert [row["experiment"] for row in data(index.render(tmp_path, catalogue(tmp_path)))] == ["one"]
 
 
 def test_text_of_a_run_cannot_become_part_of_the_page(results: Path) -> None:

@@ -29,8 +29,8 @@ FEWEST = 3
 """Runs before the first change point and after the last one, at least: fewer cannot be told from outliers."""
 SHORTEST = 5
 """Runs between two change points, at least: a shorter change that goes away again is a disturbance."""
-MOST = 300
-"""Runs that are searched at a time."""
+MOST = 160
+"""Runs that are searched at a time: the time of a search grows with their third power."""
 SAME = 2
 """Runs by which two searches may place one change differently."""
 

@@ -22,7 +22,6 @@ import msgspec
 from markupsafe import escape
 
 from gpubench import __version__, units
-from gpubench.errors import GpubenchError
 from gpubench.runs.catalogue import Entry, catalogue
 from gpubench.runs.directory import REPORT, write_document
 from gpubench.text import spelled_out
@@ -51,21 +50,22 @@ def refresh(results: Path) -> Path | None:
                 return None
             write_document(page, render(results, catalogue(results)))
             return page
-    except (OSError, ValueError, GpubenchError) as error:
+    except Exception as error:  # whatever it is: the run that has just ended is well, and its results are safe
         log.debug("no index of %s: %s", results, error)
         return None
 
 
 def render(results: Path, entries: Sequence[Entry]) -> str:
-    """Returns the page. Links are relative to the results folder."""
+    """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
+    whole = [entry for entry in entries if entry.part_of is None]
     script = _part("index.js")
-    data = msgspec.json.encode([_row(results, entry) for entry in entries]).decode()
+    data = msgspec.json.encode([_row(results, entry) for entry in whole]).decode()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = {
         "@MARK@": MARK,
         "@POLICY@": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "@FOLDER@": str(escape(spelled_out(results.resolve().name))),
-        "@COUNT@": units.counted(len(entries), "run"),
+        "@COUNT@": units.counted(len(whole), "run"),
         "@VERSION@": __version__,
         "@STYLE@": f"{_part('style.css')}\n{_part('index.css')}",
         "@SCRIPT@": script,
