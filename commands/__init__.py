@@ -8,7 +8,18 @@ import time
 import typer
 
 from gpubench import __version__
-from gpubench.commands import compare, memory, options, pipe_infer, plain_help, profile, runs, train_bench, tune
+from gpubench.commands import (
+    compare,
+    history,
+    memory,
+    options,
+    pipe_infer,
+    plain_help,
+    profile,
+    runs,
+    train_bench,
+    tune,
+)
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -41,6 +52,7 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
 app.command("compare", cls=plain_help.PlainCommand, epilog=compare.EPILOG)(compare.compare)
 app.add_typer(runs.app, name="runs", cls=plain_help.PlainGroup, epilog=runs.EPILOG)
+app.command("history", cls=plain_help.PlainCommand, epilog=history.EPILOG)(history.history)
 
 
 def _version(requested: bool) -> None:

@@ -155,7 +155,7 @@ def compare(
     from gpubench.compare import gate, inputs
     from gpubench.report.terminal import Terminal
 
-    fraction, conditions = _margin(margin), [gate.parse_condition(text) for text in fails]
+    fraction, conditions = fraction_of(margin), [gate.parse_condition(text) for text in fails]
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
     if null:
@@ -175,7 +175,7 @@ def compare(
         if not quiet:
             terminal.err.print(f"wrote {html}", markup=False, soft_wrap=True)
     output.write(_document(comparisons, found, chosen, terminal, everything=bool(metric)), RETRY)
-    raise typer.Exit(_exit_code(comparisons.gate, strict, terminal))
+    raise typer.Exit(exit_code(comparisons.gate, strict, terminal))
 
 
 def _refuse(*contradictions: tuple[bool, str, str]) -> None:
@@ -184,7 +184,8 @@ def _refuse(*contradictions: tuple[bool, str, str]) -> None:
             raise UsageError(message, hint)
 
 
-def _margin(text: str) -> float:
+def fraction_of(text: str) -> float:
+    """Returns a margin as a fraction. Raises UsageError if it is none."""
     from gpubench.compare.gate import percent
 
     margin = percent(text)
@@ -246,7 +247,7 @@ def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
     return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
 
 
-def _exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:
+def exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:
     """Returns the exit code. A regression takes precedence over an undecided condition; stderr names either."""
     from gpubench.report import phrases
 

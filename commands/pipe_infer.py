@@ -122,7 +122,7 @@ def pipe_infer(
     overrides = options.overrides(ctx, PipeSettings)
     done = None
     if resume is not None:
-        done, base = resumed(_found(resume, overrides), config, overrides, vs)
+        done, base = resumed(resume, config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
     runs = options.labelled(ctx, complete_all(base, vs, complete))
@@ -169,9 +169,9 @@ def show_finished(path: Path, *, json: bool) -> None:
 
 
 def resumed(
-    path: Path, config: str | None, overrides: dict[str, Any], vs: list[str] | None
+    name: str, config: str | None, overrides: dict[str, Any], vs: list[str] | None
 ) -> "tuple[Finished, Configuration[PipeSettings]]":
-    """Returns the finished samples of the run at `path`, and the configuration with which to make the others.
+    """Returns the finished samples of the run that is named, and the configuration with which to make the others.
 
     The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
     other samples cannot be made.
@@ -188,6 +188,7 @@ def resumed(
         raise UsageError("--resume uses the configuration of its run", "leave --config out")
     if launched_by_torchrun():
         raise UsageError("--resume cannot run under torchrun", "start it without torchrun; gpubench starts the ranks")
+    path = _found(name, overrides)
     old = run_at(path)
     before = load(PipeSettings, str(path / CONFIG))
     single = {"measurement.repeats": 1, "measurement.target_precision": None}

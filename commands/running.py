@@ -127,7 +127,7 @@ def finish(
 
     Runs that were `swept` differ in their batch size, and are printed as one table.
     """
-    from gpubench.report import run, sweep
+    from gpubench.report import index, run, sweep
 
     if terminal.err.is_terminal and not terminal.quiet:
         terminal.err.print()  # between the progress and the results
@@ -137,6 +137,7 @@ def finish(
     else:
         text = terminal.render(sweep.document(paths) if swept else run.document(paths, pair, unfolded=unfolded))
     output.write(text, "the run directory has all results")
+    index.refresh(paths[0].parent.parent)
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error

@@ -331,7 +331,7 @@ def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:
     Raises UsageError if nobody can be asked, and the first error of a removal once the others are tried.
     """
     from gpubench import units
-    from gpubench.report import listing
+    from gpubench.report import index, listing
     from gpubench.runs import removal
 
     _print(listing.of_removal(found), 0)
@@ -352,6 +352,7 @@ def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:
             continue
         freed, count = freed + size, count + len(unit.runs)
     output.write(f"removed {units.counted(count, 'run')}, {units.size(freed)}\n", "gpubench runs lists what is left")
+    index.refresh(known.results)
     if failed:
         raise failed[0]
 

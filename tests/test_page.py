@@ -413,6 +413,10 @@ def test_a_million_steps_make_a_page_of_ordinary_size() -> None:
     assert len(compare_page(comparisons_of(comparison_of()), [Side("a", (long,)), Side("b", (short,))])) < 400_000
 
 
+def test_the_page_of_all_runs_is_written_when_a_run_ends(finished_run: Path) -> None:
+    assert f"{finished_run.name}/report.html" in (finished_run.parents[1] / "index.html").read_text()
+
+
 def test_a_real_run_directory_has_its_page(finished_run: Path) -> None:
     words = Page(run_page(open_run(finished_run), None, None)).words
     assert "Step time over steps" in words

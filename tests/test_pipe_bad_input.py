@@ -354,8 +354,8 @@ def test_a_run_of_another_command_has_nothing_to_resume(command_line: CommandLin
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["--resume", "nowhere"], "nowhere is not a run directory", "give results/"),
-        (["--resume", ""], ". is not a run directory", "give results/"),
+        (["--resume", "nowhere"], "nowhere: no such run", "give a run directory"),
+        (["--resume", ""], ". holds no runs", "give a run directory"),
         (["--resume", "x", "--config", "tiny"], "--resume uses the configuration of its run", "leave --config out"),
         (
             ["--resume", "x", "--vs", "split=even"],

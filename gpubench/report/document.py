@@ -107,6 +107,8 @@ class Cell:
     note: str = ""
     """A sentence below the cell on a page."""
     code: bool = False
+    link: str = ""
+    """Where the cell leads on a page."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""gpubench history"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpubench.commands import options, output
+from gpubench.commands.compare import exit_code, fraction_of
+from gpubench.commands.runs import SELECTION, Command, Experiment, Model, Where
+from gpubench.errors import RunFailed, UsageError
+
+if TYPE_CHECKING:
+    from gpubench.compare.history import Histories
+
+PAGE = "history.html"
+EPILOG = """Examples:
+
+gpubench history
+
+gpubench history step_time --model gpt2 --where training.batch_size=8
+
+gpubench history --since 30d --fail-on "throughput>2%"
+
+Exit codes: 0 done, 1 output error, 2 usage error, 3 --fail-on is met, 4 --strict and undecided.
+"""
+
+
+def history(
+    metric: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[METRIC]", help="Metric; by default the main one of each workload.", show_default=False
+        ),
+    ] = None,
+    command: Command = None,
+    experiment: Experiment = None,
+    model: Model = None,
+    tag: Annotated[
+        list[str] | None, options.option("TAG", "Runs with this tag; repeatable.", SELECTION, "--tag")
+    ] = None,
+    host: Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")] = None,
+    since: Annotated[
+        str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
+    ] = None,
+    where: Where = None,
+    margin: Annotated[
+        str, options.option("X%", "Changes up to this size do not count; 0.5% by default.", options.VERDICT)
+    ] = "0.5%",
+    fail_on: Annotated[
+        list[str] | None,
+        options.option(
+            "METRIC>X%", "Exit with 3 if the level now is worse than an earlier one by more; repeatable.", options.GATE
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE
+        ),
+    ] = False,
+    results: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            envvar="GPUBENCH_RESULTS",
+            help="Directory of the run directories.",
+            rich_help_panel=options.INPUT,
+        ),
+    ] = Path("results"),
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Where to write the page; by default {PAGE} in the results directory.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Show runs over time: since when is a workload slower, by how much, and what changed there?"""
+    if strict and not fail_on:
+        raise UsageError("--strict without --fail-on has no effect", 'add --fail-on "throughput>2%"')
+    if not results.is_dir():
+        raise UsageError(f"there is no folder {results}", "--results DIR names another one")
+    if html:
+        output.check_file(html, "--html")
+    fraction = fraction_of(margin)
+
+    # Numerical libraries are imported only now, because help and usage errors do not need them.
+    from gpubench.compare import gate, result
+    from gpubench.compare.history import histories
+    from gpubench.report import history as report
+    from gpubench.report import index
+    from gpubench.report.terminal import Terminal
+    from gpubench.runs.catalogue import catalogue
+    from gpubench.runs.selection import Selection, moment
+
+    conditions = [gate.parse_condition(text) for text in fail_on or ()]
+    chosen: dict[str, Any] = {
+        "command": command,
+        "experiment": experiment,
+        "model": model,
+        "tags": tag or (),
+        "host": host,
+        "since": moment(since, "--since") if since else None,
+        "where": where or (),
+    }
+    entries = Selection(**chosen).of(catalogue(results))
+    found = histories(entries, metric, margin=fraction, conditions=conditions)
+    terminal = Terminal(quiet=quiet, verbosity=verbose)
+    index.refresh(results)
+    page = _write_page(found, html, results)
+    retry = "--html FILE writes a page instead"
+    if json:
+        output.write(result.to_json(found), retry)
+    else:
+        output.write(terminal.render(report.document(found)), retry)
+        if page and not quiet:
+            terminal.err.print(f"page: {page}", markup=False, soft_wrap=True)
+    raise typer.Exit(exit_code(found.gate, strict, terminal))
+
+
+def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | None:
+    """Writes the page, and returns its path. In a results folder that cannot be written there is none."""
+    from gpubench.report import history as report
+    from gpubench.report.page import render
+
+    target = html or results / PAGE
+    try:
+        output.write_file(target, render(report.document(found, target)))
+    except RunFailed:
+        if html:
+            raise
+        return None
+    return target

@@ -1,0 +1,352 @@
+"""Finds the change points of a series of runs: where its level changed, by how much, and how sure that is.
+
+The logarithms of the runs are a level, steps, single outliers, and noise whose variance is unknown. The noise may be
+correlated between neighbours and within a day, the level may drift smoothly, and the machine itself may become slower,
+which the reference workload shows. How strong each of these is, is not estimated: each combination of a grid is a
+model, and the models are weighted by how probable they make the series. So a step has to explain it better than
+outliers, drift and machine do. The formulas are those of the linear model with a conjugate prior: inverse gamma for
+the variance, normal for a step. The level, and what was found before, have flat priors.
+
+The constants were chosen on series of `tests/drifting.py` with other seeds than those that its error rates are for.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+SURE = 0.8
+"""The probability from which a change point is reported."""
+FEWEST = 3
+"""Runs before the first change point and after the last one, at least: fewer cannot be told from outliers."""
+SHORTEST = 5
+"""Runs between two change points, at least: a shorter change that goes away again is a disturbance."""
+MOST = 160
+"""Runs that are searched at a time: the time of a search grows with their third power."""
+SAME = 2
+"""Runs by which two searches may place one change differently."""
+
+POWER = 2.0
+"""The power of its change by which the reference workload may understate that of a run."""
+NEAR = 8
+"""Runs on each side of a change of the reference workload: over more, a drift would look like a change."""
+NOTICED = 3.0
+"""Standard errors that a change of the reference workload must have to be one."""
+
+# Variance of the part of the noise that is correlated, in units of the rest, its correlation with the run before, and
+# the prior share of such series. The others are alike: the variance of the days' levels; a drift's standard deviation
+# in units of the noise, and the runs over which it changes, relative to all; and the power of the reference workload.
+_CORRELATED = ((0.0, 0.0, 0.6), (1.0, 0.5, 0.4))
+_DAILY = ((0.0, 0.6), (1.0, 0.4))
+_DRIFTING = ((0.0, 1.0, 0.5), (2.0, 1.0, 0.3), (6.0, 1.0, 0.2))
+_OF_MACHINE = ((0.0, 0.5), (1.0, 0.3), (1.8, 0.2))
+_STEPS = 2.0  # expected number of steps in a series
+_OUTLIERS = 0.03  # share of the runs
+_STEP_SIZE, _OUTLIER_SIZE = 3.0, 20.0  # standard deviations, in units of the noise
+_NOISE = 0.005  # the prior of the noise is worth two runs of this standard deviation
+_UNUSUAL = 3.0  # standard errors of a run from its repeats, relative to the median run's, that make it count less
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """A change of the level between the runs `index` - 1 and `index`."""
+
+    index: int
+    first: int
+    """The 95 % interval of the index begins here, and ends with `last`."""
+    last: int
+    probability: float
+    """Of a change by more than the margin, rather than outliers, drift, noise or the machine."""
+    change: float
+    """The change of the level, as a difference of logarithms."""
+    error: float
+    """The standard deviation of the change."""
+    cause: Literal["code", "machine"] = "code"
+    """Whether the change of the reference workload explains it, so that it is the machine's."""
+
+
+def find(
+    values: Floats,
+    *,
+    days: Sequence[str] | None = None,
+    errors: Floats | None = None,
+    reference: Floats | None = None,
+    margin: float = 0.005,
+) -> list[ChangePoint]:
+    """Returns the change points of `values`, the logarithms of a series of runs, in order.
+
+    `errors` are the standard errors of the runs from their repeats, NaN where unknown: a run whose repeats differ far
+    more than those of others counts less. `days` has the day of each run, and `reference` the logarithm of the time of
+    the reference workload. Changes up to `margin`, as a difference of logarithms, do not count.
+    """
+    alone = _in_windows(values, days, errors, None, margin)
+    if reference is None or not np.isfinite(reference).all():
+        return alone
+    found = _in_windows(values, days, errors, reference, margin)
+    extra = [one for one in alone if not any(abs(one.index - other.index) <= SAME for other in found)]
+    judged = [_attributed(one, [*found, *extra], values, reference) for one in (*found, *extra)]
+    kept = [one for one in judged if one.cause == "machine" or one.index in {other.index for other in found}]
+    return sorted(kept, key=lambda one: one.index)
+
+
+def _attributed(one: ChangePoint, every: Sequence[ChangePoint], values: Floats, reference: Floats) -> ChangePoint:
+    """Returns the change point as the machine's if the reference workload changed there too, and enough to explain it.
+
+    Enough is what `gpubench compare` allows for: the change of the reference workload to the power of POWER.
+    """
+    before = max((other.index for other in every if other.index < one.index), default=0)
+    after = min((other.index for other in every if other.index > one.index), default=len(values))
+    near = slice(max(before, one.index - NEAR), one.index), slice(one.index, min(after, one.index + NEAR))
+    sides = [reference[part] for part in near]
+    moved = float(np.median(sides[1]) - np.median(sides[0]))
+    noise = np.concatenate([side - np.median(side) for side in sides])
+    error = float(np.std(noise)) * math.sqrt(1 / len(sides[0]) + 1 / len(sides[1]))
+    whole = float(np.median(values[near[1]]) - np.median(values[near[0]]))
+    established = abs(moved) > NOTICED * error and moved * whole > 0
+    explained = abs(whole) <= POWER * abs(moved) + 2 * one.error
+    return replace(one, cause="machine") if established and explained else one
+
+
+def _in_windows(
+    values: Floats, days: Sequence[str] | None, errors: Floats | None, reference: Floats | None, margin: float
+) -> list[ChangePoint]:
+    """Searches a long series in windows that overlap by half, of which the middle halves count."""
+    n, found = len(values), []
+    starts = list(range(0, max(1, n - MOST // 2), MOST // 2))
+    for start in starts:
+        part = slice(start, min(n, start + MOST))
+        length = part.stop - start
+        low = start if start == starts[0] else start + MOST // 4
+        high = n if start == starts[-1] else start + 3 * MOST // 4
+        if length < 2 * FEWEST:
+            continue
+        series = _Series(
+            values[part],
+            None if days is None else days[part],
+            None if errors is None else errors[part],
+            None if reference is None else reference[part],
+            margin,
+        )
+        for one in series.search():
+            if low <= start + one.index < high:
+                first, last = start + one.first, start + one.last
+                found.append(replace(one, index=start + one.index, first=first, last=last))
+    return found
+
+
+class _Series:
+    """A series whose change points are searched for."""
+
+    def __init__(
+        self,
+        values: Floats,
+        days: Sequence[str] | None,
+        errors: Floats | None,
+        reference: Floats | None,
+        margin: float,
+    ) -> None:
+        self.n, self.margin = len(values), margin
+        values = values - np.mean(values)
+        of_machine = np.zeros(self.n) if reference is None else reference - np.mean(reference)
+        powers = _OF_MACHINE if reference is not None else ((0.0, 1.0),)
+        self.values = [(values - power * of_machine, math.log(share)) for power, share in powers]
+        self.models = _models(self.n, days, _inflation(self.n, errors))
+        self.positions = np.arange(2, self.n - 1)  # also the ones too near to an end, which are no change points yet
+        self.log_step = math.log(_STEPS / max(_STEPS, len(self.positions)))
+
+    def search(self) -> list[ChangePoint]:
+        """Adds the most probable step, pair of steps or outlier, until none is; then leaves out what is not sure."""
+        steps: list[int] = []
+        outliers: list[int] = []
+        while len(steps) + len(outliers) < self.n // 3:
+            kind, where = self._best(steps, outliers)
+            if not where:
+                break
+            if kind == "outlier":
+                outliers += where
+            else:
+                steps = sorted([*steps, *where])
+        while steps:
+            found = [self._described(step, steps, outliers) for step in steps]
+            weakest = min(found, key=lambda one: one.probability)
+            if weakest.probability >= SURE:
+                return [one for one in found if FEWEST <= one.index <= self.n - FEWEST]
+            steps.remove(steps[found.index(weakest)])
+        return []
+
+    def _fits(self, steps: Sequence[int], outliers: Sequence[int]) -> Iterable["_Fit"]:
+        columns = _columns(self.n, steps, outliers)
+        for model in self.models:
+            projection = _Projection(model, columns)
+            for values, share in self.values:
+                yield _Fit(projection, values, share)
+
+    def _best(self, steps: Sequence[int], outliers: Sequence[int]) -> tuple[str, list[int]]:
+        """Returns the most probable kind of addition, and its most probable places; none if nothing is the best."""
+        allowed, free = self._allowed(steps), np.setdiff1d(np.arange(self.n), outliers)
+        pairs = _pairs(allowed)
+        fits = list(self._fits(steps, outliers))
+        weights = {
+            "nothing": _total(fit.evidence for fit in fits),
+            "step": _total(fit.with_step(allowed) for fit in fits) + self.log_step,
+            "outlier": _total(fit.with_outlier(free) for fit in fits) + math.log(_OUTLIERS),
+            "pair": _total(fit.with_steps(*pairs) for fit in fits) + 2 * self.log_step,
+        }
+        places = {"step": (allowed,), "outlier": (free,), "pair": pairs, "nothing": ()}
+        masses = {kind: float(np.logaddexp.reduce(found)) for kind, found in weights.items() if found.size}
+        kind = max(masses, key=masses.__getitem__)
+        best = int(np.argmax(weights[kind]))
+        return kind, [int(each[best]) for each in places[kind]]
+
+    def _allowed(self, steps: Sequence[int]) -> Places:
+        """Returns the places that are far enough from all steps."""
+        near = np.zeros(self.n + 1, bool)
+        for step in steps:
+            near[max(0, step - SHORTEST + 1) : step + SHORTEST] = True
+        return self.positions[~near[self.positions]]
+
+    def _described(self, step: int, steps: Sequence[int], outliers: Sequence[int]) -> ChangePoint:
+        """Returns what is known of a step if the others are where they are."""
+        others = [one for one in steps if one != step]
+        below = max((one for one in others if one < step), default=0)
+        above = min((one for one in others if one > step), default=self.n)
+        allowed = self._allowed(others)
+        allowed = allowed[(allowed > below) & (allowed < above)]
+        fits = list(self._fits(others, outliers))
+        weights = np.array([fit.with_step(allowed) for fit in fits]) + self.log_step
+        means, errors = (np.array(each) for each in zip(*(fit.size_of(allowed) for fit in fits), strict=True))
+        nothing = float(_total(fit.evidence for fit in fits)[0])
+        total = float(np.logaddexp.reduce(weights, axis=None))
+        shares = np.exp(weights - total)  # shape (fits, places)
+        mean = float(np.sum(shares * means))
+        beyond = np.sum(shares * _below((np.sign(mean) * means - self.margin) / errors))
+        by_place = shares.sum(axis=0)
+        order = np.argsort(by_place)[::-1]
+        within = allowed[order[: int(np.searchsorted(np.cumsum(by_place[order]), 0.95)) + 1]]
+        return ChangePoint(
+            index=int(allowed[np.argmax(by_place)]),
+            first=int(within.min()),
+            last=int(within.max()),
+            probability=float(beyond) / (1 + math.exp(min(700.0, nothing - total))),
+            change=mean,
+            error=float(np.sum(shares * (np.square(errors) + np.square(means - mean)))) ** 0.5,
+        )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One combination of correlation, days and drift."""
+
+    log_prior: float
+    inverse: Floats
+    """The inverse covariance, in units of the noise's variance, shape (runs, runs)."""
+    log_determinant: float
+
+
+class _Projection:
+    """A model with given columns: the inverse covariance without what the columns explain."""
+
+    def __init__(self, model: _Model, columns: Floats) -> None:
+        weighted = model.inverse @ columns
+        normal = columns.T @ weighted
+        self.gram = model.inverse - weighted @ np.linalg.solve(normal, weighted.T)
+        sums = np.cumsum(np.cumsum(self.gram[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
+        self.of_steps: Floats = np.pad(sums, ((0, 1), (0, 1)))  # a step is a sum over the runs after it
+        self.freedom = len(self.gram) - columns.shape[1]
+        self.log_evidence = model.log_prior - (model.log_determinant + float(np.linalg.slogdet(normal)[1])) / 2
+
+
+class _Fit:
+    """A projection applied to values: the logarithm of the evidence, also with each further column."""
+
+    def __init__(self, projection: _Projection, values: Floats, log_share: float) -> None:
+        self._of = projection
+        self._score = projection.gram @ values
+        self._of_step = np.append(np.cumsum(self._score[::-1])[::-1], 0.0)
+        self._squares = float(values @ self._score)
+        self._base = projection.log_evidence + log_share
+
+    @cached_property
+    def evidence(self) -> Floats:
+        """Without a further column, shape (1,)."""
+        return self._evidence(np.zeros(1), np.ones(1))
+
+    def with_step(self, places: Places) -> Floats:
+        return self._with_one(self._of_step[places], self._of.of_steps[places, places], _STEP_SIZE)
+
+    def with_outlier(self, places: Places) -> Floats:
+        return self._with_one(self._score[places], self._of.gram[places, places], _OUTLIER_SIZE)
+
+    def with_steps(self, first: Places, second: Places) -> Floats:
+        """Returns the evidence with two steps each."""
+        diagonal = self._of.of_steps.diagonal() + _STEP_SIZE**-2
+        a, b, c = diagonal[first], diagonal[second], self._of.of_steps[first, second]
+        u, v = self._of_step[first], self._of_step[second]
+        determinant = a * b - c * c
+        return self._evidence((b * u * u - 2 * c * u * v + a * v * v) / determinant, determinant * _STEP_SIZE**4)
+
+    def size_of(self, places: Places) -> tuple[Floats, Floats]:
+        """Returns the sizes of steps, one at a time, and their standard deviations."""
+        score, gram = self._of_step[places], self._of.of_steps[places, places]
+        left = np.maximum(0.0, self._squares - np.square(score) / gram)
+        return score / gram, np.sqrt((2 * _NOISE**2 + left) / max(1.0, self._of.freedom - 1) / gram)
+
+    def _with_one(self, score: Floats, gram: Floats, size: float) -> Floats:
+        return self._evidence(np.square(score) / (gram + size**-2), 1 + size**2 * gram)
+
+    def _evidence(self, explained: Floats, determinant: Floats) -> Floats:
+        left = _NOISE**2 + np.maximum(0.0, self._squares - explained) / 2
+        found: Floats = self._base - np.log(determinant) / 2 - (self._of.freedom / 2 + 1) * np.log(left)
+        return found
+
+
+def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> list[_Model]:
+    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n))).astype(float)
+    names = np.array(days if days is not None else np.arange(n))
+    same_day = (names[:, None] == names[None, :]).astype(float)
+    daily = _DAILY if 1 < len(np.unique(names)) < n else ((0.0, 1.0),)
+    made = []
+    for (alike, correlation, first), (of_day, second), (drift, length, third) in product(_CORRELATED, daily, _DRIFTING):
+        covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
+        covariance += drift**2 * np.exp(-0.5 * np.square(apart / (length * n)))
+        log_determinant = float(np.linalg.slogdet(covariance)[1])
+        made.append(_Model(math.log(first * second * third), np.linalg.inv(covariance), log_determinant))
+    return made
+
+
+def _inflation(n: int, errors: Floats | None) -> Floats:
+    """Returns the factors of the runs' variances, which are above 1 where the repeats of a run differ unusually."""
+    if errors is None or not np.isfinite(errors).any() or (usual := float(np.nanmedian(errors))) <= 0:
+        return np.ones(n)
+    return np.maximum(1.0, np.square(np.where(np.isfinite(errors), errors, usual) / usual / _UNUSUAL))
+
+
+def _columns(n: int, steps: Sequence[int], outliers: Sequence[int]) -> Floats:
+    """Returns the level, the steps and the outliers as columns."""
+    runs = np.arange(n)[:, None]
+    return np.hstack([np.ones((n, 1)), runs >= np.array(steps, int), runs == np.array(outliers, int)])
+
+
+def _pairs(allowed: Places) -> tuple[Places, Places]:
+    first, second = np.meshgrid(allowed, allowed, indexing="ij")
+    apart = second - first >= SHORTEST
+    return first[apart], second[apart]
+
+
+def _total(logarithms: Iterable[Floats]) -> Floats:
+    """Returns the logarithm of the sum over fits."""
+    return np.asarray(np.logaddexp.reduce(list(logarithms), axis=0))
+
+
+def _below(x: Floats) -> Floats:
+    """Returns the normal distribution function."""
+    erfc = [math.erfc(-one / math.sqrt(2)) / 2 for one in x.ravel().tolist()]
+    return np.array(erfc).reshape(x.shape)

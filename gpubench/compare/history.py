@@ -1,0 +1,433 @@
+"""The runs of a results folder over time: which belong together, where their level changed, and what changed there."""
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from msgspec import Struct
+
+from gpubench import units
+from gpubench.compare import changepoints, comparability, gate
+from gpubench.compare.changepoints import FEWEST, ChangePoint, Floats
+from gpubench.compare.evidence import open_run
+from gpubench.compare.gate import Condition
+from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
+from gpubench.compare.result import Difference, GateResult
+from gpubench.compare.verdicts import DEFAULT_MARGIN, LEADERS
+from gpubench.distributions import student_t_quantile
+from gpubench.errors import GpubenchError, UsageError, did_you_mean
+from gpubench.metrics import Better
+from gpubench.runs import directory
+from gpubench.runs.catalogue import Entry
+from gpubench.runs.directory import COMPLETED
+
+NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
+VISIBLE = 4.0
+"""The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
+runs. docs/commands/history.md has the simulations."""
+RESULTS = "results"  # where runs are, unless the user says otherwise
+NAMED = 3  # settings that tell series of one workload apart
+OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
+VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
+"""The beginnings of the facts of versions, which are named before other facts of the environment."""
+
+
+class Point(Struct, frozen=True):
+    """A run of a series."""
+
+    run_id: str
+    path: str
+    name: str | None
+    started: str
+    commit: str | None
+    dirty: bool | None
+    estimate: float
+    interval: tuple[float, float] | None
+
+
+class Change(Struct, frozen=True):
+    """A change of the level between two runs that follow each other."""
+
+    index: int
+    """The place of the first run after the change."""
+    before: str
+    """The id of the last run before the change; `after` is that of the first one after it."""
+    after: str
+    started: str
+    """When the first run after the change was started."""
+    earliest: int
+    """The change lies, with 95 %, before one of the runs from `earliest` to `latest`."""
+    latest: int
+    ratio: float
+    """The level after the change over that before it."""
+    interval: tuple[float, float]
+    """The 95 % interval of the ratio."""
+    probability: float
+    """Of a change beyond the margin that is not one of the machine, an outlier, or noise."""
+    outcome: Literal["better", "worse", "other"]
+    cause: Literal["code", "machine"]
+    """"machine" if the reference workload changed with it."""
+    differences: list[Difference]
+    """What changed between the runs around the interval of the place, the code and the settings first."""
+    command: str
+    """The command that compares both sides."""
+
+
+class Series(Struct, frozen=True):
+    """The runs of one workload in order of time."""
+
+    workload: str
+    metric: str
+    unit: str
+    better: Better | None
+    points: list[Point]
+    changes: list[Change]
+    noise: float | None
+    """The standard deviation between runs of one level, as a fraction; None for too few runs."""
+    visible: float | None
+    """The change that would probably be found once three runs were made after it, as a fraction."""
+    varied: list[str]
+    """The settings in which this series differs from another one of its workload, as "precision=bf16"."""
+
+
+class Histories(Struct, frozen=True):
+    """The complete result of `gpubench history`: the series with the newest run first."""
+
+    schema_version: int
+    confidence: float
+    margin: float
+    series: list[Series]
+    gate: list[GateResult]
+
+
+@dataclass
+class _Workload:
+    """Runs that did the same work on the same device, in order of time."""
+
+    facts: dict[str, Any]
+    runs: list[Entry] = field(default_factory=list)
+
+
+def histories(
+    entries: Sequence[Entry],
+    metric: str | None = None,
+    *,
+    margin: float = DEFAULT_MARGIN,
+    conditions: Sequence[Condition] = (),
+) -> Histories:
+    """Returns the history of a metric, by default of the main metric of each workload.
+
+    Raises UsageError if no run has the metric, or if a condition names no metric that can get worse.
+    """
+    measured = [entry for entry in entries if entry.measured and entry.record.status == COMPLETED]
+    known = list(dict.fromkeys(name for entry in measured for name in entry.metrics))
+    if metric is not None and measured and metric not in known:
+        hint = did_you_mean(metric, known) or f"there are {', '.join(known)}"
+        raise UsageError(f"no run has a metric {metric!r}", hint)
+    groups = [group for workload in _workloads(_in_order(measured)) for group in _chains(workload)]
+    found = [one for group in groups if (one := _series(group, metric or _main(group.runs), margin))]
+    return Histories(
+        schema_version=directory.SCHEMA_VERSION,
+        confidence=CONFIDENCE,
+        margin=margin,
+        series=sorted(found, key=lambda one: one.points[-1].started, reverse=True),
+        gate=_gate(conditions, groups, known, margin),
+    )
+
+
+def workload_of(entry: Entry) -> str:
+    """Returns the workload of a run in one line."""
+    settings, ranks = entry.settings, entry.record.world_size
+    if not settings:
+        return f"{entry.record.command} of {entry.model}"
+    if entry.record.command == "pipe-infer":
+        return comparability.pipeline(settings, entry.model, settings.get("sampling.scheduler"), ranks)
+    if "program.command" in settings:
+        return comparability.program(settings, {"device": settings.get("device")}, ranks)
+    return f"{comparability.training(settings, ranks)} on {settings.get('device') or '?'}"
+
+
+@dataclass
+class _Chain:
+    """The runs of a series."""
+
+    runs: list[Entry]
+    varied: list[str]
+    """The settings in which its newest run differs from that of another series of the workload."""
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda one: (one.record.started, one.run_id))
+
+
+def _chains(workload: _Workload) -> list[_Chain]:
+    """Returns the runs that are one series each, in order of time.
+
+    Runs of a workload that differ in a treatment, such as the precision, are one series if the treatment was changed
+    once: if the last run of one is older than the first of the other. Variants that are measured side by side are
+    different series.
+    """
+    variants: dict[str, list[Entry]] = {}
+    for entry in workload.runs:
+        variants.setdefault(repr(sorted(_treatments(entry).items(), key=str)), []).append(entry)
+    chains: list[list[Entry]] = []
+    for variant in variants.values():
+        older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
+        if older:
+            max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
+        else:
+            chains.append(variant)
+    newest = [_treatments(chain[-1]) for chain in chains]
+    keys = dict.fromkeys(key for each in newest for key in each)
+    varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
+    return [
+        _Chain(chain, [f"{key}={own.get(key)}" for key in varied[:NAMED]])
+        for chain, own in zip(chains, newest, strict=True)
+    ]
+
+
+def _workloads(entries: Iterable[Entry]) -> list[_Workload]:
+    """Groups runs by their work. A fact that one run lacks, as one of an older gpubench may, does not count."""
+    found: list[_Workload] = []
+    known: dict[str, _Workload] = {}
+    for entry in entries:
+        facts = _work(entry)
+        text = repr(sorted(facts.items(), key=str))
+        if text not in known:
+            fitting = (one for one in found if all(one.facts.get(key, fact) == fact for key, fact in facts.items()))
+            known[text] = next(fitting, None) or _Workload(facts)
+            if known[text] not in found:
+                found.append(known[text])
+        known[text].runs.append(entry)
+    return found
+
+
+def _work(entry: Entry) -> dict[str, Any]:
+    """Returns the facts in which runs of one workload agree."""
+    facts = {
+        key: value for key, value in entry.settings.items() if _role(key) in ("workload", "scale") and value is not None
+    }
+    facts |= {key: entry.settings[key] for key in ("program.command", "device") if key in entry.settings}
+    command = "train-bench" if entry.record.command == "profile" else entry.record.command
+    return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
+
+
+def _treatments(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
+
+
+def _role(key: str) -> str:
+    declared = comparability.declarations()
+    found = declared.get(key) or declared.get(key.rpartition(".")[0])
+    return found.role if found else "uncompared"
+
+
+def _shared(one: Entry, other: Entry) -> int:
+    ours, theirs = _treatments(one), _treatments(other)
+    return sum(theirs.get(key) == value for key, value in ours.items())
+
+
+def _main(entries: Sequence[Entry]) -> str:
+    known = entries[-1].metrics
+    return next((name for name in LEADERS if name in known), next(iter(known)))
+
+
+def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
+    """Returns the history of one metric; None if no run has a positive value of it."""
+    runs = [entry for entry in chain.runs if metric in entry.metrics and 0 < entry.metrics[metric].estimate < math.inf]
+    if not runs:
+        return None
+    figure = runs[-1].metrics[metric]
+    sign = -1.0 if figure.better == "higher" else 1.0
+    values = sign * np.log([entry.metrics[metric].estimate for entry in runs])
+    timed = figure.unit == "s" or figure.unit.endswith("/s")
+    reference = _reference(runs) if timed else None
+    days = [entry.record.started[:10] for entry in runs]
+    found = changepoints.find(
+        values, days=days, errors=_errors(runs, metric), reference=reference, margin=math.log1p(margin)
+    )
+    noise = _noise(values, found)
+    return Series(
+        workload=workload_of(runs[-1]),
+        metric=metric,
+        unit=figure.unit,
+        better=figure.better,
+        points=[_point(entry, metric) for entry in runs],
+        changes=[_change(one, runs, sign, figure.better) for one in found],
+        noise=noise,
+        visible=None if noise is None else max(margin, math.expm1(VISIBLE * noise)),
+        varied=chain.varied,
+    )
+
+
+def _point(entry: Entry, metric: str) -> Point:
+    figure, git = entry.metrics[metric], entry.record.git or {}
+    interval = None if figure.low is None or figure.high is None else (figure.low, figure.high)
+    return Point(
+        run_id=entry.run_id,
+        path=entry.folder,
+        name=entry.name,
+        started=entry.record.started,
+        commit=git.get("commit"),
+        dirty=git.get("dirty"),
+        estimate=figure.estimate,
+        interval=interval,
+    )
+
+
+def _reference(runs: Sequence[Entry]) -> Floats | None:
+    """Returns the logarithms of the times of the reference workload; None if a run lacks it."""
+    rates = [entry.reference for entry in runs]
+    known = [rate for rate in rates if rate]
+    return -np.log(known) if len(known) == len(runs) else None
+
+
+def _errors(runs: Sequence[Entry], metric: str) -> Floats:
+    """Returns the standard errors of the logarithms, NaN where fewer than three repeats leave them unknown."""
+    found = []
+    for entry in runs:
+        _, low, high, _, _ = entry.metrics[metric]
+        repeats = entry.settings.get("measurement.repeats")
+        if low and high and 0 < low < high and isinstance(repeats, int) and repeats > 2:
+            found.append(math.log(high / low) / 2 / -student_t_quantile(repeats - 1, SIGNIFICANT))
+        else:
+            found.append(math.nan)
+    return np.array(found)
+
+
+def _noise(values: Floats, found: Sequence[ChangePoint]) -> float | None:
+    """Returns the standard deviation between runs of one level, of which outliers and slow drift are no part."""
+    if len(values) < 2 * FEWEST:
+        return None
+    parts = np.split(values, [one.index for one in found])
+    steps = np.concatenate([np.diff(part) for part in parts])
+    return float(1.4826 * np.median(np.abs(steps)) / math.sqrt(2)) if len(steps) else None
+
+
+def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> Change:
+    before, after = runs[one.index - 1], runs[one.index]
+    ends = [math.exp(sign * (one.change + side * NORMAL * one.error)) for side in (-1, 1)]
+    return Change(
+        index=one.index,
+        before=before.run_id,
+        after=after.run_id,
+        started=after.record.started,
+        earliest=one.first,
+        latest=one.last,
+        ratio=math.exp(sign * one.change),
+        interval=(min(ends), max(ends)),
+        probability=one.probability,
+        outcome="other" if better is None else "worse" if one.change > 0 else "better",
+        cause=one.cause,
+        differences=_differences(runs[one.first - 1], runs[one.last]),
+        command=_command(before, after),
+    )
+
+
+def _command(before: Entry, after: Entry) -> str:
+    """Returns the command that compares two runs. Those of the usual folder are found by their ids."""
+    if all(entry.path.parts[:-2] == (RESULTS,) for entry in (before, after)):
+        return f"gpubench compare {before.run_id} {after.run_id}"
+    return f"gpubench compare {shlex.quote(before.folder)} {shlex.quote(after.folder)}"
+
+
+def _differences(before: Entry, after: Entry) -> list[Difference]:
+    """Returns what differs between two runs, without how long they were measured."""
+    try:
+        sides = [open_run(entry.path) for entry in (before, after)]
+        found = comparability.differences(*sides)
+    except GpubenchError:  # one of them cannot be read now
+        return []
+    return sorted((one for one in found if one.kind != "protocol" and not one.follows), key=_importance)
+
+
+def _importance(difference: Difference) -> tuple[int, str]:
+    key = difference.key
+    if key in OF_CODE:
+        return OF_CODE.index(key) // 2 * 2, key
+    if key in comparability.declarations():
+        return 1, key
+    return (3 if key.startswith(VERSIONS) or key.startswith("host.") else 4), key
+
+
+def _gate(
+    conditions: Sequence[Condition], groups: Sequence[_Chain], known: Sequence[str], margin: float
+) -> list[GateResult]:
+    """Judges whether the level now is worse than any earlier one, apart from what the machine has changed.
+
+    With several conditions or series, Holm's correction applies to both claims, as in `gpubench compare`.
+    """
+    trials = []
+    for condition in conditions:
+        named = [name for name in known if condition.names(name)]
+        if not named:
+            raise UsageError(
+                f"--fail-on {condition.text!r} names no metric of these runs", gate.nearest(condition.metric, known)
+            )
+        found = [one for group in groups for name in named if (one := _series(group, name, margin)) and one.better]
+        if not found:
+            raise UsageError(
+                f"--fail-on {condition.text!r}: neither more nor less of {named[0]} is worse",
+                f"name a metric with a better and a worse, {gate.EXAMPLE}",
+            )
+        trials += [(condition, one, *_worsening(one)) for one in found]
+    beyond = holm([_above(worse - _log(condition, one), error) for condition, one, worse, error in trials])
+    within = holm([_above(_log(condition, one) - worse, error) for condition, one, worse, error in trials])
+    return [
+        _judged(condition, one, worse, error, p_beyond, p_within)
+        for (condition, one, worse, error), p_beyond, p_within in zip(trials, beyond, within, strict=True)
+    ]
+
+
+def _worsening(one: Series) -> tuple[float, float]:
+    """Returns by how much the level now is worse than the best earlier one, as a logarithm, and its standard error."""
+    sign = -1.0 if one.better == "higher" else 1.0
+    worst, worst_error, total, variance = 0.0, 0.0, 0.0, 0.0
+    for change in reversed([change for change in one.changes if change.cause == "code"]):
+        low, high = change.interval
+        total += sign * math.log(change.ratio)
+        variance += (math.log(high / low) / 2 / NORMAL) ** 2
+        if total > worst:
+            worst, worst_error = total, math.sqrt(variance)
+    return worst, worst_error
+
+
+def _log(condition: Condition, one: Series) -> float:
+    """Returns the limit as a logarithm of a time: a rate that is 2 % lower is a time that is 2.04 % longer."""
+    return -math.log1p(-min(condition.limit, 0.999)) if one.better == "higher" else math.log1p(condition.limit)
+
+
+def _above(distance: float, error: float) -> float:
+    """Returns the one-sided p-value of "above", which is certain if nothing changed and no error is known."""
+    if error == 0:
+        return 0.0 if distance > 0 else 1.0
+    return math.erfc(distance / error / math.sqrt(2)) / 2
+
+
+def _judged(
+    condition: Condition, one: Series, worse: float, error: float, p_beyond: float, p_within: float
+) -> GateResult:
+    sign = -1.0 if one.better == "higher" else 1.0
+    reason = None
+    if one.noise is None:
+        reason = f"{units.counted(len(one.points), 'run')}: a history needs {2 * FEWEST}"
+    elif not worse and one.visible is not None and one.visible > condition.limit:
+        visible = units.percent(one.visible)
+        reason = f"runs differ by {units.percent(one.noise)}: only changes above {visible} are visible"
+    regressed = p_beyond < SIGNIFICANT
+    passed = p_within < SIGNIFICANT and reason is None
+    ends = [abs(math.expm1(sign * (worse + side * NORMAL * error))) for side in (-1, 1)]
+    return GateResult(
+        condition=condition.text,
+        metric=one.metric,
+        candidate=one.workload,
+        limit=condition.limit,
+        worsening=abs(math.expm1(sign * worse)),
+        interval=(min(ends), max(ends)) if error else None,
+        p_value=p_within if passed else p_beyond,
+        outcome="regressed" if regressed else "passed" if passed else "inconclusive",
+        reason=None if regressed or passed else reason,
+    )

@@ -1,0 +1,325 @@
+"""The report of `gpubench history`: since when a workload is faster or slower, and what changed there."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from gpubench import units
+from gpubench.compare.changepoints import FEWEST
+from gpubench.compare.history import Change, Histories, Series
+from gpubench.compare.result import Difference, GateResult
+from gpubench.report import charts, phrases
+from gpubench.report.document import (
+    TEXT,
+    UNASKED,
+    Block,
+    Cell,
+    Command,
+    Document,
+    Figure,
+    Folded,
+    Heading,
+    Medium,
+    Paragraph,
+    Table,
+    table,
+)
+from gpubench.runs.directory import REPORT
+from gpubench.text import shorten, words
+
+LINES = "▁▂▃▄▅▆▇█"
+SPARKS = 24
+"""Characters of a series in a terminal: each is the mean of as many runs."""
+BRIEF_SERIES, BRIEF_CHANGES, BRIEF_DIFFERENCES, BRIEF_GATES = 4, 2, 3, 3
+ROWS = 200  # runs that a page lists of one series
+HEIGHT = 220.0  # pixels of a plot
+SHOWN = 12  # characters of a commit
+
+
+def document(found: Histories, page: Path | None = None) -> Document:
+    """Returns the report. `page` is where its page will be, which its links to runs start from."""
+    series = sorted(found.series, key=_newest_change, reverse=True)
+    blocks: list[Block] = list(_gates(found.gate))
+    changed = [(one, change) for one in series for change in one.changes]
+    newest_first = sorted(changed, key=lambda each: (each[1].cause == "code", each[1].started), reverse=True)
+    if len(series) > 1:
+        blocks += _overview(series)
+    elif series:
+        blocks.append(Paragraph(_line(series[0]), on=TEXT))
+    named = len(series) > 1
+    for number, (one, change) in enumerate(newest_first):
+        on = Medium.TERMINAL if number < BRIEF_CHANGES else Medium.DETAILS
+        blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
+    if (more := len(newest_first) - BRIEF_CHANGES) > 0:
+        blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
+    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
+    for one in series:
+        blocks += _on_page(one, page.parent if page else Path())
+    return Document(_headline(series, newest_first), blocks, title="History", context="gpubench history")
+
+
+def _newest_change(one: Series) -> str:
+    """Returns when the series last changed, so that the ones without a change come last."""
+    return max((change.started for change in one.changes if change.cause == "code"), default="")
+
+
+def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Change]]) -> str:
+    if not series:
+        return "no completed run with results yet: a history begins with the first one"
+    of_code = [(one, change) for one, change in newest_first if change.cause == "code"]
+    for one, change in of_code:
+        day, runs = change.started[:10], len(one.points) - change.index
+        size = _size(change)
+        since = f"since {day}, {units.counted(runs, 'run')} ago"
+        higher = "higher" if change.ratio > 1 else "lower"
+        return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
+    one = series[0]
+    count = sum(len(each.points) for each in series)
+    several = f" of {units.counted(len(series), 'workload')}" if len(series) > 1 else ""
+    if len(one.points) < 2 * FEWEST and len(series) == 1:
+        return f"{units.counted(len(one.points), 'run')} of {one.workload}: a change shows from {2 * FEWEST} runs on"
+    machine = " of the code" if newest_first else ""
+    return f"no change{machine} in {units.counted(count, 'run')}{several} since {series[-1].points[0].started[:10]}"
+
+
+def _size(change: Change) -> str:
+    """Returns the size of a change, as "3.1 % [2.6, 3.7]"."""
+    ends = sorted(abs(end - 1) * 100 for end in change.interval)
+    return f"{abs(change.ratio - 1) * 100:.1f} % [{ends[0]:.1f}, {ends[1]:.1f}]"
+
+
+def _signed(change: Change) -> str:
+    return units.signed_percent(change.ratio - 1, 1)
+
+
+def _gates(results: Sequence[GateResult]) -> Iterator[Block]:
+    """Yields the results of the gate, the failures first, and in a terminal without -v only a few."""
+    if results:
+        order = ("regressed", "inconclusive", "passed")
+        lines = [_gate(one) for one in sorted(results, key=lambda one: order.index(one.outcome))]
+        more = len(lines) - BRIEF_GATES
+        rest = [f"and {units.counted(more, 'condition')} more: -v"] if more > 0 else []
+        yield Paragraph([*lines[:BRIEF_GATES], *rest], on=Medium.BRIEF)
+        yield Paragraph(lines, on=UNASKED)
+
+
+def _gate(result: GateResult) -> str:
+    verdict = {"regressed": "regressed", "passed": "passed", "inconclusive": "undecided"}[result.outcome]
+    return f"--fail-on {result.condition}: {verdict}, {phrases.worsening(result)} ({shorten(result.candidate, 50)})"
+
+
+def _overview(series: Sequence[Series]) -> Iterator[Block]:
+    """Yields the series as a table, a few of them in a terminal without -v."""
+    rows: list[Mapping[str, str | Cell]] = [
+        {
+            "workload": shorten(_name(one), 60),
+            "runs": str(len(one.points)),
+            "now": units.quantity(one.points[-1].estimate, one.unit),
+            "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
+            "last change": _last(one),
+        }
+        for one in series
+    ]
+    named, expendable = ("workload", "over time", "last change"), ("runs", "over time")
+    more = len(rows) - BRIEF_SERIES
+    rest = f"{units.counted(more, 'workload')} more: -v, or choose some with --model and --where" if more > 0 else ""
+    yield table("", rows[:BRIEF_SERIES], named, expendable=expendable, on=Medium.BRIEF)
+    if rest:
+        yield Paragraph(rest, "quiet", on=Medium.BRIEF)
+    yield table("", rows, named, expendable=expendable, on=UNASKED)
+
+
+def _last(one: Series) -> str:
+    if not one.changes:
+        return "none" if len(one.points) >= 2 * FEWEST else "too few runs"
+    change = one.changes[-1]
+    return f"{_signed(change)} on {change.started[:10]}{' (machine)' if change.cause == 'machine' else ''}"
+
+
+def _name(one: Series) -> str:
+    return f"{one.workload} ({', '.join(one.varied)})" if one.varied else one.workload
+
+
+def _line(one: Series) -> str:
+    """Returns a series in one line."""
+    now = units.quantity(one.points[-1].estimate, one.unit)
+    curve = sparkline([point.estimate for point in one.points])
+    first, last = one.points[0].started[:10], one.points[-1].started[:10]
+    when = first if first == last else f"{first} to {last}"
+    return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
+
+
+def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator[Block]:
+    """Yields what is known of a change."""
+    whose = f" ({shorten(_name(one), 50)})" if named else ""
+    yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
+    brief = on & Medium.BRIEF
+    if brief:
+        yield Paragraph(_because(change, BRIEF_DIFFERENCES), on=brief)
+    yield Paragraph(_because(change, len(change.differences)), on=on & ~Medium.BRIEF)
+    yield Command("  both sides", change.command, on=on)
+
+
+def _when(one: Series, change: Change) -> str:
+    """Returns how much, between which runs, and how sure."""
+    sides = (one.points[change.index - 1], one.points[change.index])
+    first, last = (f"{point.started[:16].replace('T', ' ')}{_commit(point.commit)}" for point in sides)
+    sure = f"{units.whole_percent(min(change.probability, 0.99))} sure"
+    slack = max(change.latest - change.index, change.index - change.earliest)
+    where = f", place +- {units.counted(slack, 'run')}" if slack else ""
+    whose = ", but by the machine: the reference workload changed too" if change.cause == "machine" else ""
+    return f"{_signed(change)} between {first} and {last}, {sure}{where}{whose}"
+
+
+def _commit(commit: str | None) -> str:
+    return f" ({commit[:7]})" if commit else ""
+
+
+def _because(change: Change, most: int) -> str:
+    """Returns what changed there."""
+    if not change.differences:
+        return "  no setting, commit or version on record changed there"
+    named = [_difference(one) for one in change.differences[:most]]
+    rest = len(change.differences) - len(named)
+    return f"  changed there: {'; '.join(named)}{f'; and {rest} more' if rest else ''}"
+
+
+def _difference(one: Difference) -> str:
+    return f"{one.key.removeprefix('packages.')} {_fact(one, one.baseline)} -> {_fact(one, one.candidate)}"
+
+
+def _fact(one: Difference, value: object) -> str:
+    text = "unset" if value is None else str(value)
+    return text[:SHOWN] if one.key.endswith("commit") else shorten(text, 40)
+
+
+def _limits(series: Iterable[Series]) -> Iterator[str]:
+    """Yields what can be seen in each series."""
+    for one in series:
+        if one.noise is not None and one.visible is not None:
+            yield (
+                f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; a change of "
+                f"{units.percent(one.visible)} would be visible after {FEWEST} runs"
+            )
+
+
+def sparkline(values: Sequence[float], most: int = SPARKS) -> str:
+    """Returns values as a line of block characters, of at most `most`. A constant series is a line at half height."""
+    parts = np.array([part.mean() for part in np.array_split(np.array(values), min(most, len(values)))])
+    low, high = float(parts.min()), float(parts.max())
+    if high - low <= 1e-9 * abs(high):
+        return LINES[3] * len(parts)
+    return "".join(LINES[round((value - low) / (high - low) * (len(LINES) - 1))] for value in parts.tolist())
+
+
+def _on_page(one: Series, folder: Path) -> Iterator[Block]:
+    """Yields the part of the page about a series."""
+    yield Heading(_name(one))
+    yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
+    yield Figure(
+        f"{words(one.metric)} of {units.counted(len(one.points), 'run')}",
+        _plot(one, folder),
+        note="Each dot is a run with its 95 % interval, and leads to its report. Lines are the levels between changes. "
+        "A dotted change is one of the machine.",
+    )
+    if one.changes:
+        yield _changes(one)
+    elif one.visible is not None:
+        yield Paragraph("no change was found", on=Medium.PAGE)
+    yield Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
+
+
+def _changes(one: Series) -> Table:
+    rows: list[Mapping[str, str | Cell]] = [
+        {
+            "change": Cell(_size_signed(change), note="the machine's" if change.cause == "machine" else ""),
+            "sure": units.whole_percent(min(change.probability, 0.99)),
+            "date": change.started[:10],
+            "changed there": Cell("; ".join(map(_difference, change.differences)) or "nothing on record"),
+            "compare": Cell(change.command, code=True),
+        }
+        for change in reversed(one.changes)
+    ]
+    return table("changes", rows, ("changed there", "compare"), on=Medium.PAGE)
+
+
+def _size_signed(change: Change) -> str:
+    low, high = ((end - 1) * 100 for end in change.interval)
+    return f"{_signed(change)} [{low:+.1f}, {high:+.1f}]"
+
+
+def _runs(one: Series, folder: Path) -> Table:
+    newest = list(reversed(one.points))[:ROWS]
+    rows: list[Mapping[str, str | Cell]] = [
+        {
+            "run": Cell(point.name or point.run_id, link=_report(point.path, folder)),
+            "started": phrases.moment(point.started),
+            words(one.metric): units.quantity(point.estimate, one.unit),
+            "interval": units.span(*point.interval, one.unit) if point.interval else "",
+            "commit": f"{(point.commit or '')[:SHOWN]}{'+' if point.dirty else ''}",
+        }
+        for point in newest
+    ]
+    more = len(one.points) - len(newest)
+    return table("", rows, ("started", "commit"), on=Medium.PAGE, rest=f"{more} older ones" if more else "")
+
+
+def _report(path: str, folder: Path) -> str:
+    """Returns the address of a run's report, relative to the page; empty if it has none."""
+    report = Path(path) / REPORT
+    if not report.is_file():
+        return ""
+    from urllib.parse import quote  # imported here, because only pages have links
+
+    return quote(os.path.relpath(report, folder))
+
+
+def _plot(one: Series, folder: Path) -> Markup:
+    """Draws the runs in order, their intervals, the levels between changes, and the changes."""
+    estimates = np.array([point.estimate for point in one.points])
+    n = len(estimates)
+    ends = np.array([point.interval or (point.estimate,) * 2 for point in one.points])
+    spread = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
+    low = max(min(spread[0], float(np.quantile(ends[:, 0], 0.05))), 0.0)
+    high = max(spread[1], float(np.quantile(ends[:, 1], 0.95)))
+    y = charts.Scale(low, high, HEIGHT, 0)
+    x = charts.Scale(-0.5, n - 0.5, 0, 100)
+    up = charts.Axis(y, one.unit, count=5)
+    parts = charts.framed(None, up, [])
+    parts += list(_dates(one, x))
+    cuts = [0, *(change.index for change in one.changes), n]
+    for start, end in pairwise(cuts):
+        level = charts.HEAD + y(float(np.median(estimates[start:end])))
+        parts.append(charts.line(x(start - 0.5), level, x(end - 0.5), level, "whisker"))
+    for place, (point, (lower, upper)) in enumerate(zip(one.points, ends.tolist(), strict=True)):
+        parts.append(
+            charts.line(
+                x(place), charts.HEAD + y(lower), x(place), charts.HEAD + y(upper), "unchanged" if n <= 150 else "grid"
+            )
+        )
+        hint = f"{point.run_id}: {units.quantity(point.estimate, one.unit)}{_commit(point.commit)}"
+        dot = charts.dot(x(place), charts.HEAD + y(point.estimate), 4 if n <= 80 else 2.5, "mean a", hint)
+        report = _report(point.path, folder)
+        parts.append(Markup('<a href="{}">{}</a>').format(report, dot) if report else dot)
+    for change in one.changes:
+        at = x(change.index - 0.5)
+        style = "whisker withheld" if change.cause == "machine" else "median b"
+        parts.append(charts.line(at, charts.HEAD, at, charts.HEAD + HEIGHT, style))
+        parts.append(charts.text(at, charts.HEAD - 6, _signed(change), "label middle"))
+    described = f"{n} runs of {one.workload}, with {units.counted(len(one.changes), 'change')}"
+    return charts.drawing(words(one.metric), described, charts.HEAD + HEIGHT + charts.FOOT, parts)
+
+
+def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
+    """Yields the dates under the axis, at most one for each fifth of the plot."""
+    n = len(one.points)
+    bottom = charts.HEAD + HEIGHT
+    places = dict.fromkeys(round(share * (n - 1)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)) if n > 4 else range(n)
+    for number, place in enumerate(places):
+        style = "tick middle on-desk" if number % 2 else "tick middle"
+        yield charts.text(x(place), bottom + 16, one.points[place].started[:10], style)
+    yield charts.text(50, bottom + 34, "runs in order", "name middle")

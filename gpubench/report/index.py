@@ -1,0 +1,143 @@
+"""The page of a whole results folder, results/index.html: every run in a table that filters and sorts in the browser.
+
+The runs are on the page as data, which its script draws: it puts them in as text only, and the page's policy lets no
+other script run and nothing be loaded. Thousands of runs so cost a fraction of a second to write.
+"""
+
+import base64
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from markupsafe import escape
+
+from gpubench import __version__, units
+from gpubench.runs.catalogue import Entry, catalogue
+from gpubench.runs.directory import REPORT, write_document
+from gpubench.text import spelled_out
+
+INDEX = "index.html"
+MARK = '<meta name="generator" content="gpubench, index of results">'
+"""Tells a page of this module from one of somebody else, which is left alone."""
+LEADERS = ("latency_p50", "throughput", "makespan", "step_time", "peak_memory_total")
+"""The metrics of which the first that a run has is shown."""
+WAIT_SECONDS = 2.0
+"""How long to wait for another process that writes the page. Then it is left to that one."""
+
+log = logging.getLogger("gpubench.report.index")
+
+
+def refresh(results: Path) -> Path | None:
+    """Writes the page of a results folder, and returns its path.
+
+    It never raises: a folder that cannot be written, or that has an index.html of somebody else, is left as it is, and
+    None is returned. Of several processes that do this at once, the last one reads the folder after the others.
+    """
+    page = results / INDEX
+    try:
+        with _alone(results):
+            if _of_others(page):
+                return None
+            write_document(page, render(results, catalogue(results)))
+            return page
+    except Exception as error:  # whatever it is: the run that has just ended is well, and its results are safe
+        log.debug("no index of %s: %s", results, error)
+        return None
+
+
+def render(results: Path, entries: Sequence[Entry]) -> str:
+    """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
+    whole = [entry for entry in entries if entry.part_of is None]
+    script = _part("index.js")
+    data = msgspec.json.encode([_row(results, entry) for entry in whole]).decode()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    found = {
+        "@MARK@": MARK,
+        "@POLICY@": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        "@FOLDER@": str(escape(spelled_out(results.resolve().name))),
+        "@COUNT@": units.counted(len(whole), "run"),
+        "@VERSION@": __version__,
+        "@STYLE@": f"{_part('style.css')}\n{_part('index.css')}",
+        "@SCRIPT@": script,
+        "@DATA@": data.replace("<", "\\u003c"),  # so that no name can end the element
+    }
+    # In one pass, so that no name of a run is taken for a mark.
+    return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], _part("index.html"))
+
+
+def _row(results: Path, entry: Entry) -> dict[str, object]:
+    """Returns what the page shows of a run. The script knows these names."""
+    record, git = entry.record, entry.record.git or {}
+    name = next((one for one in LEADERS if one in entry.metrics), None)
+    figure = entry.metrics[name] if name else None
+    reach = ""
+    if figure and figure.low is not None and figure.high is not None and figure.estimate:
+        reach = units.percent(max(abs(end / figure.estimate - 1) for end in (figure.low, figure.high)))
+    folder = Path(os.path.relpath(entry.folder, results)).as_posix()
+    return {
+        "started": record.started[:16].replace("T", " "),
+        "run": spelled_out(entry.name or entry.run_id),
+        "command": spelled_out(entry.command),
+        "model": spelled_out(entry.model),
+        "result": units.quantity(figure.estimate, figure.unit) if figure else "",
+        "value": figure.estimate if figure else None,
+        "metric": units.words(name) if name else "",
+        "reach": reach,
+        "status": record.status,
+        "precision": str(entry.settings.get("precision") or ""),
+        "device": spelled_out(entry.device or ""),
+        "host": spelled_out(record.host),
+        "commit": f"{str(git.get('commit') or '')[:8]}{'+' if git.get('dirty') else ''}",
+        "experiment": spelled_out(record.experiment),
+        "tags": spelled_out(" ".join(entry.tags)),
+        "link": quote(f"{folder}/{REPORT}") if entry.measured else "",
+    }
+
+
+@cache
+def _part(name: str) -> str:
+    return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _of_others(page: Path) -> bool:
+    """Returns whether there is a page that this module did not write."""
+    try:
+        with page.open("rb") as file:
+            return MARK.encode() not in file.read(1024)
+    except FileNotFoundError:
+        return page.is_symlink()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A context in which no other process writes the page. Raises OSError if another one takes longer than a moment.
+
+    The folder itself is locked, so that no file is left behind. A file system without locks has none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+            except OSError:
+                break
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,248 @@
+"""`gpubench history`: which runs are one series, what changed at a change point, the gate, and the page."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from cli import complaint
+from recorded_runs import edit, write_run
+from running import Finished
+
+from gpubench.compare import gate
+from gpubench.compare.history import Histories, histories
+from gpubench.errors import UsageError
+from gpubench.report import history as report
+from gpubench.report.page import render
+from gpubench.runs import catalogue
+from gpubench.runs.catalogue import Entry, Figure, Recorded
+
+CommandLine = Callable[..., Finished]
+SETTINGS: dict[str, Any] = {
+    "model.name": "gpt2",
+    "precision": "fp32",
+    "device": "cpu",
+    "training.batch_size": 8,
+    "measurement.repeats": 3,
+}
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def entry(number: int, throughput: float, *, reference: float | None = None, **settings: Any) -> Entry:
+    """The run of that number, of which there is one every six hours."""
+    started = datetime(2026, 10, 1) + timedelta(hours=6 * number)
+    commit = settings.pop("commit", OLD)
+    metrics = {
+        "throughput": Figure(throughput, 0.99 * throughput, 1.01 * throughput, "samples/s", "higher"),
+        "final_loss": Figure(1 / throughput, None, None, "", None),
+    }
+    known = {key: value for key, value in (SETTINGS | settings).items() if value is not None}
+    record = Recorded(
+        experiment="made",
+        run_id=f"{started:%Y%m%d-%H%M%S}-000-{number:04x}",
+        command="train-bench",
+        argv=[],
+        status="completed",
+        started=f"{started:%Y-%m-%dT%H:%M:%S}.000Z",
+        ended=None,
+        host="here",
+        git={"commit": commit, "dirty": False},
+        world_size=1,
+        pid=1,
+        pid_created=0.0,
+        error=None,
+    )
+    return Entry(
+        folder=f"results/made/{record.run_id}",
+        part_of=None,
+        record=record,
+        name=None,
+        tags=(),
+        model="gpt2",
+        device="EPYC",
+        measured=True,
+        reference=reference,
+        problem=None,
+        packed=msgspec.msgpack.encode(catalogue._Details(metrics, known, {})),
+    )
+
+
+def levels(*parts: tuple[int, float], noise: float = 0.003) -> list[float]:
+    """Throughputs around one level after the other."""
+    exact = np.concatenate([np.full(count, level) for count, level in parts])
+    return [float(one) for one in exact * np.exp(noise * np.random.default_rng(2).standard_normal(len(exact)))]
+
+
+def runs(values: Sequence[float], **options: Any) -> list[Entry]:
+    return [entry(number, value, **options) for number, value in enumerate(values)]
+
+
+def points(found: Histories) -> list[int]:
+    return [len(one.points) for one in found.series]
+
+
+def test_runs_of_other_work_are_other_series() -> None:
+    kinds: list[dict[str, Any]] = [{}, {"model.name": "bert"}, {"training.batch_size": 16}, {"device": "cuda"}]
+    found = histories([entry(number, 100.0, **kinds[number % 4]) for number in range(12)])
+    assert points(found) == [3, 3, 3, 3]
+    assert len({one.workload for one in found.series}) == 4
+
+
+def test_a_setting_that_an_older_gpubench_did_not_have_makes_no_other_series() -> None:
+    values = levels((6, 100.0), (6, 100.0))
+    made = [entry(number, value, inference=None if number < 6 else False) for number, value in enumerate(values)]
+    assert points(histories(made)) == [12]
+
+
+def test_a_treatment_that_was_changed_once_is_part_of_the_series() -> None:
+    values = levels((8, 100.0), (8, 150.0))
+    made = [entry(number, value, precision="fp32" if number < 8 else "bf16") for number, value in enumerate(values)]
+    (one,) = histories(made).series
+    assert [change.index for change in one.changes] == [8]
+    assert 1.45 < one.changes[0].interval[0] < one.changes[0].ratio < one.changes[0].interval[1] < 1.55
+    assert one.changes[0].outcome == "better"
+    assert not one.varied
+
+
+def test_variants_that_are_measured_side_by_side_are_series_of_their_own() -> None:
+    made = [
+        entry(number, 150.0 if number % 2 else 100.0, precision="bf16" if number % 2 else "fp32")
+        for number in range(16)
+    ]
+    found = histories(made)
+    assert points(found) == [8, 8]
+    assert sorted(one.varied for one in found.series) == [["precision=bf16"], ["precision=fp32"]]
+    assert not any(one.changes for one in found.series)
+
+
+def test_runs_without_results_do_not_count() -> None:
+    made = runs(levels((9, 100.0)))
+    made[3] = msgspec.structs.replace(made[3], measured=False)
+    made[4] = msgspec.structs.replace(made[4], record=msgspec.structs.replace(made[4].record, status="failed"))
+    assert points(histories(made)) == [7]
+    assert histories([]).series == []
+
+
+def test_a_change_that_the_reference_workload_shows_is_the_machines_and_no_regression() -> None:
+    values = levels((15, 100.0), (15, 95.0))
+    speeds = levels((15, 50.0), (15, 47.5), noise=0.001)
+    made = [entry(number, *pair[:1], reference=pair[1]) for number, pair in enumerate(zip(values, speeds, strict=True))]
+    found = histories(made, conditions=[gate.parse_condition("throughput>2%")])
+    assert [change.cause for change in found.series[0].changes] == ["machine"]
+    assert [one.outcome for one in found.gate] == ["passed"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "condition", "outcome"),
+    [
+        ([(15, 100.0), (15, 95.0)], "throughput>2%", "regressed"),
+        ([(15, 100.0), (15, 95.0)], "throughput>10%", "passed"),
+        ([(15, 100.0), (15, 95.0)], "throughput>5%", "inconclusive"),
+        ([(15, 100.0), (15, 105.0)], "throughput>2%", "passed"),
+        ([(12, 100.0), (12, 95.0), (12, 100.0)], "throughput>2%", "passed"),  # mended
+        ([(12, 100.0), (12, 110.0), (12, 105.0)], "throughput>2%", "regressed"),  # but better than at first
+        ([(30, 100.0)], "throughput>2%", "passed"),
+        ([(30, 100.0)], "throughput>0.6%", "inconclusive"),  # below what is visible
+        ([(4, 100.0)], "throughput>2%", "inconclusive"),
+    ],
+)
+def test_the_gate_holds_the_level_now_to_the_best_earlier_one(
+    parts: list[tuple[int, float]], condition: str, outcome: str
+) -> None:
+    (one,) = histories(runs(levels(*parts)), conditions=[gate.parse_condition(condition)]).gate
+    assert one.outcome == outcome
+
+
+@pytest.mark.parametrize("condition", ["nothing>2%", "final_loss>2%"])
+def test_a_gate_that_tests_nothing_is_refused(condition: str) -> None:
+    with pytest.raises(UsageError):
+        histories(runs([100.0] * 8), conditions=[gate.parse_condition(condition)])
+
+
+def test_an_unknown_metric_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        histories(runs([100.0]), "troughput")
+    assert "throughput" in str(refused.value.hint)
+
+
+def test_a_sparkline_has_the_highest_block_where_the_series_is_highest() -> None:
+    assert report.sparkline([1.0, 2.0, 1.0], 24) == "▁█▁"
+    assert report.sparkline([5.0] * 100, 24) == "▄" * 24
+    assert len(report.sparkline(list(range(1000)), 24)) == 24
+
+
+def test_names_from_elsewhere_stay_text_on_the_page() -> None:
+    evil = "<script>alert(1)</script>"
+    found = histories(runs(levels((8, 100.0), (8, 90.0)), **{"model.name": evil, "commit": evil}))
+    page = render(report.document(found))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 16 runs, the last eight of which have another commit and PyTorch and are 5 % slower."""
+    results = tmp_path_factory.mktemp("history") / "results"
+    for number, value in enumerate(levels((8, 1.0), (8, 1.05))):
+        path = write_run(results, pace=float(value), steps=14)
+        late = number >= 8
+        started = (datetime(2026, 10, 1) + timedelta(hours=6 * number)).isoformat(timespec="milliseconds") + "Z"
+        edit(path / "run.json", started=started, git={"commit": NEW if late else OLD, "dirty": False})
+        version = "2.13.0" if late else "2.12.0"
+        edit(path / "environment.json", torch={"version": version})
+    return results
+
+
+def test_the_command_says_when_how_much_and_what_changed(command_line: CommandLine, slower: Path) -> None:
+    done = command_line("history", "--results", str(slower))
+    assert done.code == 0, done
+    first = done.stdout.splitlines()[0]
+    assert "throughput" in first
+    assert "2026-10-03" in first
+    assert "lower" in first
+    assert "torch.version 2.12.0 -> 2.13.0" in done.stdout
+    assert f"git.commit {OLD[:12]} -> {NEW[:12]}" in done.stdout
+    assert len(done.stdout.splitlines()) <= 10
+    compared = next(line for line in done.stdout.splitlines() if "gpubench compare" in line).split()[-2:]
+    assert [Path(path).parent for path in compared] == [slower / "made"] * 2
+    page = (slower / "history.html").read_text()
+    assert f'href="made/{Path(compared[1]).name}/report.html"' not in page  # these runs have no report
+    assert Path(compared[1]).name in (slower / "index.html").read_text()
+
+
+def test_the_gate_sets_the_exit_code_and_json_has_every_figure(command_line: CommandLine, slower: Path) -> None:
+    done = command_line("history", "step_time", "--json", "--fail-on", "step_time>2%", "--results", str(slower))
+    assert done.code == 3, done
+    (one,) = json.loads(done.stdout)["series"]
+    assert [change["index"] for change in one["changes"]] == [8]
+    assert one["changes"][0]["outcome"] == "worse"
+    assert {each["key"] for each in one["changes"][0]["differences"]} >= {"git.commit", "torch.version"}
+    wide = ("--fail-on", "throughput>5%", "--strict")
+    assert command_line("history", *wide, "--results", str(slower)).code == 4
+    assert command_line("history", "--where", "training.batch_size=9", "--results", str(slower)).stdout.count("\n") == 1
+
+
+def test_what_cannot_be_done_is_refused(command_line: CommandLine, slower: Path, tmp_path: Path) -> None:
+    complaint(command_line("history", "--results", str(tmp_path / "nowhere")))
+    complaint(command_line("history", "nothing", "--results", str(slower)))
+    complaint(command_line("history", "--strict", "--results", str(slower)))
+    complaint(command_line("history", "--margin", "2", "--results", str(slower)))
+
+
+def test_a_folder_that_cannot_be_written_has_a_history_without_a_page(
+    command_line: CommandLine, slower: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (slower / "history.html").unlink(missing_ok=True)
+    monkeypatch.setattr("gpubench.runs.directory.write_document", refuse)
+    monkeypatch.setattr("gpubench.report.index.write_document", refuse)
+    done = command_line("history", "--results", str(slower))
+    assert done.code == 0, done
+    assert "2026-10-03" in done.stdout
+    assert not (slower / "history.html").exists()
