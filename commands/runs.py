@@ -185,7 +185,9 @@ def runs(
         output.write(to_json(listing.to_document(results, shown)), "narrow the listing down, or use --limit")
         return
     hidden = 0 if all_ else len(Selection(**chosen, whole=False).of(known)) - len(found)
-    _print(listing.document(results, found, shown, hidden, sort=sort, details=verbose > 0), verbose)
+    rest = len(known) - len(found)
+    document = listing.document(results, found, shown, hidden=hidden, others=rest, sort=sort, details=verbose > 0)
+    _print(document, verbose)
 
 
 @app.command(epilog="Example: gpubench runs show latest")
