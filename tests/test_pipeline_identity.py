@@ -20,11 +20,11 @@ from test_schedulers import ROWS, Row, names
 from gpubench.events import Verified
 
 WORLD_SIZES = (1, 2, 3, 4)
-ONE_LINE, EVERY_LINE = False, True
-"""Of docs/schedulers.md for each scheduler. test_schedulers.py takes every line over every border, in one process."""
-ALONE = (1, ONE_LINE)
+ONE_OF_A_KIND, EVERY_LINE = False, True
+"""Which lines of docs/schedulers.md are run. test_schedulers.py takes every line over every border, in one process."""
+ALONE = (1, ONE_OF_A_KIND)
 SEVERAL = [
-    (3, ONE_LINE),
+    (3, ONE_OF_A_KIND),
     *(pytest.param(size, EVERY_LINE, marks=pytest.mark.stress) for size in WORLD_SIZES[1:]),
 ]
 QUICK = {"measurement.baseline": "off", "verify": True}
@@ -84,15 +84,14 @@ class Start:
 
 
 Starts = Callable[[int, bool], Start]
-"""By world size, and with ONE_LINE or EVERY_LINE."""
+"""By world size, and with ONE_OF_A_KIND or EVERY_LINE."""
 
 
 def cases(folder: Path, lines: bool) -> dict[str, Case]:
     """Lines of docs/schedulers.md, and a few schedulers with a real UNet under guidance."""
     variance_learner = QUICK | {"model.name": str(save_variance_learner(folder))}
     found = {}
-    one_line = {(row.scheduler, "learned" in row.options): row for row in reversed(ROWS)}
-    for place, row in enumerate(ROWS if lines == EVERY_LINE else one_line.values()):
+    for place, row in enumerate(ROWS if lines == EVERY_LINE else one_of_each_kind()):
         model = variance_learner if "learned" in row.options else DUMMY
         found[names(row)] = Case(model | sampling(row) | TERMS[place % len(TERMS)])
     for place, scheduler in enumerate(OF_TINY):
@@ -101,6 +100,16 @@ def cases(folder: Path, lines: bool) -> dict[str, Case]:
             name = f"tiny {scheduler}, {micro_batch} at a time"
             found[name] = Case(TINY | work | {"work.micro_batch": micro_batch})
     return found
+
+
+def one_of_each_kind() -> list[Row]:
+    """A line for each set of what hand-offs carry, unless those of another line carry all of it and more."""
+    kinds = {(row.draws, "learned" in row.options, row.carried): row for row in reversed(ROWS)}
+    return [
+        row
+        for (*rest, carried), row in kinds.items()
+        if not any(rest == others and carried < more for *others, more in kinds)
+    ]
 
 
 def sampling(row: Row) -> dict[str, Any]:
@@ -144,7 +153,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     def started(world_size: int, lines: bool) -> Start:
         every = cases(tmp_path_factory.mktemp("variance-learner"), lines)
         if (world_size, lines) == ALONE:  # a rank that hands nothing over; with EVERY_LINE it takes all of them
-            every = {name: every[name] for name in [*every][::3]}
+            every = {name: every[name] for name in [*every][::2]}
         todo = {name: case for name, case in every.items() if case.settings["sampling.steps"] >= world_size}
         more = TAMPERED if world_size == TAMPERED_WORLD_SIZE else {}
         return Start(todo, start(todo | more, world_size, tmp_path_factory.mktemp(f"identity-{world_size}")))
@@ -198,7 +207,7 @@ def test_every_scheduler_met_steps_that_divide_and_steps_that_do_not(starts: Sta
 def test_verification_names_the_sample_the_evaluation_and_the_rank_where_it_parts(
     name: str, rank: int, starts: Starts
 ) -> None:
-    tampered = starts(TAMPERED_WORLD_SIZE, ONE_LINE)
+    tampered = starts(TAMPERED_WORLD_SIZE, ONE_OF_A_KIND)
     made, references = tampered.samples(name), tampered.references(name)
     assert [sample for sample in references if made[sample] != references[sample]] == [TAMPERED_SAMPLE]
     divergence = tampered.verified(name).divergence

@@ -240,6 +240,33 @@ def test_modules_that_get_the_same_samples_count_them_once(tmp_path: Path) -> No
     assert [step["samples"] for step in steps[1:]] == [8] * 7  # in the first step the modules are not known yet
 
 
+def test_modules_that_take_turns_are_all_found(tmp_path: Path) -> None:
+    def run() -> None:
+        modules = [nn.Linear(3, 2) for _ in range(3)]
+        optimizer = torch.optim.SGD([each for module in modules for each in module.parameters()])
+        for number in range(18):
+            modules[number % 3](torch.randn(4, 3)).mean().backward()
+            optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert [step["samples"] for step in found.steps[6:]] == [4] * 12
+    assert found.events["modelbuilt"]["parameters"] == 24
+
+
+def test_a_program_without_modules_is_searched_for_a_while(tmp_path: Path) -> None:
+    def run() -> None:
+        weight = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight])
+        for _ in range(timeline.LONGEST_PERIOD + 4):
+            (weight * torch.randn(3)).sum().backward()
+            optimizer.step()
+        assert "probe" not in repr(nn.Module.__call__)
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert len(found.steps) == timeline.LONGEST_PERIOD + 4
+
+
 def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:
     def run() -> None:
         loop = Loop()

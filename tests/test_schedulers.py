@@ -61,6 +61,9 @@ class Row:
     options: str
     steps: int
     evaluations: int
+    draws: bool
+    carried: frozenset[str]
+    """What hand-offs carry besides the latents."""
 
     @property
     def eta(self) -> float:
@@ -88,9 +91,9 @@ class Row:
 
 
 ROWS = [
-    Row(scheduler, options, int(steps), int(evaluations))
-    for scheduler, options, steps, evaluations in re.findall(
-        r"^\| (\w+Scheduler) \| (?:`(.*?)`)? *\| (\d+) \| (\d+) \|", PAGE, flags=re.MULTILINE
+    Row(scheduler, options, int(steps), int(evaluations), draws == "yes", frozenset(re.findall(r"`(\w+)`", carried)))
+    for scheduler, options, steps, evaluations, draws, carried in re.findall(
+        r"^\| (\w+Scheduler) \| (?:`(.*?)`)? *\| (\d+) \| (\d+) \| (yes|no) \| (.*?) \|", PAGE, flags=re.MULTILINE
     )
 ]
 IN_HALF_PRECISION = [

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import forked
-import pytest
 from running import PATIENCE, environment, gpubench, started
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
-QUICK = ("--config", "tiny", "--device", "cpu", "--steps", "10", "--training.warmup_steps=2", "--runs", "9")
+TINY = ("--config", "tiny", "--device", "cpu", "--performance.cpu_threads=1", "--logging.graph=false")
+QUICK = (*TINY, "--steps", "10", "--training.warmup_steps=2")
 ONE = ("--only", "training.read_loss", "--try", "training.read_loss=true")
 
 
@@ -26,10 +26,10 @@ def state(results: Path) -> dict[str, Any]:
 
 
 def test_a_search_leaves_all_its_runs_and_a_page(tmp_path: Path) -> None:
-    done = gpubench("tune", *QUICK, *ONE, "--json", results=tmp_path)
+    done = gpubench("tune", *QUICK, *ONE, "--runs", "6", "--memory", "64GiB", "--json", results=tmp_path)
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["status"] == "completed"
+    assert (found["status"], found["most_peak"]) == ("completed", 64 * 2**30)
     assert found["subject"].startswith("resnet") or "tiny" in found["subject"]
     runs = [run for block in found["blocks"] for run in block["runs"]]
     assert all(run["throughput"] > 0 and run["peak"] > 0 for run in runs)
@@ -54,7 +54,7 @@ def test_a_program_is_tuned_without_an_edit(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_the_results_and_resume_continues(tmp_path: Path) -> None:
-    with started("tune", *QUICK, *ONE, results=tmp_path) as run:
+    with started("tune", *QUICK, *ONE, "--runs", "6", results=tmp_path) as run:
         run.wait_for("tune-*/tune.json")
         run.process.send_signal(signal.SIGINT)
         ended = run.finish(60)
@@ -62,20 +62,13 @@ def test_ctrl_c_keeps_the_results_and_resume_continues(tmp_path: Path) -> None:
     assert f"--resume {folder_of(tmp_path)}" in ended.stdout
     before = state(tmp_path)
     assert before["status"] == "interrupted"
-    command = [sys.executable, "-m", "gpubench", "tune", "--resume", str(folder_of(tmp_path)), "--runs", "7", "-q"]
+    command = [sys.executable, "-m", "gpubench", "tune", "--resume", str(folder_of(tmp_path)), "--runs", "5", "-q"]
     done = forked.run(command, PATIENCE, env=environment())
     assert done.returncode == 0, done.stderr
     after = state(tmp_path)
     assert after["status"] == "completed"
-    assert sum(len(block["runs"]) for block in after["blocks"]) <= 7
+    assert sum(len(block["runs"]) for block in after["blocks"]) <= 5
     assert after["blocks"][: len(before["blocks"])] == before["blocks"]
-
-
-@pytest.mark.parametrize("limit", ["1MiB"])
-def test_what_needs_too_much_memory_is_not_kept(tmp_path: Path, limit: str) -> None:
-    done = gpubench("tune", *QUICK, *ONE, "--memory", limit, "-q", results=tmp_path)
-    assert done.code == 0, done.stderr
-    assert state(tmp_path)["keep"] == {}
 
 
 def test_a_program_that_does_not_run_is_one_error(tmp_path: Path) -> None:

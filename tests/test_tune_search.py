@@ -9,6 +9,7 @@ from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_lo
 
 from gpubench.tuning.search import Block, Combination, Factor, Result, Search
 
+FEW = [3, pytest.param(30, marks=pytest.mark.stress)]
 CLOSE = 0.01  # distance to the best in log throughput at which a search has found it
 
 
@@ -52,45 +53,48 @@ def finish(search: Search, rates: Callable[[Combination], Result]) -> list[Block
     return blocks
 
 
-@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("trials", [6, pytest.param(300, marks=pytest.mark.stress)])
 def test_the_best_of_256_combinations_is_found_in_the_runs_announced_while_the_machine_drifts(trials: int) -> None:
     found = endings(trials, lambda rng: drawn(rng, 0.02, drift=0.03))
-    assert close(found) >= (0.95 if trials > 100 else 0.85)
+    assert close(found) >= (0.95 if trials > 100 else 5 / 6)
     assert np.mean([one.runs <= 51 for one in found]) >= 0.8
     for kind, count in (("with others", 4 * trials), ("alone", 4 * trials), ("gain", trials)):
         assert covered(found, kind) >= 0.93 - 2 * math.sqrt(0.95 * 0.05 / count)
     assert np.mean([one.false_pairs > 0 for one in found]) <= 0.1
 
 
-def test_two_settings_that_help_only_together_are_found_and_two_that_cancel_are_told_apart() -> None:
-    found = endings(6, lambda rng: fixed(rng, 0.02))
+@pytest.mark.parametrize("trials", FEW)
+def test_two_settings_that_help_only_together_are_found_and_two_that_cancel_are_told_apart(trials: int) -> None:
+    found = endings(trials, lambda rng: fixed(rng, 0.02))
     assert close(found) >= 5 / 6
-    assert sum(len(one.conclusion.pairs) == 2 and not one.false_pairs for one in found) >= 4
+    assert np.mean([len(one.conclusion.pairs) == 2 and not one.false_pairs for one in found]) >= 2 / 3
 
 
-@pytest.mark.parametrize("trials", [10, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("trials", [4, pytest.param(300, marks=pytest.mark.stress)])
 def test_no_gain_is_claimed_where_there_is_none(trials: int) -> None:
     found = endings(trials, lambda rng: nothing(rng, 0.02, drift=0.03))
     assert sum(one.conclusion.proved for one in found) <= 0.02 * trials
     assert not all(sum(one.conclusion.best) for one in found)
 
 
-def test_combinations_that_do_not_run_are_data_and_not_the_end() -> None:
-    found = endings(5, lambda rng: drawn(rng, 0.02, failing=2), seed=3)
+@pytest.mark.parametrize("trials", FEW)
+def test_combinations_that_do_not_run_are_data_and_not_the_end(trials: int) -> None:
+    found = endings(trials, lambda rng: drawn(rng, 0.02, failing=2), seed=3)
     assert close(found) >= 4 / 5
     assert all(math.isfinite(one.regret) for one in found)
 
 
-def test_factors_of_several_levels_are_raced_beside_the_others() -> None:
-    found = endings(4, lambda rng: levelled(rng, 0.01), seed=1)
+@pytest.mark.parametrize("trials", [2, pytest.param(30, marks=pytest.mark.stress)])
+def test_factors_of_several_levels_are_raced_beside_the_others(trials: int) -> None:
+    found = endings(trials, lambda rng: levelled(rng, 0.01), seed=1)
     assert close(found) >= 3 / 4
 
 
 def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs() -> None:
-    many, few = endings(1, lambda rng: sparse(rng, 0.02, 13)), endings(6, lambda rng: drawn(rng, 0.02, 3))
+    many, few = endings(1, lambda rng: sparse(rng, 0.02, 13)), endings(3, lambda rng: drawn(rng, 0.02, 3))
     assert close(many) == 1
     assert many[0].conclusion.proved
-    assert close(few) >= 5 / 6
+    assert close(few) >= 2 / 3
     assert max(one.runs for one in few) <= 45
 
 
@@ -148,7 +152,7 @@ def test_a_baseline_over_the_limit_of_memory_is_left_for_what_fits_although_it_i
     assert found.gain.low <= math.exp(0.05) <= found.gain.high
 
 
-@pytest.mark.parametrize("most", [1, 6, 14, 23, 200])
+@pytest.mark.parametrize("most", [1, 6, 14, 23, 60])
 def test_the_limit_of_runs_holds_whatever_it_is(most: int) -> None:
     planted = drawn(np.random.default_rng(5), 0.02)
     found = solve(planted, most_runs=most)

@@ -15,11 +15,12 @@ from gpubench.compare.evidence import open_run
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
 from gpubench.report import tuning as report
 from gpubench.report.terminal import Terminal
+from gpubench.runs.summary import metric_of
 from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
-from gpubench.tuner import Bench, Tuner, Wishes, look
+from gpubench.tuner import PEAKS, Bench, Tuner, Wishes, look
 from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
@@ -37,6 +38,7 @@ class Program:
         self._changes = changes
         self.interrupt_at: int | None = None
         self.harms: Callable[[Settings], bool] = lambda settings: False
+        self.peak: Callable[[Settings], float] = lambda settings: 1e9
 
     def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int]) -> list[Any]:
         paces: list[list[float]] = [[] for _ in runs]
@@ -60,6 +62,8 @@ class Program:
         pace = sum(paces) / len(paces) if paces else 1.0
         path = write_program(self.folder, max(1, len(paces)), pace, changes)
         metrics = {metric.name: metric for metric in open_run(path).summary.metrics} if paces else {}
+        for name in [PEAKS[1]] if paces else []:
+            metrics[name] = metric_of(name, [self.peak(settings)] * len(paces), 1, None, None)
         recorder = SimpleNamespace(
             writer=SimpleNamespace(path=path),
             findings=None,
@@ -171,6 +175,15 @@ def test_a_faster_run_that_does_not_learn_is_rejected(tmp_path: Path) -> None:
     found = searched(tmp_path, program)
     assert found.keep == {"training.optimizer_impl": "fused"}
     assert found.losses["1,0,0" if found.treatments[0].name == "data.workers" else "0,1,0"].outcome == "harmed"
+
+
+def test_what_needs_too_much_memory_is_not_kept(tmp_path: Path) -> None:
+    program = Program(tmp_path, planted)
+    program.peak = lambda settings: 2e9 if settings["data.workers"] else 1e9
+    found = searched(tmp_path, program, most_peak=1.5e9)
+    assert found.keep == {"training.optimizer_impl": "fused"}
+    assert found.conclusion
+    assert {one.factor: one.reason for one in found.conclusion.dropped}["data.workers"] == "memory"
 
 
 def test_an_interrupted_search_continues_where_it_stopped(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from .facts import facts, open_store, peak_memory, place
 from .host import Host
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
 from .recording import Recording, is_profiled
-from .timeline import EVALUATION, OTHER, Part, Regions, Timeline
+from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
-MOST_LOADERS = 1024
-"""DataLoaders whose places are remembered."""
 
 
 def install(variables: Mapping[str, str]) -> None:
@@ -65,13 +63,15 @@ class Probe:
         self._places = Places()
         self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         """Where the program makes its optimizers."""
-        self._loaders: dict[int, str] = {}
-        """Where the program makes its DataLoaders, by the identities of their samplers."""
         self._found: dict[str, str] = {}
         """Where the program does what the treatments change; see `gpubench.settings.field.Place`."""
         self._roots: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """The outermost modules that are called in training, by identity."""
-        self._following = _following(self._roots) if follows else None
+        self._following: Following | None = None
+        if follows:
+            from .following import Following
+
+            self._following = Following(self._roots)
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._thread = 0
@@ -86,6 +86,10 @@ class Probe:
         """The classes of modules whose calls are wrapped."""
         self._module_call: Any = None
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
+        self._known: int | None = None
+        """The number of outermost modules before a search for more; None in the search after a first update."""
+        self._looks = LONGEST_PERIOD
+        """The number of parts in which searches for more may still find nothing."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._batch: Callable[[], torch.Tensor | None] = lambda: None
@@ -143,10 +147,8 @@ class Probe:
     def _make_loader(self, call: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> None:
         call(loader, *args, **kwargs)
         sampler = getattr(loader, "_index_sampler", None)
-        if sampler is not None and (place := self._places.here()):
-            if len(self._loaders) >= MOST_LOADERS:
-                self._loaders.clear()
-            self._loaders[id(sampler)] = place
+        if sampler is not None:
+            self._places.remember(id(sampler))
 
     def _make_ddp(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if place := self._places.here():
@@ -341,8 +343,8 @@ class Probe:
         sampler = id(iterator._index_sampler)
         if not self._facts:
             self._facts = of_loader(iterator)
-            if sampler in self._loaders:
-                self._found["loader"] = self._loaders[sampler]
+            if sampler in self._places.remembered:
+                self._found["loader"] = self._places.remembered[sampler]
         self._treatments.draw(sampler)
 
     def _keep_loss(self, loss: Any) -> None:
@@ -371,7 +373,7 @@ class Probe:
                 self._join()
             self._follow(self._following, optimizer)
             return
-        self._look_for_modules(optimizer)
+        self._look_for_modules(optimizer, called=part.first != 0)
         self._advance()
 
     def _advance(self) -> None:
@@ -417,25 +419,29 @@ class Probe:
 
     # The outermost modules.
 
-    def _look_for_modules(self, optimizer: Any) -> None:
+    def _look_for_modules(self, optimizer: Any, *, called: bool) -> None:
         """Looks for the outermost modules after the first update of an optimizer, in the next part of the loop.
 
         After that part it wraps the calls of their classes. Hooks on the modules would be copied and saved with them,
-        and global hooks make compiled modules warn. Where the memory is followed, nothing is compiled, and the modules
-        are looked for from the start.
+        and global hooks make compiled modules warn. If later a part has a backward pass and none of the modules was
+        `called`, it looks for more. Where the memory is followed, it looks from the start, as nothing is compiled.
         """
-        if self._end_search():
+        found = self._known is None or len(self._roots) > self._known
+        self._looks -= not found
+        if (found or not self._looks) and self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
-                stand_in(cls, "__call__", self._call_module)
+                stand_in(cls, "__call__", self._call_wrapped)
                 self._wrapped.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
+        is_new, unknown = optimizer not in self._optimizers, self._counted.passes > self._passes and not called
         self._passes = self._counted.passes
-        if optimizer not in self._optimizers:
+        if is_new:
             self._optimizers.add(optimizer)
             self._treatments.apply_again()
-            if not self._recorded:  # the recording has wrapped the function too
-                self._begin_search()
+        if (is_new or (unknown and self._looks)) and not self._recorded and not self._module_call:
+            self._known = None if is_new else len(self._roots)
+            self._begin_search()  # not while the steps are recorded, which wraps the same function
 
     def _begin_search(self) -> None:
         """Wraps the call of every module, to find the outermost ones."""
@@ -447,8 +453,11 @@ class Probe:
         if self._module_call is None:
             return False
         torch.nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
-        self._module_call = None
+        self._module_call = self._known = None
         return True
+
+    def _call_wrapped(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (self._find if self._module_call else self._call_module)(call, module, *args, **kwargs)
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
@@ -587,9 +596,3 @@ class Probe:
             self._join()  # it has ended before its first update, perhaps for lack of memory
         if not self._over and self._host:
             self._finish()
-
-
-def _following(roots: Mapping[int, torch.nn.Module]) -> Following:
-    from .following import Following
-
-    return Following(roots)

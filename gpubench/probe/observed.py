@@ -141,6 +141,10 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The folders of installed packages, also those of a virtual environment in the program's directory."""
 
 
+MOST_PLACES = 1024
+"""The largest number of places that are remembered."""
+
+
 class Places:
     """Finds the line of the program's own source that leads to a call."""
 
@@ -153,6 +157,15 @@ class Places:
         folders += [*getattr(site, "getsitepackages", list)(), site.getusersitepackages()]
         folders += [os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__))]
         self._libraries = tuple({os.path.join(os.path.abspath(each), "") for each in folders if each})
+        self.remembered: dict[int, str] = {}
+        """The places of calls by what was made there; see `remember`."""
+
+    def remember(self, made: int) -> None:
+        """Keeps the line that is being run as the place where the object with the identity `made` was made."""
+        if place := self.here():
+            if len(self.remembered) >= MOST_PLACES:
+                self.remembered.clear()
+            self.remembered[made] = place
 
     def here(self) -> str | None:
         """Returns the innermost line of the program that is being run, as "train.py:31"; None without one.
