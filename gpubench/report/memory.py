@@ -246,9 +246,7 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         phase_table(footprint),
         replace(holders(footprint), on=UNASKED),
         replace(modules(footprint), on=UNASKED),
-        Paragraph(
-            "-v shows the memory of each phase and module, and the largest allocations", "quiet", on=Medium.BRIEF
-        ),
+        Paragraph(_more(footprint, found), "quiet", on=Medium.BRIEF),
         *(Command("kept", file) for file in files),
     ]
 
@@ -264,6 +262,14 @@ def _part(name: str, size: int, whole: int) -> Part:
     letter = LETTERS.get(name, "?")
     percent = share(size, whole) if size else ""
     return Part(category(name), style(name), size / max(1, whole), _size(size), percent, letter)
+
+
+def _more(footprint: Footprint, found: Findings | None) -> str:
+    """Returns what else the command can show and do."""
+    said = "-v shows the memory of each phase and module, and the largest allocations"
+    large = footprint.source == "measured" and footprint.peak.level.total >= WORTH_SAVING
+    untried = large and found and any(one.fix and one.measured is None for one in found.findings)
+    return f"{said}; --verify measures what each setting saves" if untried else said
 
 
 def _advice(footprint: Footprint, found: Findings) -> Iterator[Block]:

@@ -135,7 +135,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     cut_short = found.verification is None and run.settings.get("verify") is True
     yield Paragraph(CUT_SHORT if cut_short else verification(found.verification, found.threads))
     if found.samples:
-        yield Paragraph(_digests(found), on=Medium.MARKDOWN)
+        yield Paragraph(_digests(found), on=Medium.DETAILS | Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
 
