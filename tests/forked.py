@@ -3,6 +3,7 @@
 Most runs in these tests last a tenth of a second, and the imports of a worker take five: torch, transformers and
 diffusers. A server imports them when it is first asked, and forks itself for each program. `Forked` stands in for
 subprocess.Popen. The program has its own environment, working directory, open files, session, signals and exit code.
+The processes of pytest-xdist are forked from it too.
 
 It differs from a process of its own in what is decided as a process starts: the variables that libraries read as they
 are loaded, the hash seed, limits, and /proc/PID/cmdline. A test for which one of these matters to the
