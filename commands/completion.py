@@ -5,6 +5,7 @@ would be printed in the middle of the command line.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,10 @@ NEWEST = 50
 FEW = 8
 """The number of values of a setting up to which each one is offered."""
 TRACES = (".json", ".json.gz")
+
+SAFE = re.compile(r"[\w.,+:/@=~*%-]+")
+"""What is offered: the name of a run may come from somebody else, and a shell may evaluate it."""
+UNSAFE = re.compile(r"[^\w.,:/ -]")
 
 Offered = list[tuple[str, str]]
 """Texts, each with a help that some shells show."""
@@ -91,7 +96,7 @@ def keys(command: str, incomplete: str) -> Offered:
 
 def _quietly(find: Callable[[], Offered]) -> Offered:
     try:
-        return find()
+        return [(word, UNSAFE.sub(" ", about)) for word, about in find() if SAFE.fullmatch(word)]
     except Exception:  # a completion has nowhere to print an error
         return []
 

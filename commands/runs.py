@@ -185,7 +185,9 @@ def runs(
         output.write(to_json(listing.to_document(results, shown)), "narrow the listing down, or use --limit")
         return
     hidden = 0 if all_ else len(Selection(**chosen, whole=False).of(known)) - len(found)
-    _print(listing.document(results, found, shown, hidden, sort=sort, details=verbose > 0), verbose)
+    rest = len(known) - len(found)
+    document = listing.document(results, found, shown, hidden=hidden, others=rest, sort=sort, details=verbose > 0)
+    _print(document, verbose)
 
 
 @app.command(epilog="Example: gpubench runs show latest")
@@ -245,6 +247,7 @@ def tag(
     from gpubench.runs.directory import relabel
     from gpubench.runs.reader import Run as RunDirectory
     from gpubench.runs.references import Lookup
+    from gpubench.text import clean
 
     options.check_tags(tags or ())
     if name is not None:
@@ -256,7 +259,7 @@ def tag(
     if tags or remove or name:
         record = relabel(path, name=name or record.name, tags={*record.tags, *(tags or ())} - {*(remove or ())})
     named = f" {record.name}" if record.name else ""
-    output.write(f"{path.name}{named}: {', '.join(record.tags) or 'no tags'}\n", "try again")
+    output.write(clean(f"{path.name}{named}: {', '.join(record.tags) or 'no tags'}") + "\n", "try again")
 
 
 @app.command(epilog="Example: gpubench runs remove 20261122-065319")

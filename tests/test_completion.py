@@ -104,3 +104,11 @@ def test_traces_are_completed_and_a_single_folder_is_opened(tmp_path: Path) -> N
     assert words(completion.traces(f"{tmp_path}/tr")) == inside
     assert words(completion.traces(f"{tmp_path}/traces/rank1")) == inside[1:]
     assert words(completion.traces(f"{tmp_path}/nowhere/")) == []
+
+
+def test_a_name_that_a_shell_could_evaluate_is_not_offered(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(params={"results": tmp_path}, parent=None, info_name="runs")
+    edit(write_run(tmp_path, repeats=1, steps=12) / RUN, name="$(touch x)", tags=["`touch x`", "a;b", "good"])
+    catalogue(tmp_path)
+    assert words(completion.runs(context, "$")) == []
+    assert words(completion.tags(context, "")) == ["good"]

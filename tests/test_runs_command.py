@@ -16,6 +16,7 @@ from recorded_runs import edit, write_run
 from running import Finished
 
 from gpubench.commands import options
+from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, REPORT, RUN, RUNNING, RunWriter
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import Labels, completed, load
@@ -125,6 +126,13 @@ def test_what_cannot_be_done_is_refused(
     assert path.is_dir()
 
 
+def test_a_listing_says_whether_there_are_no_runs_or_none_that_fit(results: Path, command_line: CommandLine) -> None:
+    results.mkdir()
+    assert command_line("runs").stdout == "no runs in results\n"
+    made(results)
+    assert command_line("runs", "--model", "gpt2").stdout == "of 1 run in results none fits\n"
+
+
 def test_a_screen_leads_with_the_counts_and_shows_the_newest_twenty(results: Path, command_line: CommandLine) -> None:
     paths = [write_run(results, repeats=0, status=FAILED) for _ in range(21)]
     newest = made(results, name="base", tags=["weekly"])
@@ -164,13 +172,12 @@ def test_the_runs_of_one_command_share_a_name_and_all_tags(results: Path, own: i
     assert found[0].with_overrides({"seed": 9}, "a trial").labels == Labels()
 
 
-@pytest.mark.parametrize("name", ["1st", "a/b", "latest", "latest~1", "", "a b", "made"])
-@pytest.mark.parametrize("command", ["train-bench", "memory"])
+@pytest.mark.parametrize("name", ["1st", "a/b", "latest~1", "", "made"])
 def test_a_name_that_no_run_can_have_is_refused_before_the_run(
-    results: Path, command_line: CommandLine, command: str, name: str
+    results: Path, command_line: CommandLine, name: str
 ) -> None:
     (results / "made").mkdir(parents=True)
-    said, _ = complaint(command_line(command, "--config", "tiny", "--device", "cpu", "--name", name))
+    said, _ = complaint(command_line("memory", "--config", "tiny", "--device", "cpu", "--name", name))
     assert f"--name {name}" in said.replace("'", "")
     assert list(results.glob("*/*")) == []
 
@@ -287,6 +294,24 @@ def test_a_search_is_removed_as_a_whole_but_not_while_it_runs(results: Path, com
     assert all(path.exists() for path in paths)
     assert "removed 2 runs" in command_line("runs", "remove", "tune-1", "--yes").stdout
     assert not folder.exists()
+
+
+def test_a_tag_never_undoes_what_the_host_of_the_run_writes_meanwhile(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RunWriter(results, "made", "{}", command="train-bench", argv=[], world_size=1, git=None)
+    write = directory.write_document
+
+    def finishing(path: Path, document: Any) -> None:
+        write(path, document)
+        if path.name != RUN and writer.path.joinpath(RUN).exists():
+            monkeypatch.setattr(directory, "write_document", write)
+            writer.finish(COMPLETED)
+
+    monkeypatch.setattr(directory, "write_document", finishing)
+    directory.relabel(writer.path, name=None, tags=["x"])
+    record = json.loads((writer.path / RUN).read_text())
+    assert (record["status"], record["tags"]) == ("completed", ["x"])
 
 
 @pytest.mark.parametrize("protection", [{"tags": ["x"]}, {"status": RUNNING}])

@@ -31,14 +31,16 @@ def document(
     results: Path,
     entries: Sequence[Entry],
     shown: Sequence[Entry],
-    hidden: int,
     *,
+    hidden: int = 0,
+    others: int = 0,
     sort: str = "",
     details: bool = False,
 ) -> Document:
     """Returns the list of the runs in `shown`, which are the first of the chosen `entries`.
 
-    `hidden` counts the runs that are left out because they are only a part of something. `sort` is the metric or
+    `hidden` counts the runs that are left out because they are only a part of something, and `others` all runs that are
+    not chosen. `sort` is the metric or
     setting that they are sorted by, which has a column of its own if the listing does not show it anyway.
     """
     blocks: list[Block] = [
@@ -55,7 +57,7 @@ def document(
         notes.append(f"without {units.counted(hidden, 'run')} of searches by tune and of trials: --all lists them too")
     damaged = [entry for entry in shown if entry.problem]
     notes += [f"{entry.run_id}: {entry.problem}" for entry in damaged[:3]]
-    return Document(_headline(results, entries), [*blocks, Paragraph(notes, "quiet")])
+    return Document(_headline(results, entries, others), [*blocks, Paragraph(notes, "quiet")])
 
 
 def to_document(results: Path, entries: Iterable[Entry]) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def figure(name: str, found: Figure) -> str:
     metric = Metric(name, found.unit, found.better, found.estimate, interval, 0, None, [], None)
     if interval and metric.too_noisy:
         return units.span(*interval, found.unit)
-    reach = f" +- {units.percent(metric.reach)}" if metric.reach is not None else ""
+    reach = f" +- {units.percent(metric.reach)}" if metric.reach else ""
     return f"{units.quantity(found.estimate, found.unit)}{reach}"
 
 
@@ -114,9 +116,9 @@ def age(started: str, now: datetime | None = None) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-def _headline(results: Path, entries: Sequence[Entry]) -> str:
+def _headline(results: Path, entries: Sequence[Entry], others: int) -> str:
     if not entries:
-        return f"no runs in {results}"
+        return f"of {units.counted(others, 'run')} in {results} none fits" if others else f"no runs in {results}"
     counts = Counter(entry.record.status for entry in entries)
     return f"{units.counted(len(entries), 'run')} in {results}: {_counts(counts)}"
 

@@ -165,14 +165,17 @@ class Catalogue:
         self._cached = _load(results / CACHE)
         self._read: dict[str, _Kept] = {}
 
-    def entry(self, name: str) -> Entry | None:
-        """Returns the run with a path relative to the results folder; None if there is no run."""
+    def entry(self, name: str, *, afresh: bool = False) -> Entry | None:
+        """Returns the run with a path relative to the results folder; None if there is no run.
+
+        It is read `afresh` if nothing may depend on the cache, which somebody else may have written.
+        """
         folder = os.path.join(self.results, name)  # noqa: PTH118
         marks = _marks(folder)
         if marks is None:
             return None
         kept = self._cached.get(name)
-        if kept is None or kept.marks != marks:
+        if kept is None or kept.marks != marks or afresh:
             kept = self._read[name] = _Kept(marks, _read(folder))
         return _as_reported(kept.entry, folder, self.found.get(name))
 

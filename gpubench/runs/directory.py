@@ -341,14 +341,25 @@ class _Labels(msgspec.Struct):
 
 
 def relabel(path: Path, *, name: str | None, tags: Iterable[str]) -> RunRecord:
-    """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed."""
+    """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed.
+
+    The run may be in progress, and its host may replace run.json at any time: then its new content is changed instead.
+    """
+    file, aside = path / RUN, path / f".{RUN}.labels"
     try:
-        document = msgspec.json.decode((path / RUN).read_bytes(), type=dict[str, Any])
-        document |= {"name": name, "tags": sorted(tags)}
-        write_document(path / RUN, document)
+        while True:
+            before = file.stat()
+            document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            document |= {"name": name, "tags": sorted(tags)}
+            write_document(aside, document)
+            if (now := file.stat()).st_ino == before.st_ino and now.st_mtime_ns == before.st_mtime_ns:
+                aside.replace(file)
+                return msgspec.convert(document, RunRecord)
     except OSError as error:
-        raise RunFailed(f"cannot write {path / RUN}: {error.strerror}", "check who owns the folder") from None
-    return msgspec.convert(document, RunRecord)
+        raise RunFailed(f"cannot write {file}: {error.strerror}", "check who owns the folder") from None
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def create_directory(parent: Path, prefix: str = "") -> Path:

@@ -94,7 +94,7 @@ def remove(known: Catalogue, unit: Unit) -> None:
     Raises RunDirectoryError if it is protected by now, and RunFailed if a file cannot be removed.
     """
     names = (os.path.relpath(entry.folder, known.results) for entry in unit.runs)
-    current = Unit(unit.path, tuple(filter(None, map(known.entry, names))))
+    current = Unit(unit.path, tuple(entry for name in names if (entry := known.entry(name, afresh=True))))
     if not current.runs:
         return  # somebody else has removed it
     if reason := protection(known.results, current):
