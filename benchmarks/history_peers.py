@@ -128,7 +128,7 @@ def judged(noise: float, found: Rates) -> Sequence[bars.Bar]:
     if noise > BAR:
         return [bars.at_most(f"{what}: false change points", max(found.false, found.false_in_drift), 0.05, "{:.1%}")]
     return [
-        bars.at_most(f"{what}: steps of 3 % missed", 1 - found.found, 0.05, "{:.1%}"),
+        bars.at_most(f"{what}: steps of 3 % missed", round(1 - found.found, 6), 0.05, "{:.1%}"),
         bars.at_most(f"{what}: false change points", found.false, 0.05, "{:.1%}"),
         bars.at_most(f"{what}: false change points in drift", found.false_in_drift, 0.05, "{:.1%}"),
     ]

@@ -112,7 +112,7 @@ def history(
     found = histories(entries, metric, margin=fraction, conditions=conditions)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     index.refresh(results)
-    page = _write_page(found, html, results)
+    page = _write_page(found, html, results) if found.series or html else None
     retry = "--html FILE writes a page instead"
     if json:
         output.write(result.to_json(found), retry)
