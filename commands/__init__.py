@@ -9,6 +9,7 @@ import typer
 
 from gpubench import __version__
 from gpubench.commands import compare, memory, options, pipe_infer, profile, train_bench, tune
+from gpubench.commands.output import drop_unwritten
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -79,6 +80,7 @@ def main() -> None:
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
+    drop_unwritten()
     sys.exit(code)
 
 
