@@ -20,6 +20,7 @@ from gpubench.commands import (
     train_bench,
     tune,
 )
+from gpubench.commands.output import drop_unwritten
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 
@@ -95,6 +96,7 @@ def main() -> None:
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
+    drop_unwritten()
     sys.exit(code)
 
 

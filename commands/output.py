@@ -16,9 +16,20 @@ def write(text: str, hint: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again at exit
         if error.errno != errno.EPIPE:
             raise RunFailed(f"cannot write to stdout: {error.strerror}", hint) from None
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again at exit
+
+
+def drop_unwritten() -> None:
+    """Drops what stdout and stderr do not take. Otherwise Python fails to write it at exit, and exits with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before Python started
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def check_file(path: Path, option: str, *inputs: Path) -> None:
