@@ -7,8 +7,11 @@ from itertools import combinations, product
 
 import numpy as np
 
+from gpubench.tuning.conclusion import Conclusion, Factor
 from gpubench.tuning.durations import Limit
-from gpubench.tuning.search import Combination, Conclusion, Estimate, Factor, Result, Search
+from gpubench.tuning.knowledge import Estimate, Result
+from gpubench.tuning.model import Combination
+from gpubench.tuning.search import Search
 
 LARGEST = 0.20  # gain or loss of a setting or of a pair
 DRIFT_RUNS = 50  # in which the machine becomes slower by `drift`

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse
 
-from gpubench.tuning.search import Block, Combination, Factor, Result, Search
+from gpubench.tuning.conclusion import Block, Factor
+from gpubench.tuning.knowledge import Result
+from gpubench.tuning.model import Combination
+from gpubench.tuning.search import Search
 
 FEW = [3, pytest.param(30, marks=pytest.mark.stress)]
 CLOSE = 0.01  # distance to the best in log throughput at which a search has found it

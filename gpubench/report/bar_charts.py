@@ -19,7 +19,7 @@ from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, w
 from gpubench.text import MINUS, phase_name, shorten, typeset
 
 if TYPE_CHECKING:
-    from gpubench.tuning.search import Estimate  # which reports of other commands do not load
+    from gpubench.tuning.knowledge import Estimate  # which reports of other commands do not load
 
 LONGEST = 24  # characters of a name left of a drawing
 PITCH = 40.0

@@ -26,9 +26,10 @@ from gpubench.report.document import (
 )
 from gpubench.report.page import render
 from gpubench.runs import directory
+from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Pair
+from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
-from gpubench.tuning.search import Conclusion, Contribution, Dropped, Estimate, Pair
 
 BEST = "best.yaml"
 CHANGES = {

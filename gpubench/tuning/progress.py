@@ -10,8 +10,9 @@ from rich.text import Text
 from gpubench import units
 from gpubench.host.live import Drawing
 from gpubench.text import plain_table
+from gpubench.tuning.conclusion import Block, Plan, Standing
+from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.result import Tuning
-from gpubench.tuning.search import Block, Estimate, Plan, Standing
 
 BAR_WIDTH = 40  # characters
 NOTABLE = 0.02  # the smallest change of the peak memory that is shown

@@ -11,9 +11,10 @@ from msgspec import Struct
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs.directory import write_document
+from gpubench.tuning.conclusion import Conclusion
 from gpubench.tuning.durations import Limit
+from gpubench.tuning.knowledge import Stage
 from gpubench.tuning.losses import Outcome
-from gpubench.tuning.search import Conclusion, Stage
 from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]

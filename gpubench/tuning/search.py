@@ -7,13 +7,25 @@ docs/statistics.md describes the method and its measured error rates.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
 from gpubench.compare.intervals import SIGNIFICANT
+from gpubench.tuning.conclusion import (
+    Block,
+    Conclusion,
+    Contribution,
+    Dropped,
+    Factor,
+    Pair,
+    Plan,
+    Reason,
+    Rung,
+    Spread,
+    Standing,
+    Tried,
+)
 from gpubench.tuning.confirmation import Confirmation, Measured
 from gpubench.tuning.designs import informative, least_alike
 from gpubench.tuning.durations import Durations, Limit
@@ -21,22 +33,20 @@ from gpubench.tuning.knowledge import (
     NO_MATTER,
     USUAL_SIGMA,
     WORTH_CHANGING,
+    Estimate,
     Knowledge,
+    Result,
     Run,
+    Stage,
     interval_of,
     spread_of_equals,
     with_level,
     without_each,
 )
-from gpubench.tuning.knowledge import Estimate as Estimate
-from gpubench.tuning.knowledge import Result as Result
-from gpubench.tuning.knowledge import Stage as Stage
 from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY
-from gpubench.tuning.model import Combination as Combination
-from gpubench.tuning.model import Terms
+from gpubench.tuning.model import Combination, Terms
 
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
-Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
 NOISE_RUNS = 4
 NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs to know it
@@ -64,141 +74,6 @@ WHY: Mapping[Stage, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Factor:
-    """A treatment with its number of levels."""
-
-    name: str
-    levels: int = 2
-
-
-@dataclass(frozen=True)
-class Block:
-    """Runs to make next, in this order."""
-
-    stage: Stage
-    runs: Sequence[Combination]
-    why: str
-    """One plain sentence for the user."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The runs of each stage, those made and those still to come."""
-
-    runs: Mapping[Stage, int]
-    """Expected number of runs of each stage, in all."""
-    done: int
-    """Runs made so far."""
-    most: int
-    """The number of runs that is never exceeded."""
-
-    @property
-    def total(self) -> int:
-        """The expected number of runs."""
-        return sum(self.runs.values())
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What is known so far of one level of a factor: its gain beside the others of the best combination so far."""
-
-    factor: str
-    level: int
-    gain: Estimate | None
-    """None before the first result, and for a level that does not run."""
-    kept: bool
-    """Whether it is part of the best combination so far."""
-    excluded: str = ""
-    """Why it cannot be kept: it does not run, is rejected, or needs too much memory."""
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What one kept level contributes."""
-
-    factor: str
-    level: int
-    with_others: Estimate | None
-    """Its gain with all other kept levels: best against best without it, from the confirmation's runs alone."""
-    alone: Estimate | None
-    """Its gain alone against the baseline."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """An established interaction of two levels: the gain of both divided by the product of their own gains."""
-
-    factors: tuple[str, str]
-    levels: tuple[int, int]
-    effect: Estimate
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A step of the way from the baseline to the best combination: one more of its levels."""
-
-    factor: str
-    level: int
-    gain: Estimate
-    """The gain over the baseline with this level and those of the steps before it, from all runs of the search."""
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A factor of which no level is kept, or another level than this one."""
-
-    factor: str
-    level: int
-    reason: Reason
-    gain: Estimate | None
-    """Its estimated gain beside the kept levels; None if it does not run."""
-    detail: str = ""
-    """The reason of a rejection, in the words of who rejected it."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A combination with the results of its runs."""
-
-    combination: Combination
-    runs: int
-    rate: float | None
-    """Mean of the logarithms of the throughput; None if it does not run."""
-    peak: float | None
-    """The largest peak memory in bytes."""
-    rejected: str
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The standard deviation of the logarithm of the throughput between equal runs."""
-
-    sigma: float
-    df: float
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What follows from the results."""
-
-    best: Combination
-    proved: bool
-    """Whether `best` is faster than the baseline, by a two-sided test at 95 % on the confirmation's runs alone."""
-    gain: Estimate | None
-    """best / baseline, from the confirmation's runs alone; None without a confirmation."""
-    contributions: Sequence[Contribution]
-    pairs: Sequence[Pair]
-    """The established interactions."""
-    interactions: Sequence[Pair]
-    """What is known of the interaction of any two factors, at the kept level of each, or else its best one."""
-    ladder: Sequence[Rung]
-    """The way from the baseline to the best combination, the largest gain first."""
-    dropped: Sequence[Dropped]
-    tried: Sequence[Tried]
-    noise: Spread | None
-
-
 class Search:
     """Finds the fastest combination of the factors' levels in few runs."""
 
@@ -223,6 +98,7 @@ class Search:
         self._chosen: Combination | None = None
         self._since = 0  # the block with which the confirmation of `_chosen` began
         self._latest: Knowledge | None = None
+        self._times = Durations((), 1.0)
 
     def next(self) -> Block | None:
         """Returns the runs to make next; None if the search is over. The same block until `record` is called."""
@@ -242,6 +118,7 @@ class Search:
         made = zip(block.runs, block_results, strict=False)
         self._runs += [Run(self._blocks, block.stage, combination, result) for combination, result in made]
         self._latest = None
+        self._times = Durations(self._runs, self._limit.each)
         left = block.runs[len(block_results) :]
         self._pending = Block(block.stage, left, block.why) if left else None
         self._blocks += not left
@@ -249,6 +126,7 @@ class Search:
     def limit(self, limit: Limit) -> None:
         """Sets what the search may use from now on. The number of runs is never exceeded."""
         self._limit = limit
+        self._times = Durations(self._runs, limit.each)
 
     def planned(self) -> Plan:
         """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
@@ -368,7 +246,7 @@ class Search:
         in_each = left // max(1, ROUNDS - rounds)
         if self._allowed() is not None and (rounds < ROUNDS or left < ROUNDS * len(arms)):
             in_each = min(in_each, 2)  # a limit may shrink, so that the best and the baseline come first
-        runs = self._durations().fitting(arms[:in_each], self._limit.seconds)
+        runs = self._times.fitting(arms[:in_each], self._limit.seconds)
         return self._block("confirming", runs if len(runs) >= 2 else [], left)
 
     def _confirmable(self, known: Knowledge) -> Combination:
@@ -379,7 +257,7 @@ class Search:
         seconds = self._limit.seconds
         if seconds is None:
             return known.best
-        expected = self._durations().expected
+        expected = self._times.expected
         in_each = seconds / ROUNDS_OF_TWO - expected(self._baseline)
         best = known.best_of({one for one in known.candidates if expected(one) <= in_each})
         short = known.best_of({one for one in known.candidates if self._is_short(one)})
@@ -390,7 +268,7 @@ class Search:
         """Returns the time that is left beside what confirms the best combination; None without a limit."""
         if self._limit.seconds is None:
             return None
-        expected = self._durations().expected
+        expected = self._times.expected
         return self._limit.seconds - ROUNDS_OF_TWO * (expected(self._baseline) + expected(self._confirmable(known)))
 
     def _changes(self, known: Knowledge, chosen: Combination, best: Combination, left: int) -> bool:
@@ -411,7 +289,7 @@ class Search:
         self, stage: Stage, runs: Sequence[Combination], left: int, seconds: float | None = None
     ) -> Block | None:
         """Returns a block of the first of these runs, as many as the number left and the time allow."""
-        runs = self._durations().fitting(runs, seconds)
+        runs = self._times.fitting(runs, seconds)
         order = self._random().permutation(len(runs))[: max(0, left)]
         return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
@@ -436,19 +314,16 @@ class Search:
         most, seconds = self._limit.runs, self._limit.seconds
         if seconds is None:
             return most
-        known, expected = self._knowledge(), self._durations().expected
+        known, expected = self._knowledge(), self._times.expected
         each = expected(self._baseline)
         if known:
             each = (each + expected(self._chosen or self._confirmable(known))) / 2
         in_time = len(self._runs) + int(seconds / each)
         return in_time if most is None else min(most, in_time)
 
-    def _durations(self) -> Durations:
-        return Durations(self._runs, self._limit.each)
-
     def _is_short(self, combination: Combination) -> bool:
         """Tells whether a run of the combination takes about as long as others, or a small part of the time left."""
-        seconds, expected = self._limit.seconds, self._durations().expected
+        seconds, expected = self._limit.seconds, self._times.expected
         return seconds is None or expected(combination) <= max(2 * expected(self._baseline), LONG * seconds)
 
     def _first_noise(self) -> float:

@@ -1,0 +1,145 @@
+"""What a search says: the runs to make next, its plan, and what follows from the results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpubench.tuning.knowledge import Estimate, Stage
+from gpubench.tuning.model import Combination
+
+Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A treatment with its number of levels."""
+
+    name: str
+    levels: int = 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs to make next, in this order."""
+
+    stage: Stage
+    runs: Sequence[Combination]
+    why: str
+    """One plain sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of each stage, those made and those still to come."""
+
+    runs: Mapping[Stage, int]
+    """Expected number of runs of each stage, in all."""
+    done: int
+    """Runs made so far."""
+    most: int
+    """The number of runs that is never exceeded."""
+
+    @property
+    def total(self) -> int:
+        """The expected number of runs."""
+        return sum(self.runs.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known so far of one level of a factor: its gain beside the others of the best combination so far."""
+
+    factor: str
+    level: int
+    gain: Estimate | None
+    """None before the first result, and for a level that does not run."""
+    kept: bool
+    """Whether it is part of the best combination so far."""
+    excluded: str = ""
+    """Why it cannot be kept: it does not run, is rejected, or needs too much memory."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one kept level contributes."""
+
+    factor: str
+    level: int
+    with_others: Estimate | None
+    """Its gain with all other kept levels: best against best without it, from the confirmation's runs alone."""
+    alone: Estimate | None
+    """Its gain alone against the baseline."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An established interaction of two levels: the gain of both divided by the product of their own gains."""
+
+    factors: tuple[str, str]
+    levels: tuple[int, int]
+    effect: Estimate
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the way from the baseline to the best combination: one more of its levels."""
+
+    factor: str
+    level: int
+    gain: Estimate
+    """The gain over the baseline with this level and those of the steps before it, from all runs of the search."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A factor of which no level is kept, or another level than this one."""
+
+    factor: str
+    level: int
+    reason: Reason
+    gain: Estimate | None
+    """Its estimated gain beside the kept levels; None if it does not run."""
+    detail: str = ""
+    """The reason of a rejection, in the words of who rejected it."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A combination with the results of its runs."""
+
+    combination: Combination
+    runs: int
+    rate: float | None
+    """Mean of the logarithms of the throughput; None if it does not run."""
+    peak: float | None
+    """The largest peak memory in bytes."""
+    rejected: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation of the logarithm of the throughput between equal runs."""
+
+    sigma: float
+    df: float
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from the results."""
+
+    best: Combination
+    proved: bool
+    """Whether `best` is faster than the baseline, by a two-sided test at 95 % on the confirmation's runs alone."""
+    gain: Estimate | None
+    """best / baseline, from the confirmation's runs alone; None without a confirmation."""
+    contributions: Sequence[Contribution]
+    pairs: Sequence[Pair]
+    """The established interactions."""
+    interactions: Sequence[Pair]
+    """What is known of the interaction of any two factors, at the kept level of each, or else its best one."""
+    ladder: Sequence[Rung]
+    """The way from the baseline to the best combination, the largest gain first."""
+    dropped: Sequence[Dropped]
+    tried: Sequence[Tried]
+    noise: Spread | None
