@@ -203,7 +203,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     assert json.loads(report.to_json([path]))["runs"][0]["warnings"] == document["warnings"]
     text = shown(outcome)
     assert f"on cpu: {lies}, on a busy machine\n" in text
-    assert f"on a busy machine\nwarning: {noisy}\nwarning: {busy}\n" in text
+    assert f"\nwarning: {noisy}\nwarning: {busy}\n" in text
     after_run.write_up(path)
     page = (path / REPORT).read_text()
     assert busy[1:] in page
