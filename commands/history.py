@@ -124,11 +124,13 @@ def history(
 
 
 def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | None:
-    """Writes the page, and returns its path. In a results folder that cannot be written there is none."""
+    """Writes the page, and returns its path; None if the results folder cannot be written, or has a page of others."""
     from gpubench.report import history as report
     from gpubench.report.page import render
 
     target = html or results / PAGE
+    if not html and _is_of_others(target):
+        return None
     try:
         output.write_file(target, render(report.document(found, target)))
     except RunFailed:
@@ -136,3 +138,11 @@ def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | 
             raise
         return None
     return target
+
+
+def _is_of_others(page: Path) -> bool:
+    """Returns whether a file in the place of the page is a link, or was not written by gpubench."""
+    try:
+        return page.is_symlink() or (page.exists() and b"Written by gpubench" not in page.read_bytes())
+    except OSError:
+        return True

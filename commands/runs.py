@@ -278,6 +278,11 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
     entries = {path: _entry(known, path) for path in paths}
     found = removal.units(entries.values())
     for unit in found:
+        if unit.path not in (Path(entry.folder) for entry in unit.runs) and not _is_whole(known, unit):
+            raise UsageError(
+                f"{unit.runs[0].path} is not removed: it is a run of a search, which is removed as a whole",
+                f"gpubench runs remove {unit.path}",
+            )
         if reason := removal.protection(folder, unit):
             tagged = [entry for entry in unit.runs if entry.tags]
             raise UsageError(
@@ -326,6 +331,12 @@ def prune(
     asked = {entry.folder for entry in chosen.of(entries)}
     found = removal.prunable(folder, entries, keep=most, failed=failed, older=limit)
     _remove(known, [unit for unit in found if all(entry.folder in asked for entry in unit.runs)], yes=yes)
+
+
+def _is_whole(known: Any, unit: "Unit") -> bool:
+    """Tells whether the unit has all runs of its folder that the results folder lists."""
+    inside = [name for name in known.found if known.results / Path(name).parent == unit.path]
+    return len(inside) == len(unit.runs)
 
 
 def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:

@@ -296,6 +296,22 @@ def test_a_search_is_removed_as_a_whole_but_not_while_it_runs(results: Path, com
     assert not folder.exists()
 
 
+def test_one_run_of_a_search_is_not_removed_with_the_others(results: Path, command_line: CommandLine) -> None:
+    paths = [made(results, "tune-1") for _ in range(2)]
+    (results / "tune-1" / "tune.json").write_text("{}")
+    assert "as a whole" in complaint_of(command_line("runs", "remove", str(paths[0]), "--yes"))
+    assert all(path.exists() for path in paths)
+
+
+def test_pruning_spares_what_cannot_be_read(results: Path, command_line: CommandLine) -> None:
+    unreadable, newer = made(results), made(results)
+    (unreadable / RUN).write_text('{"tags": ["ke')
+    edit(newer / RUN, schema_version=99, tags=["keep"])
+    assert "removed" not in command_line("runs", "prune", "--keep", "0", "--yes").stdout
+    assert unreadable.is_dir()
+    assert newer.is_dir()
+
+
 def test_a_tag_never_undoes_what_the_host_of_the_run_writes_meanwhile(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,8 @@ def prunable(
     """Returns what may be pruned of the runs, which are the newest first.
 
     It is what fulfils every condition that is given: it is not among the newest `keep` of its experiment, it `failed`,
-    and it began before `older`. What is protected, and what the user has named, is never pruned.
+    and it began before `older`. What is protected, what the user has named, and what cannot be read, which may be
+    either, is never pruned.
     """
     places: dict[str, int] = {}
     found = []
@@ -67,7 +68,8 @@ def prunable(
             continue
         if (failed and not unit.failed) or (older is not None and unit.started >= stamp(older)):
             continue
-        if not any(entry.name for entry in unit.runs) and not protection(results, unit):
+        spared = any(entry.name or entry.record.status == DAMAGED for entry in unit.runs)
+        if not spared and not protection(results, unit):
             found.append(unit)
     return found
 

@@ -56,6 +56,7 @@ CHOOSING_BLOCK = 4
 CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
 ROUNDS_OF_TWO = 3  # of a confirmation of two combinations, at least
+DOUBT_OF_TIME = 1.1  # factor by which the runs of a confirmation may well take longer than expected
 LONG = 0.1  # share of the time left from which on a run is too long for what it tells
 LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
@@ -88,6 +89,8 @@ class Search:
         self._levels = [factor.levels for factor in factors]
         self._terms = Terms(self._levels)
         self._limit = Limit()
+        self._seconds = 0.0
+        """The most time that was ever left."""
         self._most_peak = most_peak
         self._seed = seed
         self._baseline: Combination = (0,) * len(factors)
@@ -126,6 +129,7 @@ class Search:
     def limit(self, limit: Limit) -> None:
         """Sets what the search may use from now on. The number of runs is never exceeded."""
         self._limit = limit
+        self._seconds = max(self._seconds, limit.seconds or 0.0)
         self._times = Durations(self._runs, limit.each)
 
     def planned(self) -> Plan:
@@ -244,7 +248,7 @@ class Search:
         if fresh and enough and self._narrow(known, fresh, self._chosen):
             return None
         in_each = left // max(1, ROUNDS - rounds)
-        if self._allowed() is not None and (rounds < ROUNDS or left < ROUNDS * len(arms)):
+        if self._allowed() is not None and (rounds < ROUNDS or left < max(1, 2 * ROUNDS - rounds) * len(arms)):
             in_each = min(in_each, 2)  # a limit may shrink, so that the best and the baseline come first
         runs = self._times.fitting(arms[:in_each], self._limit.seconds)
         return self._block("confirming", runs if len(runs) >= 2 else [], left)
@@ -265,11 +269,16 @@ class Search:
         return best if gain > deviation else short
 
     def _spare(self, known: Knowledge) -> float | None:
-        """Returns the time that is left beside what confirms the best combination; None without a limit."""
+        """Returns the time that is left beside what confirms the best combination; None without a limit.
+
+        It confirms each part too, if that takes no more than a third of the search's time.
+        """
         if self._limit.seconds is None:
             return None
-        expected = self._times.expected
-        return self._limit.seconds - ROUNDS_OF_TWO * (expected(self._baseline) + expected(self._confirmable(known)))
+        expected, best = self._times.expected, self._confirmable(known)
+        pair = expected(self._baseline) + expected(best)
+        whole = DOUBT_OF_TIME * ROUNDS * (pair + sum(map(expected, _arms(best))))
+        return self._limit.seconds - max(ROUNDS_OF_TWO * pair, min(whole, self._seconds / 3))
 
     def _changes(self, known: Knowledge, chosen: Combination, best: Combination, left: int) -> bool:
         """Tells whether another combination should be confirmed in place of the chosen one."""
