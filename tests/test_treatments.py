@@ -1,5 +1,7 @@
 """Treatments: what they change in a program, what the probe tells about it, and what they find nothing to change in."""
 
+import importlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, IterableDataset
 
+from gpubench import probe
 from gpubench.host.program_recorder import in_code
 from gpubench.settings.schema import from_outside
 
@@ -335,6 +338,18 @@ def test_the_probe_finds_the_lines_that_treatments_change(tmp_path: Path) -> Non
     assert "self.model(batch)" in line(places["model"])
     assert "trainer.optimizer(" in line(optimizer)
     assert optimizer.endswith(" (by trainer)")
+
+
+def test_an_installed_probe_does_not_name_itself_as_who_made_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    shutil.copytree(Path(probe.__file__).parent, packages / "_installed_probe")
+    monkeypatch.syspath_prepend(str(packages))
+    places = importlib.import_module("_installed_probe.observed").Places()
+    places.remember(1)
+    assert "remember(1)" in line(places.remembered[1])
+    assert "(by" not in places.remembered[1]
 
 
 def test_all_optimizers_that_can_be_fused_are_named_with_their_lines(tmp_path: Path) -> None:

@@ -141,6 +141,10 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The folders of installed packages, also those of a virtual environment in the program's directory."""
 
 
+_UNNAMED = frozenset({"torch", __name__.partition(".")[0]})
+"""The packages that are not named as who made a call: every call passes through PyTorch and this probe."""
+
+
 MOST_PLACES = 1024
 """The largest number of places that are remembered."""
 
@@ -181,7 +185,7 @@ class Places:
                 if not path.startswith(self._libraries) and not _PACKAGES.intersection(path.split(os.sep)):
                     return f"{self._shown(path)}:{frame.f_lineno}" + (f" (by {package})" if package else "")
                 module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-                if _PACKAGES.intersection(path.split(os.sep)) and module != "torch":
+                if _PACKAGES.intersection(path.split(os.sep)) and module not in _UNNAMED:
                     package = module
             frame = frame.f_back
         return None
