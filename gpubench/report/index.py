@@ -22,6 +22,7 @@ import msgspec
 from markupsafe import escape
 
 from gpubench import __version__, units
+from gpubench.report import listing
 from gpubench.runs.catalogue import Entry, catalogue
 from gpubench.runs.directory import REPORT, write_document
 from gpubench.text import spelled_out
@@ -80,16 +81,14 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
     record, git = entry.record, entry.record.git or {}
     name = next((one for one in LEADERS if one in entry.metrics), None)
     figure = entry.metrics[name] if name else None
-    reach = ""
-    if figure and figure.low is not None and figure.high is not None and figure.estimate:
-        reach = units.percent(max(abs(end / figure.estimate - 1) for end in (figure.low, figure.high)))
+    shown, _, reach = listing.figure(name, figure).partition(" +- ") if name and figure else ("", "", "")
     folder = Path(os.path.relpath(entry.folder, results)).as_posix()
     return {
         "started": record.started[:16].replace("T", " "),
         "run": spelled_out(entry.name or entry.run_id),
         "command": spelled_out(entry.command),
         "model": spelled_out(entry.model),
-        "result": units.quantity(figure.estimate, figure.unit) if figure else "",
+        "result": shown,
         "value": figure.estimate if figure else None,
         "metric": units.words(name) if name else "",
         "reach": reach,
