@@ -14,8 +14,9 @@ BIN := $(VENV)/bin
 VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 FRAMEWORKS := .venv-frameworks
 CUDA_VENV = .venv-torch-$(VERSION)
+# One at a time: all processes share the memory of the simulated GPU, and some tests fill it.
 SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
-	$(CUDA_VENV)/bin/python -m pytest -n 2 --dist loadfile
+	$(CUDA_VENV)/bin/python -m pytest -n 1 --dist loadfile
 GPU = -m "gpu and simulated"
 # The tests of the code that imitates or extends PyTorch, which are the first to fail with another release.
 TORCH_TESTS := $(addprefix tests/, every_command.py test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
