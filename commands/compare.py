@@ -85,12 +85,7 @@ def compare(
         list[str] | None,
         options.option("METRIC>X%", "Exit with 3 if the metric is worse by more than X %; repeatable.", options.GATE),
     ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE
-        ),
-    ] = False,
+    strict: options.Strict = False,
     results: Annotated[
         Path,
         typer.Option(

@@ -7,7 +7,7 @@ import typer
 
 from gpubench.commands import options, output
 from gpubench.commands.compare import exit_code, fraction_of
-from gpubench.commands.runs import SELECTION, Command, Experiment, Model, Where
+from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where
 from gpubench.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -36,13 +36,9 @@ def history(
     command: Command = None,
     experiment: Experiment = None,
     model: Model = None,
-    tag: Annotated[
-        list[str] | None, options.option("TAG", "Runs with this tag; repeatable.", SELECTION, "--tag")
-    ] = None,
-    host: Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")] = None,
-    since: Annotated[
-        str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
-    ] = None,
+    tag: Tag = None,
+    host: Host = None,
+    since: Since = None,
     where: Where = None,
     margin: Annotated[
         str, options.option("X%", "Changes up to this size do not count; 0.5% by default.", options.VERDICT)
@@ -53,12 +49,7 @@ def history(
             "METRIC>X%", "Exit with 3 if the level now is worse than an earlier one by more; repeatable.", options.GATE
         ),
     ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=options.GATE
-        ),
-    ] = False,
+    strict: options.Strict = False,
     results: Annotated[
         Path,
         typer.Option(

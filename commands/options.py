@@ -197,6 +197,10 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not show progress
 Verbose = Annotated[
     int, typer.Option("-v", "--verbose", count=True, help="Print more; -vv prints everything.", rich_help_panel=OUTPUT)
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=GATE),
+]
 PrintConfig = Annotated[
     bool,
     typer.Option("--print-config", help="Print every setting and its source, and exit.", rich_help_panel=OUTPUT),

@@ -66,33 +66,41 @@ Command = Annotated[
 ]
 Experiment = Annotated[
     str | None,
-    typer.Option(
+    options.option(
+        "NAME",
+        "Runs of this experiment, or of those that match a pattern such as tune-*.",
+        SELECTION,
         "--experiment",
-        metavar="NAME",
-        help="Runs of this experiment, or of those that match a pattern such as tune-*.",
-        rich_help_panel=SELECTION,
-        autocompletion=completion.experiments,
+        completed_by=completion.experiments,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
+    options.option(
+        "TEXT",
+        "Runs whose model or program has this in its name.",
+        SELECTION,
         "--model",
-        metavar="TEXT",
-        help="Runs whose model or program has this in its name.",
-        rich_help_panel=SELECTION,
-        autocompletion=completion.models,
+        completed_by=completion.models,
     ),
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
+    options.option(
+        "KEY=VALUE",
+        "Runs with this setting; also !=, <, <=, > and >=; repeatable.",
+        SELECTION,
         "--where",
-        metavar="KEY=VALUE",
-        help="Runs with this setting; also !=, <, <=, > and >=; repeatable.",
-        rich_help_panel=SELECTION,
-        autocompletion=completion.conditions,
+        completed_by=completion.conditions,
     ),
+]
+Tag = Annotated[
+    list[str] | None,
+    options.option("TAG", "Runs with this tag; repeatable.", SELECTION, "--tag", completed_by=completion.tags),
+]
+Host = Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")]
+Since = Annotated[
+    str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.", rich_help_panel=OUTPUT)]
 
@@ -103,24 +111,13 @@ def runs(
     command: Command = None,
     experiment: Experiment = None,
     model: Model = None,
-    tag: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag",
-            metavar="TAG",
-            help="Runs with this tag; repeatable.",
-            rich_help_panel=SELECTION,
-            autocompletion=completion.tags,
-        ),
-    ] = None,
+    tag: Tag = None,
     status: Annotated[
         str | None,
         options.option("STATUS", "Runs with this status.", SELECTION, "--status", values=completion.STATUSES),
     ] = None,
-    host: Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")] = None,
-    since: Annotated[
-        str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
-    ] = None,
+    host: Host = None,
+    since: Since = None,
     where: Where = None,
     all_: Annotated[
         bool,
@@ -278,7 +275,7 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
     entries = {path: _entry(known, path) for path in paths}
     found = removal.units(entries.values())
     for unit in found:
-        if unit.path not in (Path(entry.folder) for entry in unit.runs) and not _is_whole(known, unit):
+        if unit.runs[0].part_of == "search" and not _is_whole(known, unit):
             raise UsageError(
                 f"{unit.runs[0].path} is not removed: it is a run of a search, which is removed as a whole",
                 f"gpubench runs remove {unit.path}",

@@ -143,7 +143,7 @@ def test_a_change_that_the_reference_workload_shows_is_the_machines_and_no_regre
         ([(15, 100.0), (15, 95.0)], "throughput>10%", "passed"),
         ([(15, 100.0), (15, 95.0)], "throughput>5%", "inconclusive"),
         ([(15, 100.0), (15, 105.0)], "throughput>2%", "passed"),
-        ([(12, 100.0), (12, 95.0), (12, 100.0)], "throughput>2%", "passed"),  # mended
+        ([(12, 100.0), (12, 95.0), (12, 100.0)], "throughput>2%", "passed"),  # fixed
         ([(12, 100.0), (12, 110.0), (12, 105.0)], "throughput>2%", "regressed"),  # but better than at first
         ([(30, 100.0)], "throughput>2%", "passed"),
         ([(30, 100.0)], "throughput>0.6%", "inconclusive"),  # below what is visible

@@ -65,8 +65,8 @@ def to_document(results: Path, entries: Iterable[Entry]) -> dict[str, Any]:
     return {"schema_version": 1, "results": str(results), "runs": [_as_document(entry) for entry in entries]}
 
 
-def of_removal(found: Sequence[Unit], spared: Sequence[tuple[Unit, str]] = ()) -> Document:
-    """Returns what would be removed, with its disk space, and what would not be, with the reason."""
+def of_removal(found: Sequence[Unit]) -> Document:
+    """Returns the runs to remove as a table, with the disk space that each takes."""
     sizes = [unit.bytes() for unit in found]
     runs = sum(len(unit.runs) for unit in found)
     statuses = Counter(entry.record.status for unit in found for entry in unit.runs)
@@ -82,11 +82,8 @@ def of_removal(found: Sequence[Unit], spared: Sequence[tuple[Unit, str]] = ()) -
     ]
     headline = f"{units.counted(runs, 'run')} and {units.size(sum(sizes))} to remove: {_counts(statuses)}"
     left = len(rows) - MOST_NAMED
-    blocks: list[Block] = [
-        table("", rows[:MOST_NAMED], words=COLUMNS, rest=f"{left} more" if left > 0 else ""),
-        Paragraph([f"{unit.label} is not removed: {reason}" for unit, reason in spared], "warning"),
-    ]
-    return Document(headline if found else "nothing to remove", blocks)
+    shown = table("", rows[:MOST_NAMED], words=COLUMNS, rest=f"{left} more" if left > 0 else "")
+    return Document(headline if found else "nothing to remove", [shown])
 
 
 def main_figure(entry: Entry) -> tuple[str, Figure] | None:

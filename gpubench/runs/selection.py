@@ -38,7 +38,6 @@ class Selection:
     status: str | None = None
     host: str | None = None
     since: datetime | None = None
-    before: datetime | None = None
     where: Sequence[str] = ()
     """Conditions such as "precision=bf16", "training.batch_size>=16" or "torch=2.13*"."""
     whole: bool = True
@@ -68,7 +67,6 @@ class Selection:
             and self.status in (None, record.status)
             and self.host in (None, record.host)
             and (self.since is None or record.started >= stamp(self.since))
-            and (self.before is None or record.started < stamp(self.before))
             and self.command in (None, record.command, entry.command)
         )
 
