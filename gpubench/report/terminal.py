@@ -80,6 +80,8 @@ class Terminal:
         root.setLevel(1)  # run.log filters by itself
         root.propagate = False
         level = logging.WARNING if quiet else _LEVELS[min(verbosity, 2)]
+        for former in [one for one in root.handlers if isinstance(one, _OnConsole)]:
+            root.removeHandler(former)  # a line is printed once, whatever terminals the process had before
         self._handler = _OnConsole(self.err, level)
         root.addHandler(self._handler)
         logging.getLogger(PROGRAM_OUTPUT).setLevel(level)  # there may be millions of lines
