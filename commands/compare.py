@@ -66,9 +66,7 @@ def compare(
             "NAME", "Judge only this metric, or those that match a pattern such as phase_*.", options.VERDICT
         ),
     ] = None,
-    margin: Annotated[
-        str, options.option("X%", "Changes up to this size count as equal; 0.5% by default.", options.VERDICT)
-    ] = "0.5%",
+    margin: options.Margin = "0.5%",
     force: Annotated[
         bool,
         typer.Option("--force", help="Compare runs even if their workloads differ.", rich_help_panel=options.VERDICT),
@@ -86,15 +84,7 @@ def compare(
         options.option("METRIC>X%", "Exit with 3 if the metric is worse by more than X %; repeatable.", options.GATE),
     ] = None,
     strict: options.Strict = False,
-    results: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            envvar="GPUBENCH_RESULTS",
-            help="Directory in which names of runs are looked up.",
-            rich_help_panel=options.INPUT,
-        ),
-    ] = Path("results"),
+    results: options.RunsFolder = Path("results"),
     skip_invalid: Annotated[
         bool,
         typer.Option("--skip-invalid", help="Skip damaged runs of a group.", rich_help_panel=options.INPUT),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from gpubench.runs.catalogue import Entry
+    from gpubench.runs.entries import Entry
 
-COMMANDS = ("train-bench", "pipe-infer", "profile", "memory")
+COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", "tune")
 STATUSES = ("completed", "failed", "interrupted", "running", "damaged")
 NEWEST = 50
 """The number of runs that are offered."""

@@ -1,13 +1,13 @@
 """gpubench history"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpubench.commands import options, output
 from gpubench.commands.compare import exit_code, fraction_of
-from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where
+from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen
 from gpubench.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def history(
     host: Host = None,
     since: Since = None,
     where: Where = None,
-    margin: Annotated[
-        str, options.option("X%", "Changes up to this size do not count; 0.5% by default.", options.VERDICT)
-    ] = "0.5%",
+    margin: options.Margin = "0.5%",
     fail_on: Annotated[
         list[str] | None,
         options.option(
@@ -50,15 +48,7 @@ def history(
         ),
     ] = None,
     strict: options.Strict = False,
-    results: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            envvar="GPUBENCH_RESULTS",
-            help="Directory of the run directories.",
-            rich_help_panel=options.INPUT,
-        ),
-    ] = Path("results"),
+    results: options.RunsFolder = Path("results"),
     html: Annotated[
         Path | None,
         typer.Option(
@@ -81,25 +71,21 @@ def history(
     fraction = fraction_of(margin)
 
     # Numerical libraries are imported only now, because help and usage errors do not need them.
+    from gpubench import units
     from gpubench.compare import gate, result
     from gpubench.compare.history import histories
     from gpubench.report import history as report
     from gpubench.report import index
     from gpubench.report.terminal import Terminal
     from gpubench.runs.catalogue import catalogue
-    from gpubench.runs.selection import Selection, moment
+    from gpubench.runs.selection import Selection
 
     conditions = [gate.parse_condition(text) for text in fail_on or ()]
-    chosen: dict[str, Any] = {
-        "command": command,
-        "experiment": experiment,
-        "model": model,
-        "tags": tag or (),
-        "host": host,
-        "since": moment(since, "--since") if since else None,
-        "where": where or (),
-    }
-    entries = Selection(**chosen).of(catalogue(results))
+    asked = chosen(command=command, experiment=experiment, model=model, tag=tag, host=host, since=since, where=where)
+    known = catalogue(results)
+    entries = Selection(**asked).of(known)
+    if known and not entries:
+        raise UsageError(f"none of {units.counted(len(known), 'run')} in {results} fits", "gpubench runs lists them")
     found = histories(entries, metric, margin=fraction, conditions=conditions)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     index.refresh(results)
@@ -117,10 +103,10 @@ def history(
 def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | None:
     """Writes the page, and returns its path; None if the results folder cannot be written, or has a page of others."""
     from gpubench.report import history as report
-    from gpubench.report.page import render
+    from gpubench.report.page import is_of_others, render
 
     target = html or results / PAGE
-    if not html and _is_of_others(target):
+    if not html and is_of_others(target):
         return None
     try:
         output.write_file(target, render(report.document(found, target)))
@@ -129,11 +115,3 @@ def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | 
             raise
         return None
     return target
-
-
-def _is_of_others(page: Path) -> bool:
-    """Returns whether a file in the place of the page is a link, or was not written by gpubench."""
-    try:
-        return page.is_symlink() or (page.exists() and b"Written by gpubench" not in page.read_bytes())
-    except OSError:
-        return True

@@ -201,6 +201,17 @@ Strict = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=GATE),
 ]
+Margin = Annotated[str, option("X%", "Changes up to this size count as none; 0.5% by default.", VERDICT, "--margin")]
+RunsFolder = Annotated[
+    Path,
+    typer.Option(
+        "--results",
+        metavar="DIR",
+        envvar="GPUBENCH_RESULTS",
+        help="Directory of the run directories.",
+        rich_help_panel=INPUT,
+    ),
+]
 PrintConfig = Annotated[
     bool,
     typer.Option("--print-config", help="Print every setting and its source, and exit.", rich_help_panel=OUTPUT),
@@ -245,26 +256,17 @@ def given(ctx: typer.Context) -> dict[str, Any]:
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
 
 
-def labels(ctx: typer.Context) -> "Labels":
-    """Returns the name and the tags on the command line. Raises UsageError for ones that no run can have."""
+def labels(ctx: typer.Context, results: Path | None = None) -> "Labels":
+    """Returns the name and the tags on the command line. Raises UsageError for ones that no run there can have."""
     from gpubench.settings.loading import Labels
 
     name, tags = ctx.params.get("name"), ctx.params.get("tag") or []
     if name is not None:
-        check_name(name)
+        from gpubench.runs.references import check_name  # not needed without a name
+
+        check_name(name, results)
     check_tags(tags)
     return Labels(name, tuple(dict.fromkeys(tags)))
-
-
-def check_name(name: str) -> None:
-    """Raises UsageError for a text that cannot be the name of a run."""
-    from gpubench.runs.references import LATEST, NAME
-
-    if not NAME.fullmatch(name) or LATEST.fullmatch(name):
-        raise UsageError(
-            f"--name {name!r} is no name of a run",
-            "begin it with a letter, and use letters, digits and . _ + - only; latest has a meaning already",
-        )
 
 
 def check_tags(tags: Iterable[str]) -> None:
@@ -280,14 +282,12 @@ def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int 
     """Returns the configurations of one command with the name and the tags on the command line.
 
     The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags.
-    Raises UsageError for a name that the results folder has for something else.
+    Raises UsageError for a name or a tag that no run there can have.
     """
     from dataclasses import replace
 
-    found = labels(ctx)
+    found = labels(ctx, runs[0].settings.results)
     if name := found.name:
-        if (taken := runs[0].settings.results / name).exists():
-            raise UsageError(f"--name {name} is already the name of {taken}", "choose another name")
         others = (f"{name}-{number}" for number in range(2, len(runs) + 1))
         names = [name if index == own else next(others) for index in range(len(runs))]
         return [replace(run, labels=found._replace(name=one)) for run, one in zip(runs, names, strict=True)]

@@ -18,7 +18,7 @@ from gpubench.errors import GpubenchError, UsageError
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document
-    from gpubench.runs.catalogue import Entry
+    from gpubench.runs.entries import Entry
     from gpubench.runs.removal import Unit
 
 SELECTION, PRUNING = "Which runs", "What to remove"
@@ -139,15 +139,7 @@ def runs(
     limit: Annotated[
         str | None, options.option("N", "List at most N runs; 20 by default, 0 for all.", OUTPUT, "--limit")
     ] = None,
-    results: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            envvar="GPUBENCH_RESULTS",
-            help="Directory of the run directories.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = Path("results"),
+    results: options.RunsFolder = Path("results"),
     json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -162,27 +154,27 @@ def runs(
 
     from gpubench.report import listing
     from gpubench.runs.catalogue import catalogue
-    from gpubench.runs.selection import Selection, moment, ordered
+    from gpubench.runs.selection import Selection, ordered
 
-    chosen: dict[str, Any] = {
-        "command": command,
-        "experiment": experiment,
-        "model": model,
-        "tags": tag or (),
-        "status": _known_status(status),
-        "host": host,
-        "since": moment(since, "--since") if since else None,
-        "where": where or (),
-    }
+    asked = chosen(
+        command=command,
+        experiment=experiment,
+        model=model,
+        tag=tag,
+        status=status,
+        host=host,
+        since=since,
+        where=where,
+    )
     known = catalogue(_existing(results))
-    found = ordered(Selection(**chosen, whole=not all_).of(known), sort)
+    found = ordered(Selection(**asked, whole=not all_).of(known), sort)
     shown = found[:most] if most else found
     if json:
         from gpubench.runs.directory import to_json
 
         output.write(to_json(listing.to_document(results, shown)), "narrow the listing down, or use --limit")
         return
-    hidden = 0 if all_ else len(Selection(**chosen, whole=False).of(known)) - len(found)
+    hidden = 0 if all_ else len(Selection(**asked, whole=False).of(known)) - len(found)
     rest = len(known) - len(found)
     document = listing.document(results, found, shown, hidden=hidden, others=rest, sort=sort, details=verbose > 0)
     _print(document, verbose)
@@ -240,26 +232,42 @@ def tag(
         list[str] | None,
         typer.Option("--remove", metavar="TAG", help="Tag to take away; repeatable.", autocompletion=completion.tags),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run from now on.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="New name of the run; '' takes its name away.")
+    ] = None,
     results: Within = None,
 ) -> None:
-    """Tag a run, to find it by the tag and to protect it from removal; without a tag, print its tags."""
+    """Tag a run or a search, to find it by the tag and to protect it from removal; without a tag, print its tags."""
+    from gpubench.foreign_files import SEARCH
+    from gpubench.report import index
     from gpubench.runs.directory import relabel
     from gpubench.runs.reader import Run as RunDirectory
-    from gpubench.runs.references import Lookup
+    from gpubench.runs.references import Lookup, check_name
     from gpubench.text import clean
 
+    folder = _results(ctx, results)
     options.check_tags(tags or ())
-    if name is not None:
-        options.check_name(name)
-    path = Lookup(_results(ctx, results)).run(run)
-    record = RunDirectory.open(path).record
-    if missing := [one for one in remove or () if one not in record.tags]:
-        raise UsageError(f"{path.name} has no tag {missing[0]!r}", f"it has {', '.join(record.tags) or 'none'}")
-    if tags or remove or name:
-        record = relabel(path, name=name or record.name, tags={*record.tags, *(tags or ())} - {*(remove or ())})
-    named = f" {record.name}" if record.name else ""
-    output.write(clean(f"{path.name}{named}: {', '.join(record.tags) or 'no tags'}") + "\n", "try again")
+    if name:
+        check_name(name, folder)
+    lookup = Lookup(folder)
+    path = lookup.path(run)
+    is_search = (path / SEARCH).is_file()
+    if is_search and name is not None:
+        raise UsageError(f"{path} is a search, whose name is that of its folder", "give it a tag instead")
+    paths = lookup.runs(str(path))[0] if is_search else [lookup.run(str(path))]
+    records = {one: RunDirectory.open(one).record for one in paths}
+    known = {tag for record in records.values() for tag in record.tags}
+    if missing := [one for one in remove or () if one not in known]:
+        raise UsageError(f"{path.name} has no tag {missing[0]!r}", f"it has {', '.join(sorted(known)) or 'none'}")
+    if tags or remove or name is not None:
+        known = (known | set(tags or ())) - set(remove or ())
+        for one, record in records.items():
+            called = record.name if name is None else name or None
+            records[one] = relabel(one, name=called, tags=known)
+        index.refresh(folder)
+    named = "" if is_search else next(iter(records.values())).name or ""
+    said = f"{path.name} {named}".rstrip()
+    output.write(clean(f"{said}: {', '.join(sorted(known)) or 'no tags'}") + "\n", "try again")
 
 
 @app.command(cls=PlainCommand, epilog="Example: gpubench runs remove 20261122-065319")
@@ -271,7 +279,7 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
 
     folder = _results(ctx, results)
     known, lookup = Catalogue(folder), Lookup(folder)
-    paths = [path for run in runs for path in lookup.runs(run)[0]]
+    paths = [path for run in runs for path in lookup.runs(str(lookup.path(run)))[0]]
     entries = {path: _entry(known, path) for path in paths}
     found = removal.units(entries.values())
     for unit in found:
@@ -281,11 +289,7 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
                 f"gpubench runs remove {unit.path}",
             )
         if reason := removal.protection(folder, unit):
-            tagged = [entry for entry in unit.runs if entry.tags]
-            raise UsageError(
-                f"{unit.path} is not removed: {reason}",
-                f"gpubench runs tag {tagged[0].run_id} --remove {tagged[0].tags[0]}" if tagged else None,
-            )
+            raise UsageError(f"{unit.path} is not removed: {reason}", removal.remedy(unit))
     _remove(known, found, yes=yes)
 
 
@@ -324,10 +328,13 @@ def prune(
     known = Catalogue(_existing(folder))
     entries = ordered(list(known.entries()), "started")
     known.save()
-    chosen = Selection(command=command, experiment=experiment, model=model, where=where or (), whole=False)
-    asked = {entry.folder for entry in chosen.of(entries)}
+    asked = Selection(**chosen(command=command, experiment=experiment, model=model, where=where), whole=False)
+    folders = {entry.folder for entry in asked.of(entries)}
     found = removal.prunable(folder, entries, keep=most, failed=failed, older=limit)
-    _remove(known, [unit for unit in found if all(entry.folder in asked for entry in unit.runs)], yes=yes)
+    fitting = [
+        unit for unit in found if str(unit.path) in folders or folders.issuperset(entry.folder for entry in unit.runs)
+    ]
+    _remove(known, fitting, yes=yes)
 
 
 def _is_whole(known: Any, unit: "Unit") -> bool:
@@ -408,11 +415,9 @@ def _path(run: str, results: Path) -> Path:
     from gpubench.foreign_files import SEARCH
     from gpubench.runs.references import Lookup
 
-    for path in (Path(run), results / run):
-        with suppress(OSError):
-            if (path / SEARCH).is_file():
-                return path
-    return Lookup(results).run(run)
+    lookup = Lookup(results)
+    path = lookup.path(run)
+    return path if (path / SEARCH).is_file() else lookup.run(str(path))
 
 
 def _results(ctx: typer.Context, own: Path | None) -> Path:
@@ -437,10 +442,36 @@ def _limit(text: str | None, default: int, option: str = "--limit") -> int:
     return int(text)
 
 
-def _known_status(status: str | None) -> str | None:
-    if status is not None and status not in completion.STATUSES:
-        raise UsageError(f"--status {status!r} is no status of a run", f"it is {', '.join(completion.STATUSES)}")
-    return status
+def chosen(
+    *,
+    command: str | None,
+    experiment: str | None,
+    model: str | None,
+    tag: list[str] | None = None,
+    status: str | None = None,
+    host: str | None = None,
+    since: str | None = None,
+    where: list[str] | None,
+) -> dict[str, Any]:
+    """Returns the fields of a Selection that the options stand for. Raises UsageError for values that no run has."""
+    from gpubench.runs.selection import moment
+
+    for option, value, known in (
+        ("--command", command, completion.COMMANDS),
+        ("--status", status, completion.STATUSES),
+    ):
+        if value is not None and value not in known:
+            raise UsageError(f"{option} {value!r} is no {option[2:]} of a run", f"it is one of {', '.join(known)}")
+    return {
+        "command": command,
+        "experiment": experiment,
+        "model": model,
+        "tags": tag or (),
+        "status": status,
+        "host": host,
+        "since": moment(since, "--since") if since else None,
+        "where": where or (),
+    }
 
 
 def _print(document: "Document", verbose: int) -> None:

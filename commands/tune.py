@@ -304,6 +304,7 @@ def _go_on(
     import msgspec
 
     from gpubench import units
+    from gpubench.report import index
     from gpubench.report import tuning as report
     from gpubench.report.tuning import BUSY
     from gpubench.tuner import Tuner
@@ -340,6 +341,7 @@ def _go_on(
         ended = ended or RunFailed(f"cannot write all results into {folder}: {error}", "free some disk space")
     found = tuner.tuning
     lock.close()
+    index.refresh(folder.parent)
     text = report.to_json(folder, found) if shown.json else terminal.render(report.document(folder, found))
     output.write(text, f"{folder} has all results")
     if ended:

@@ -14,6 +14,8 @@ except ModuleNotFoundError as error:
         file=sys.stderr,
     )
     sys.exit(2)
+except KeyboardInterrupt:  # while the modules are imported
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

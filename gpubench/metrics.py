@@ -9,6 +9,23 @@ TOO_WIDE = 2.0
 """The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
 
 
+LEADERS = (
+    "speedup",
+    "latency_p50",
+    "throughput",
+    "throughput_per_device",
+    "step_time",
+    "makespan",
+    "peak_memory_total",
+    "peak_memory_allocated",
+    "peak_memory_rss",
+)
+"""The metrics of which the first that a run or a comparison has is its main one.
+
+Only inference has a latency, and only a search by tune has a speedup. Runs that count memory have no throughput.
+"""
+
+
 class Distribution(Struct, frozen=True):
     """Statistics of the single steps of all repeats, in the unit of the metric."""
 

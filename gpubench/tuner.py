@@ -16,7 +16,7 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.field import fields, setting
+from gpubench.settings.field import fields
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
@@ -28,7 +28,7 @@ from gpubench.tuning.knowledge import Result
 from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Search
-from gpubench.tuning.treatments import Numbers, Subject, choose
+from gpubench.tuning.treatments import Subject, choose
 
 TUNE = "tune"
 """The origin of the settings that a search changes."""
@@ -81,14 +81,11 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome, wishes.most_peak)
     cls: type[RunSettings] = type(base.settings)
     known = frozenset(fields(cls))
-    adjustable = from_outside()
-    numbers: dict[str, Numbers] = {key: "batch" for key, field in fields(cls).items() if setting(field).role == "scale"}
-    numbers |= {key: outside.numbers for key, outside in adjustable.items()}
     is_program = "program.command" in settings
     if is_program:
-        known &= adjustable.keys()
+        known &= from_outside().keys()
     treatments, untried = choose(
-        subject, known, numbers, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
+        subject, known, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
     )
     codes = {
         f"{treatment.name} {level}": code
@@ -377,4 +374,4 @@ class Tuner:
 
 def _result(run: Run) -> Result:
     rate = math.log(run.throughput) if run.throughput else None
-    return Result(rate, run.peak, run.rejected, run.seconds)
+    return Result(rate, run.peak, run.rejected, run.seconds, refused=run.path is None)

@@ -116,6 +116,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "fraction": percent,
     "FLOP": lambda value: count(value, "FLOP"),
     "FLOP/s": lambda value: count(value, "FLOP/s"),
+    "x": lambda value: f"{value:.2f} x",
 }
 
 

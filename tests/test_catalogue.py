@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from recorded_runs import edit, write_run
 
-from gpubench.runs import catalogue as module
-from gpubench.runs.catalogue import CACHE, DAMAGED, catalogue
+from gpubench.runs.catalogue import CACHE, catalogue
 from gpubench.runs.directory import CONFIG, FAILED, INTERRUPTED, RUN, RUNNING, SUMMARY
+from gpubench.runs.entries import DAMAGED, Entry, read
 from gpubench.runs.reader import Run
 
 REALISTIC = """experiment: made                     # default
@@ -32,13 +32,13 @@ training:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that were read from their folders."""
-    read, found = module._read, list[str]()
+    found = list[str]()
 
-    def noted(folder: str) -> module.Entry:
+    def noted(folder: str) -> Entry:
         found.append(Path(folder).name)
         return read(folder)
 
-    monkeypatch.setattr(module, "_read", noted)
+    monkeypatch.setattr("gpubench.runs.catalogue.read", noted)
     return found
 
 
@@ -195,7 +195,9 @@ def test_runs_of_searches_and_trials_are_known_as_such(tmp_path: Path) -> None:
     kinds = {"search": "tune-1", "trial": "profile-verify", None: "made"}
     paths = {kind: write_run(tmp_path, name, repeats=1, steps=12) for kind, name in kinds.items()}
     (paths["search"].parent / "tune.json").write_text("{}")
-    assert {entry.part_of: entry.path for entry in catalogue(tmp_path)} == paths
+    found = catalogue(tmp_path)
+    assert {entry.part_of: entry.path for entry in found if not entry.is_search} == paths
+    assert [entry.path for entry in found if entry.is_search] == [paths["search"].parent]
 
 
 def test_a_program_is_called_by_its_command_line(tmp_path: Path) -> None:

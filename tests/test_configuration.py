@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
 from gpubench.settings.field import aliases, fields
+from gpubench.settings.keys import RUN_BY
 from gpubench.settings.loading import (
     Configuration,
     apply_overrides,
@@ -22,7 +23,7 @@ from gpubench.settings.loading import (
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RUN_BY, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:

@@ -35,6 +35,22 @@ def made(results: Path, experiment: str = "made", *, settings: str = "", **chang
     return path
 
 
+def searched(results: Path, name: str, *, runs: int = 1, **changes: Any) -> tuple[Path, list[Path]]:
+    """The folder of a search that has proved a gain, and its runs."""
+    paths = [made(results, name) for _ in range(runs)]
+    found = {
+        "status": COMPLETED,
+        "argv": ["gpubench", "tune", "--", "python", "train.py"],
+        "started": json.loads((paths[-1] / RUN).read_text())["started"],
+        "settings": {"program.command": "python train.py", "precision": "fp32"},
+        "device": "a CPU",
+        "conclusion": {"gain": [2.0, 1.9, 2.1]},
+        "keep": {"data.workers": 2},
+    }
+    (results / name / "tune.json").write_text(json.dumps(found | changes))
+    return results / name, paths
+
+
 @pytest.fixture
 def listed(command_line: CommandLine) -> Callable[..., list[Path]]:
     """The runs that a listing with these options has, in its order."""
@@ -87,11 +103,96 @@ def test_a_listing_sorted_by_a_metric_begins_with_the_best(results: Path, listed
 
 
 def test_runs_of_searches_and_trials_are_listed_on_request(results: Path, listed: Callable[..., list[Path]]) -> None:
-    whole, trial, searched = made(results), made(results, "made-verify"), made(results, "tune-1")
-    (searched.parent / "tune.json").write_text("{}")
-    assert listed() == [whole]
-    assert listed("--all") == [searched, trial, whole]
-    assert listed("--experiment", "tune-*") == [searched]
+    whole, trial = made(results), made(results, "made-verify")
+    folder, (run,) = searched(results, "tune-1")
+    assert listed() == [folder, whole]
+    assert set(listed("--all")) == {folder, run, trial, whole}
+    assert listed("--experiment", "tune-*") == [folder, run]
+
+
+def test_a_search_is_one_row_with_its_speedup_and_is_found_as_any_run(
+    results: Path, command_line: CommandLine, listed: Callable[..., list[Path]]
+) -> None:
+    made(results)
+    folder, paths = searched(results, "tune-20261123-120054-127-7d0e", runs=2)
+    assert listed("--command", "tune") == listed("--model", "train.py") == [folder]
+    row = json.loads(command_line("runs", "--json").stdout)["runs"][0]
+    assert (row["command"], row["status"], row["experiment"]) == ("tune", "completed", "tune")
+    assert row["metrics"]["speedup"]["estimate"] == 2.0
+    assert "2.00 x" in command_line("runs").stdout
+    for name in (folder.name, "tune-2026", "latest:tune", "latest"):
+        assert command_line("runs", "tag", name).stdout == f"{folder.name}: no tags\n"
+    assert command_line("runs", "tag", "latest:tune", "keep").stdout == f"{folder.name}: keep\n"
+    assert [json.loads((path / RUN).read_text())["tags"] for path in paths] == [["keep"], ["keep"]]
+    assert listed("--tag", "keep") == [folder]
+    refused, hint = complaint(command_line("runs", "remove", "latest:tune", "--yes"))
+    assert "tagged keep" in refused
+    assert command_line(*hint.removeprefix("gpubench ").split()).code == 0
+    assert command_line("runs", "remove", "latest:tune", "--yes").code == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "result"),
+    [
+        ({"keep": {}}, "completed", "nothing proved"),
+        ({"keep": {}, "status": "interrupted"}, "interrupted", ""),
+        ({"status": "running"}, "interrupted", "2.00 x"),
+        ({"started": 1}, "damaged", ""),
+    ],
+)
+def test_a_search_says_how_it_ended(
+    results: Path, command_line: CommandLine, changes: dict[str, Any], status: str, result: str
+) -> None:
+    searched(results, "tune-1", **changes)
+    assert json.loads(command_line("runs", "--json").stdout)["runs"][0]["status"] == status
+    line = next(line for line in command_line("runs").stdout.splitlines() if line.startswith("tune-1"))
+    assert status in line
+    assert result in line
+
+
+def test_a_search_is_pruned_by_what_the_search_was(results: Path, command_line: CommandLine) -> None:
+    folder, _ = searched(results, "tune-1")
+    path = made(results)
+    command_line("runs", "prune", "--keep", "0", "--command", "tune", "--yes")
+    assert (folder.exists(), path.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("torch>=2.9", True),
+        ("torch>2.13", False),
+        ("torch<=2.13", True),
+        ("torch<2.13.1", True),
+        ("torch=2.13.0", True),
+        ("torch=2.13", False),
+        ("torch=2.13*", True),
+    ],
+)
+def test_versions_are_compared_as_versions(
+    results: Path, listed: Callable[..., list[Path]], condition: str, found: bool
+) -> None:
+    path = made(results)
+    summary = json.loads((path / "summary.json").read_text())
+    summary["environment"] = {"torch": "2.13.0+cpu"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert listed("--where", condition) == ([path] if found else [])
+
+
+def test_a_name_by_which_the_run_could_not_be_found_is_refused(results: Path, command_line: CommandLine) -> None:
+    path = made(results)
+    Path("elsewhere").mkdir()
+    for taken in ("made", "elsewhere"):
+        assert f"{taken} exists" in complaint(command_line("runs", "tag", "latest", "--name", taken))[0]
+    command_line("runs", "tag", "latest", "--name", "base")
+    made(results, "base")
+    refused, hint = complaint(command_line("runs", "remove", "base", "--yes"))
+    assert "base is the name of a run, and also results/base" in refused
+    assert path.name in hint
+    assert command_line("runs", "tag", path.name, "--name", "").stdout == f"{path.name}: no tags\n"
+    assert "removed 1 run" in command_line("runs", "remove", "base", "--yes").stdout
+    assert path.exists()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +201,8 @@ def test_runs_of_searches_and_trials_are_listed_on_request(results: Path, listed
         (["--where", "precision"], "--where 'precision' is no condition", "KEY=VALUE"),
         (["--where", "precison=bf16"], "no run has a setting 'precison'", "did you mean 'precision'?"),
         (["--where", "precision>bf16"], "'bf16' is not a number", "> compares numbers"),
+        (["--where", "precision>1"], "precision is neither a number nor a version", "precision=VALUE"),
+        (["--command", "train"], "--command 'train' is no command of a run", "train-bench"),
         (["--sort", "troughput"], "no run has a metric or setting 'troughput'", "did you mean 'throughput'?"),
         (["--since", "soon"], "--since 'soon' is neither an age nor a date", "30d"),
         (["--status", "done"], "--status 'done' is no status", "completed"),
@@ -285,9 +388,7 @@ def test_nothing_is_removed_after_a_no(
 
 
 def test_a_search_is_removed_as_a_whole_but_not_while_it_runs(results: Path, command_line: CommandLine) -> None:
-    paths = [made(results, "tune-1") for _ in range(2)]
-    folder = results / "tune-1"
-    (folder / "tune.json").write_text("{}")
+    folder, paths = searched(results, "tune-1", runs=2)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "the search is running" in complaint_of(command_line("runs", "remove", "tune-1", "--yes"))
@@ -297,8 +398,7 @@ def test_a_search_is_removed_as_a_whole_but_not_while_it_runs(results: Path, com
 
 
 def test_one_run_of_a_search_is_not_removed_with_the_others(results: Path, command_line: CommandLine) -> None:
-    paths = [made(results, "tune-1") for _ in range(2)]
-    (results / "tune-1" / "tune.json").write_text("{}")
+    _, paths = searched(results, "tune-1", runs=2)
     assert "as a whole" in complaint_of(command_line("runs", "remove", str(paths[0]), "--yes"))
     assert all(path.exists() for path in paths)
 

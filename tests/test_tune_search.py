@@ -101,6 +101,20 @@ def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs()
     assert max(one.runs for one in few) <= 45
 
 
+def test_a_setting_that_crashes_once_by_chance_is_tried_again() -> None:
+    seen: list[Combination] = []
+
+    def rate(combination: Combination) -> Result:
+        seen.append(combination)
+        if combination[0] and seen.count(combination) == 1 and combination == (1, 0, 0):
+            return Result(None)
+        return Result(0.1 * combination[0])
+
+    found = programmed(3, rate).conclude()
+    assert found.best == (1, 0, 0)
+    assert found.proved
+
+
 def test_a_setting_that_does_not_run_or_is_rejected_is_left_out_with_its_reason() -> None:
     def rate(combination: Combination) -> Result:
         if combination[0]:

@@ -268,7 +268,7 @@ def subject(**changes: Any) -> Subject:
 
 
 def chosen(about: Subject, **options: Any) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    treatments, untried = choose(about, KNOWN, {}, **options)
+    treatments, untried = choose(about, KNOWN, **options)
     levels = {one.name: [changes[one.name] for changes in one.levels] for one in treatments}
     return levels, {one.name: one.reason for one in untried}
 
@@ -304,14 +304,14 @@ def test_what_a_profile_proposes_comes_first() -> None:
 def test_what_needs_too_much_memory_is_tried_with_settings_that_save_it_first() -> None:
     settings = {"precision": "fp32", "model.activation_checkpointing": False, "performance.expandable_segments": False}
     large = subject(settings=settings, on_gpu=True, is_too_large=True)
-    treatments, _ = choose(large, frozenset(settings), {})
+    treatments, _ = choose(large, frozenset(settings))
     assert [one.name for one in treatments] == [
         "model.activation_checkpointing",
         "performance.expandable_segments",
         "precision",
     ]
     small = subject(settings=settings, on_gpu=True)
-    assert [one.name for one in choose(small, frozenset(settings), {})[0]] == ["precision"]
+    assert [one.name for one in choose(small, frozenset(settings))[0]] == ["precision"]
 
 
 def test_a_gpu_has_other_levels() -> None:

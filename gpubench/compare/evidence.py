@@ -27,6 +27,7 @@ from gpubench.runs.directory import (
     TRADES,
     RunRecord,
 )
+from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
 from gpubench.runs.summary import NO_MEASUREMENTS, Summary
@@ -97,7 +98,6 @@ def in_trades(found: Trades) -> Iterator[str]:
 Series = NDArray[np.float64]
 
 PHASE = "phase_"
-UNTIMED = ("memory", "program-memory")  # the commands that count memory and time nothing
 RUNS_READ = 3  # runs of a group whose losses are read
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
 NOTHING = "run it again, with --steps beyond the warm-up"

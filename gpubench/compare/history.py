@@ -16,13 +16,13 @@ from gpubench.compare.evidence import open_run
 from gpubench.compare.gate import Condition
 from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
 from gpubench.compare.result import Difference, GateResult
-from gpubench.compare.verdicts import DEFAULT_MARGIN, LEADERS
+from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
 from gpubench.errors import GpubenchError, UsageError, did_you_mean
-from gpubench.metrics import Better
+from gpubench.metrics import LEADERS, Better
 from gpubench.runs import directory
-from gpubench.runs.catalogue import Entry
 from gpubench.runs.directory import COMPLETED
+from gpubench.runs.entries import Entry
 
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE = 4.0
@@ -184,7 +184,7 @@ def _chains(workload: _Workload) -> list[_Chain]:
     keys = dict.fromkeys(key for each in newest for key in each)
     varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
     return [
-        _Chain(chain, [f"{key}={own.get(key)}" for key in varied[:NAMED]])
+        _Chain(chain, [f"{key}={own[key]}" for key in varied[:NAMED] if own.get(key) is not None])
         for chain, own in zip(chains, newest, strict=True)
     ]
 
@@ -425,7 +425,7 @@ def _judged(
         metric=one.metric,
         candidate=one.workload,
         limit=condition.limit,
-        worsening=abs(math.expm1(sign * worse)),
+        worsening=None if reason and not worse else abs(math.expm1(sign * worse)),
         interval=(min(ends), max(ends)) if error else None,
         p_value=p_within if passed else p_beyond,
         outcome="regressed" if regressed else "passed" if passed else "inconclusive",

@@ -12,7 +12,7 @@ from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
 from gpubench.compare.result import Level, NullMetric, Outcome, Verdict
-from gpubench.metrics import Better, Metric
+from gpubench.metrics import LEADERS, Better, Metric
 
 WELL_KNOWN = 10  # with so many units their spread suffices, and their steps are not read
 
@@ -91,11 +91,6 @@ def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list
 
 
 DEFAULT_MARGIN = 0.005
-LEADERS = ("latency_p50", "throughput", "throughput_per_device", "step_time", "peak_memory_total")
-"""The metrics that can be the main metric of a comparison; the first that it has a verdict on is the main one.
-
-Only inference has a latency, on which there is no verdict where the batches differ.
-"""
 COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
 """Metrics that are reproducible counts in a run that followed its memory, independent of the machine's state."""
 COUNTED = "counted, not timed"

@@ -77,13 +77,19 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Cha
         since = f"since {day}, {units.counted(runs, 'run')} ago"
         higher = "higher" if change.ratio > 1 else "lower"
         return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
-    one = series[0]
-    count = sum(len(each.points) for each in series)
-    several = f" of {units.counted(len(series), 'workload')}" if len(series) > 1 else ""
-    if len(one.points) < 2 * FEWEST and len(series) == 1:
-        return f"{units.counted(len(one.points), 'run')} of {one.workload}: a change shows from {2 * FEWEST} runs on"
+    long = [one for one in series if one.visible is not None]
+    if not long:
+        most = max(series, key=lambda one: len(one.points))
+        most_runs = f"{'at most ' if len(series) > 1 else ''}{units.counted(len(most.points), 'run')}"
+        whose = most.workload if len(series) == 1 else "a workload"
+        return f"{most_runs} of {whose}: a change shows from {2 * FEWEST} runs on"
+    count = sum(len(one.points) for one in long)
+    of = f" of {units.counted(len(long), 'workload')}" if len(long) > 1 else ""
     machine = " of the code" if newest_first else ""
-    return f"no change{machine} in {units.counted(count, 'run')}{several} since {series[-1].points[0].started[:10]}"
+    beyond = units.percent(max(one.visible or 0.0 for one in long))
+    start = min(one.points[0].started for one in long)[:10]
+    others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
+    return f"no change{machine} beyond {beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
 
 
 def _size(change: Change) -> str:

@@ -23,15 +23,13 @@ from markupsafe import escape
 
 from gpubench import __version__, units
 from gpubench.report import listing
-from gpubench.runs.catalogue import Entry, catalogue
+from gpubench.report.page import GENERATOR, is_of_others
+from gpubench.runs.catalogue import catalogue
 from gpubench.runs.directory import REPORT, write_document
+from gpubench.runs.entries import Entry
 from gpubench.text import spelled_out
 
 INDEX = "index.html"
-MARK = '<meta name="generator" content="gpubench, index of results">'
-"""Tells a page of this module from one of somebody else, which is left alone."""
-LEADERS = ("latency_p50", "throughput", "makespan", "step_time", "peak_memory_total")
-"""The metrics of which the first that a run has is shown."""
 WAIT_SECONDS = 2.0
 """How long to wait for another process that writes the page. Then it is left to that one."""
 
@@ -47,7 +45,7 @@ def refresh(results: Path) -> Path | None:
     page = results / INDEX
     try:
         with _alone(results):
-            if _of_others(page):
+            if is_of_others(page):
                 return None
             write_document(page, render(results, catalogue(results)))
             return page
@@ -63,7 +61,7 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     data = msgspec.json.encode([_row(results, entry) for entry in whole]).decode()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = {
-        "@MARK@": MARK,
+        "@MARK@": GENERATOR,
         "@POLICY@": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "@FOLDER@": str(escape(spelled_out(results.resolve().name))),
         "@COUNT@": units.counted(len(whole), "run"),
@@ -79,9 +77,8 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
 def _row(results: Path, entry: Entry) -> dict[str, object]:
     """Returns what the page shows of a run. The script knows these names."""
     record, git = entry.record, entry.record.git or {}
-    name = next((one for one in LEADERS if one in entry.metrics), None)
-    figure = entry.metrics[name] if name else None
-    shown, _, reach = listing.figure(name, figure).partition(" +- ") if name and figure else ("", "", "")
+    name, figure = listing.main_figure(entry) or ("", None)
+    shown, _, reach = listing.result(entry).partition(" +- ")
     folder = Path(os.path.relpath(entry.folder, results)).as_posix()
     return {
         "started": record.started[:16].replace("T", " "),
@@ -90,7 +87,7 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "model": spelled_out(entry.model),
         "result": shown,
         "value": figure.estimate if figure else None,
-        "metric": units.words(name) if name else "",
+        "metric": units.words(name),
         "reach": reach,
         "status": record.status,
         "precision": str(entry.settings.get("precision") or ""),
@@ -99,22 +96,13 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "commit": f"{str(git.get('commit') or '')[:8]}{'+' if git.get('dirty') else ''}",
         "experiment": spelled_out(record.experiment),
         "tags": spelled_out(" ".join(entry.tags)),
-        "link": quote(f"{folder}/{REPORT}") if entry.measured else "",
+        "link": quote(f"{folder}/{REPORT}") if entry.measured or entry.is_search else "",
     }
 
 
 @cache
 def _part(name: str) -> str:
     return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _of_others(page: Path) -> bool:
-    """Returns whether there is a page that this module did not write."""
-    try:
-        with page.open("rb") as file:
-            return MARK.encode() not in file.read(1024)
-    except FileNotFoundError:
-        return page.is_symlink()
 
 
 @contextmanager

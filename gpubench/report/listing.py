@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from gpubench import units
-from gpubench.metrics import Metric
+from gpubench.metrics import LEADERS, Metric
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
-from gpubench.runs.catalogue import Entry, Figure
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
+from gpubench.runs.entries import TUNE, Entry, Figure
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
-HEADLINES = ("throughput", "step_time", "peak_memory_total", "peak_memory_allocated", "peak_memory_rss")
-"""The metrics of which the first one that a run has is its result. Runs that count memory have no throughput."""
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
 COLUMNS = frozenset({"command", "model", "status", "name", "tags", "experiment", "host"})
 """The columns of words."""
-EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name")
+EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name", "model")
 MOST_NAMED = 20
 """The number of runs that a removal lists one by one."""
 
@@ -73,22 +71,32 @@ def of_removal(found: Sequence[Unit]) -> Document:
     rows = [
         {
             "run": Cell(unit.label),
+            "command": Cell(TUNE if unit.runs[0].part_of == "search" else unit.runs[0].command),
             "model": Cell(unit.runs[0].model),
             "status": _status(unit.runs[0]) if len(unit.runs) == 1 else Cell(units.counted(len(unit.runs), "run")),
             "age": Cell(age(unit.started)),
+            "name": Cell(", ".join(entry.name for entry in unit.runs if entry.name)),
+            "experiment": Cell(unit.runs[0].record.experiment),
             "disk space": Cell(units.size(size)),
         }
         for unit, size in zip(found, sizes, strict=True)
     ]
     headline = f"{units.counted(runs, 'run')} and {units.size(sum(sizes))} to remove: {_counts(statuses)}"
     left = len(rows) - MOST_NAMED
-    shown = table("", rows[:MOST_NAMED], words=COLUMNS, rest=f"{left} more" if left > 0 else "")
+    shown = table("", rows[:MOST_NAMED], words=COLUMNS, expendable=EXPENDABLE, rest=f"{left} more" if left > 0 else "")
     return Document(headline if found else "nothing to remove", [shown])
 
 
 def main_figure(entry: Entry) -> tuple[str, Figure] | None:
     """Returns the name and the figure of a run's result; None if it has none."""
-    return next(((name, entry.metrics[name]) for name in HEADLINES if name in entry.metrics), None)
+    return next(((name, entry.metrics[name]) for name in LEADERS if name in entry.metrics), None)
+
+
+def result(entry: Entry) -> str:
+    """Returns the main figure of a run; of a search without one, that nothing is proved."""
+    if found := main_figure(entry):
+        return figure(*found)
+    return "nothing proved" if entry.is_search and entry.record.status == COMPLETED else ""
 
 
 def figure(name: str, found: Figure) -> str:
@@ -137,7 +145,7 @@ def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
         "run": entry.run_id,
         "command": entry.command,
         "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
-        "result": figure(*main) if main else "",
+        "result": result(entry),
         "status": _status(entry),
         "age": age(record.started),
         "name": entry.name or "",

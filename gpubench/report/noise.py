@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpubench import units
 from gpubench.compare import intervals
 from gpubench.compare.result import Noise, NullMetric
-from gpubench.compare.verdicts import LEADERS
+from gpubench.metrics import LEADERS
 from gpubench.report.document import Document, Paragraph, table
 from gpubench.text import words
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,6 +13,8 @@ from gpubench.report.charts import hue
 from gpubench.report.document import Block, Document, Medium
 from gpubench.text import shorten, spelled_out, typeset
 
+GENERATOR = Markup('<meta name="generator" content="gpubench">')
+"""The mark of a page that gpubench has written, and may write again."""
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
 _COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
@@ -22,7 +25,19 @@ JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or o
 
 def render(document: Document) -> str:
     """Returns the whole page."""
-    return _environment().get_template("page.html").render(document=document).lstrip()  # its macros leave empty lines
+    found = _environment().get_template("page.html").render(document=document, generator=GENERATOR)
+    return found.lstrip()  # its macros leave empty lines
+
+
+def is_of_others(page: Path) -> bool:
+    """Returns whether a file, or a link, is in the place of a page and was not written by gpubench."""
+    try:
+        with page.open("rb") as file:
+            return GENERATOR.encode() not in file.read(1024)
+    except FileNotFoundError:
+        return page.is_symlink()
+    except OSError:
+        return True
 
 
 def sentence(text: str) -> str:

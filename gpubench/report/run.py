@@ -10,7 +10,7 @@ import msgspec
 
 from gpubench import units
 from gpubench.compare import comparability
-from gpubench.compare.evidence import UNTIMED, RunEvidence, Side, open_run
+from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.errors import GpubenchError
 from gpubench.findings import Findings
@@ -43,6 +43,7 @@ from gpubench.report.document import (
 )
 from gpubench.runs import directory
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
+from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise

@@ -78,8 +78,10 @@ def document(folder: Path, tuning: Tuning) -> Document:
     blocks: list[Block] = []
     found = tuning.conclusion
     if found:
-        blocks += [*_certainty(tuning, found), *_next_steps(folder, tuning), *_gains(tuning, found)]
-        blocks += [*_contributions(tuning, found), *_left_out(tuning, found)]
+        blocks += [*_certainty(tuning, found), *_next_steps(folder, tuning)]
+        if tuning.keep or not _is_busy(found):  # else the gains of single runs tell nothing
+            blocks += [*_gains(tuning, found), *_contributions(tuning, found)]
+        blocks += _left_out(tuning, found)
     else:
         blocks += _next_steps(folder, tuning)
     blocks += _untried(tuning)
@@ -108,11 +110,16 @@ def headline(tuning: Tuning) -> str:
     limited = tuning.budget or tuning.most_runs
     if limited and found.gain is None and any(found.best):
         return f"{tuning.subject}: no settings are proved to be faster, because the limit left no runs to confirm them"
-    if found.noise and found.noise.sigma > BUSY:
+    if _is_busy(found):
         return f"{tuning.subject}: no settings are proved to be faster, because equal runs differ too much to tell"
     if found.gain and any(found.best):
         return f"{tuning.subject}: no settings are proved to be faster; the best ones gave {gain(found.gain)}"
     return f"{tuning.subject}: none of the settings that were tried makes it faster"
+
+
+def _is_busy(found: Conclusion) -> bool:
+    """Tells whether equal runs differ so much that small gains cannot be seen."""
+    return found.noise is not None and found.noise.sigma > BUSY
 
 
 def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
@@ -125,6 +132,9 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
             "intervals are 95 %, and the gain is that of fresh runs made after the choice",
             "quiet",
         )
+    if _is_busy(found):
+        advice = "for a narrower result," if tuning.keep else "for a result,"
+        yield Paragraph(f"this machine is busy: {advice} search again while nothing else runs on it", "warning")
     judged = tuning.losses.get(named(found.best))
     if judged and any(found.best):
         tone: Any = "plain" if judged.outcome == "unharmed" else "warning"
@@ -155,7 +165,7 @@ def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[
     rung = next((rung for rung in found.ladder if rung.factor == one.factor), None)
     return {
         "setting": said(tuning.of_level(one.factor, one.level)),
-        "step by step": f"{rung.gain.ratio:.2f} x" if rung else "",
+        "step by step": gain(rung.gain).partition(" [")[0] if rung else "",
         "with the others": _cell(one.with_others),
         "alone": _cell(one.alone),
         "memory": memory(tuning, one.factor, one.level),
@@ -172,7 +182,10 @@ def _cell(estimate: Estimate | None) -> Cell:
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    rows = [_dropped(tuning, found, one) for one in found.dropped if tuning.has_run(one.factor, one.level)]
+    known = [one for one in found.dropped if tuning.has_run(one.factor, one.level)]
+    if _is_busy(found) and not tuning.keep:
+        known = [one for one in known if one.reason not in ("slower", "no gain")]
+    rows = [_dropped(tuning, found, one) for one in known]
     title = "Tried and not kept"
     yield table(
         title,
@@ -229,7 +242,9 @@ def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     factors = list(dict.fromkeys(name for pair in found.interactions for name in pair.factors))
     levels = {name: level for pair in found.interactions for name, level in zip(pair.factors, pair.levels, strict=True)}
     effects = {
-        (factors.index(pair.factors[0]), factors.index(pair.factors[1])): pair.effect for pair in found.interactions
+        (factors.index(pair.factors[0]), factors.index(pair.factors[1])): pair.effect
+        for pair in found.interactions
+        if not pair.effect.too_wide
     }
     names = [said(tuning.of_level(name, levels[name])) for name in factors]
     if drawing := bar_charts.pairs("interaction of each pair of settings", names, effects):

@@ -8,136 +8,25 @@ else, is ignored and replaced.
 The shell completes runs with this module, so that it imports neither numpy nor the settings.
 """
 
+import fcntl
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError
-from gpubench.foreign_files import SEARCH, TRIALS
-from gpubench.metrics import Better
-from gpubench.runs.directory import COMPLETED, CONFIG, RUN, RUNNING, SCHEMA_VERSION, SUMMARY, RunRecord, status_of
-from gpubench.settings.keys import PROGRAM, PROGRAM_MEMORY, flatten
+from gpubench.foreign_files import SEARCH, SEARCH_LOCK, TRIALS
+from gpubench.runs.directory import CONFIG, INTERRUPTED, RUN, RUNNING, SUMMARY, status_of
+from gpubench.runs.entries import RUN_ID, Entry, PartOf, read
 
 CACHE = ".runs.cache"
 """The cache file in the results folder."""
-VERSION = 1
+VERSION = 2
 """The version of the cache. Raise it whenever `Entry` changes, or is read in another way."""
-RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
-DAMAGED = "damaged"
-"""The status of a run whose run.json cannot be read."""
-UNTIMED = ("memory", PROGRAM_MEMORY)
-"""The commands that count memory and time nothing."""
-PartOf = Literal["search", "trial"] | None
-"""What a run is only a part of: a search by tune, or the trial of another run's fix."""
-
-
-class Figure(NamedTuple):
-    """A metric of a run, with its 95 % interval, whose ends are None after a single repeat."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-    unit: str
-    better: Better | None
-
-
-class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What matters of run.json, with the status as readers report it."""
-
-    experiment: str
-    run_id: str
-    command: str
-    """The command that measures, which for a program is PROGRAM or PROGRAM_MEMORY; "" if it is unknown."""
-    argv: list[str]
-    status: str
-    """As `directory.status_of` reports it, or DAMAGED."""
-    started: str
-    """The start in UTC, ISO 8601; "" if it is unknown. `ended` has the same format."""
-    ended: str | None
-    host: str
-    git: dict[str, Any] | None
-    world_size: int
-    pid: int
-    pid_created: float
-    error: str | None
-    """The message of the error that ended the run."""
-
-
-class _Details(msgspec.Struct, frozen=True, array_like=True):
-    metrics: dict[str, Figure]
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
-    """One run of a results folder, as a listing needs it."""
-
-    folder: str
-    """The path of the run directory, as text."""
-    part_of: PartOf
-    record: Recorded
-    name: str | None
-    tags: tuple[str, ...]
-    model: str
-    """What was run: a model, or the command line of a program; "?" if it is unknown."""
-    device: str | None
-    """The name of the GPU, or of the CPU if the run used no GPU; None if it is unknown."""
-    measured: bool
-    """Whether the run has results."""
-    reference: float | None
-    """How often the reference workload, which shows the speed of the machine itself, ran in a second."""
-    problem: str | None
-    """Why run.json or summary.json cannot be read."""
-    packed: bytes
-    """The details, which are decoded once they are asked for."""
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder)
-
-    @property
-    def run_id(self) -> str:
-        """The name of the folder, which is the run's id unless somebody has renamed it."""
-        return os.path.basename(self.folder)  # noqa: PTH119 - of thousands of runs
-
-    @property
-    def command(self) -> str:
-        """The subcommand of gpubench that the user ran, also for a program."""
-        if self.record.command == PROGRAM:
-            return "profile" if self.settings.get("profiling.enabled") else "train-bench"
-        return "memory" if self.record.command == PROGRAM_MEMORY else self.record.command
-
-    @property
-    def metrics(self) -> dict[str, Figure]:
-        """The metrics of summary.json by name."""
-        return self._details.metrics
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """config.yaml by dot-key; empty if it cannot be read."""
-        return self._details.settings
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """The facts of the environment in summary.json, as `summary.Environment` names them."""
-        return self._details.environment
-
-    @cached_property
-    def _details(self) -> _Details:
-        try:
-            return _DETAILS.decode(self.packed)
-        except (ValueError, RecursionError):  # somebody has changed the cache
-            return _DETAILS.decode(_read(self.folder).packed)
-
-
-_DETAILS = msgspec.msgpack.Decoder(_Details)
 Marks = tuple[int, ...]
 """Size, time and inode of the files that an entry is read from."""
 
@@ -161,7 +50,7 @@ class Catalogue:
         self.results = results
         self.found = dict(_run_directories(results))
         """What each run directory is a part of, by its path relative to the results folder; newest first by its name,
-        and after these the ones that were renamed."""
+        and after these the ones that were renamed, and the folders of searches."""
         self._cached = _load(results / CACHE)
         self._read: dict[str, _Kept] = {}
 
@@ -176,8 +65,8 @@ class Catalogue:
             return None
         kept = self._cached.get(name)
         if kept is None or kept.marks != marks or afresh:
-            kept = self._read[name] = _Kept(marks, _read(folder))
-        return _as_reported(kept.entry, folder, self.found.get(name))
+            kept = self._read[name] = _Kept(marks, read(folder))
+        return self._as_reported(kept.entry, name)
 
     def entries(self) -> Iterator[Entry]:
         """Yields the runs, in the order of `found`."""
@@ -187,9 +76,33 @@ class Catalogue:
 
     def cached(self) -> Iterator[Entry]:
         """Yields the runs that the cache holds and whose folders are still there, without a look into the folders."""
-        for name, part_of in self.found.items():
+        for name in self.found:
             if kept := self._cached.get(name):
-                yield _as_reported(kept.entry, os.path.join(self.results, name), part_of)  # noqa: PTH118
+                yield self._as_reported(kept.entry, name)
+
+    def _as_reported(self, entry: Entry, name: str) -> Entry:
+        """Returns the entry as it is now: the results may have moved, and the host of a running run been killed."""
+        folder = os.path.join(self.results, name)  # noqa: PTH118
+        record, tags = entry.record, entry.tags
+        if entry.is_search:
+            if record.status == RUNNING and not is_searching(folder):
+                record = msgspec.structs.replace(record, status=INTERRUPTED)
+            runs = [run for part in self._parts.get(name, ()) if (run := self.entry(part))]
+            tags = tuple(sorted({tag for run in runs for tag in run.tags}))
+            if runs:
+                record = msgspec.structs.replace(record, host=runs[0].record.host, git=runs[0].record.git)
+        elif record.status == RUNNING:
+            record = msgspec.structs.replace(record, status=status_of(record))
+        return msgspec.structs.replace(entry, folder=folder, part_of=self.found.get(name), record=record, tags=tags)
+
+    @cached_property
+    def _parts(self) -> dict[str, list[str]]:
+        """The names of the runs of each search."""
+        found: dict[str, list[str]] = {}
+        for name, part_of in self.found.items():
+            if part_of == "search":
+                found.setdefault(name.rpartition("/")[0], []).append(name)
+        return found
 
     def save(self) -> None:
         """Writes the cache, if anything in it has changed. A folder that cannot be written is left as it is."""
@@ -226,6 +139,7 @@ def _run_directories(results: Path) -> Iterable[tuple[str, PartOf]]:
         part_of: PartOf = "trial" if folder.name.endswith(TRIALS) else None
         if os.path.exists(os.path.join(folder.path, SEARCH)):  # noqa: PTH110, PTH118
             part_of = "search"
+            found.append((False, folder.name, folder.name, None))
         found += [
             (RUN_ID.fullmatch(run.name) is not None, run.name, f"{folder.name}/{run.name}", part_of)
             for run in _folders(folder.path, quietly=True)
@@ -249,15 +163,32 @@ def _folders(path: str, *, quietly: bool = False) -> list["os.DirEntry[str]"]:
 
 
 def _marks(folder: str) -> Marks | None:
-    """Returns the marks of a run directory; None if the folder is none."""
-    marks: list[int] = []
-    for name in (RUN, SUMMARY, CONFIG):
-        try:
-            found = os.stat(f"{folder}/{name}")  # noqa: PTH116 - of thousands of runs
-            marks += (found.st_size, found.st_mtime_ns, found.st_ino)
-        except OSError:
-            marks += (0, 0, 0)
-    return tuple(marks) if any(marks[:6]) else None
+    """Returns the marks of a run directory, or of the folder of a search; None if the folder is neither."""
+    marks = [mark for name in (RUN, SUMMARY, CONFIG) for mark in _mark(f"{folder}/{name}")]
+    if any(marks[:6]):
+        return tuple(marks)
+    search = _mark(f"{folder}/{SEARCH}")
+    return search if any(search) else None
+
+
+def _mark(path: str) -> Marks:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - of thousands of runs
+    except OSError:
+        return 0, 0, 0
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def is_searching(folder: str) -> bool:
+    """Returns whether a search is in progress, which holds a lock on its folder."""
+    try:
+        with open(f"{folder}/{SEARCH_LOCK}", "r+b") as lock:  # noqa: PTH123
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _load(path: Path) -> dict[str, _Kept]:
@@ -267,219 +198,3 @@ def _load(path: Path) -> dict[str, _Kept]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found.runs if found.version == VERSION else {}
-
-
-def _as_reported(entry: Entry, folder: str, part_of: PartOf) -> Entry:
-    """Returns the entry as it is now: the results may have moved, and the host of a running run been killed."""
-    record = entry.record
-    if record.status == RUNNING:
-        record = msgspec.structs.replace(record, status=status_of(record))
-    return msgspec.structs.replace(entry, folder=folder, part_of=part_of, record=record)
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
-class _Metric(msgspec.Struct):
-    name: str
-    unit: str
-    better: Better | None
-    estimate: float
-    interval: tuple[float, float] | None
-
-    @property
-    def figure(self) -> Figure:
-        low, high = self.interval or (None, None)
-        return Figure(self.estimate, low, high, self.unit, self.better)
-
-
-class _Pipeline(msgspec.Struct):
-    model: str
-
-
-class _Summary(msgspec.Struct):
-    """The part of summary.json that a listing needs."""
-
-    metrics: list[_Metric] = []
-    steady: list[Any] = []
-    pipeline: _Pipeline | None = None
-    environment: dict[str, Any] | None = None
-
-
-def _read(folder: str) -> Entry:
-    """Reads a run directory. What cannot be read is left empty, and named as the problem."""
-    path = Path(folder)
-    problems: list[str] = []
-    known = _attempt(path / RUN, _record, problems)
-    record = _recorded(known) if known else _unreadable(path)
-    summary = _attempt(path / SUMMARY, _summary, problems, is_due=record.status == COMPLETED) or _Summary()
-    settings = _attempt(path / CONFIG, _settings, []) or {}
-    workload = (known.workload if known else None) or {}
-    environment = summary.environment or {}
-    metrics = {one.name: one.figure for one in summary.metrics}
-    reference = metrics.get("yardstick_time")
-    return Entry(
-        folder=folder,
-        part_of=None,
-        record=record,
-        name=known.name if known else None,
-        tags=tuple(known.tags) if known else (),
-        model=_model(settings, summary, workload),
-        device=environment.get("device") or settings.get("device") or workload.get("device"),
-        measured=bool(metrics) and (bool(summary.steady) or record.command in UNTIMED),
-        reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
-        problem=problems[0] if problems else None,
-        packed=msgspec.msgpack.encode(_Details(metrics, settings, environment)),
-    )
-
-
-def _attempt(path: Path, parse: Callable[[bytes], Any], problems: list[str], *, is_due: bool = True) -> Any:
-    """Returns the parsed file, or None if it cannot be read, which becomes a problem.
-
-    A missing file is only a problem if it `is_due`.
-    """
-    try:
-        return parse(foreign_files.content(path))
-    except FileNotFoundError:
-        problems += [f"{path} is missing"] if is_due else []
-    except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror}")
-    except (ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{path} is damaged: {' '.join(str(error).split())}")
-    return None
-
-
-def _record(content: bytes) -> RunRecord:
-    version = msgspec.json.decode(content, type=_Versioned).schema_version
-    if version > SCHEMA_VERSION:
-        raise ValueError(f"schema version {version} is newer than {SCHEMA_VERSION}: upgrade gpubench")
-    return msgspec.json.decode(content, type=RunRecord)
-
-
-def _summary(content: bytes) -> _Summary:
-    return msgspec.json.decode(content, type=_Summary)
-
-
-def _recorded(record: RunRecord) -> Recorded:
-    return Recorded(
-        experiment=record.experiment,
-        run_id=record.run_id,
-        command=record.command,
-        argv=record.argv,
-        status=record.status,
-        started=record.started,
-        ended=record.ended,
-        host=record.host,
-        git=record.git,
-        world_size=record.world_size,
-        pid=record.pid,
-        pid_created=record.pid_created,
-        error=(record.error or {}).get("message"),
-    )
-
-
-def _unreadable(path: Path) -> Recorded:
-    """Returns what the path says about a run whose run.json cannot be read."""
-    day, time, thousandths = (*path.name.split("-"), "", "", "")[:3] if RUN_ID.fullmatch(path.name) else ("",) * 3
-    date = f"{day[:4]}-{day[4:6]}-{day[6:]}"
-    return Recorded(
-        experiment=path.parent.name,
-        run_id=path.name,
-        command="",
-        argv=[],
-        status=DAMAGED,
-        started=f"{date}T{time[:2]}:{time[2:4]}:{time[4:]}.{thousandths}Z" if day else "",
-        ended=None,
-        host="",
-        git=None,
-        world_size=1,
-        pid=0,
-        pid_created=0.0,
-        error=None,
-    )
-
-
-def _model(settings: dict[str, Any], summary: _Summary, workload: dict[str, Any]) -> str:
-    if command := settings.get("program.command"):
-        program, _, arguments = str(command).partition(" ")
-        return f"{os.path.basename(program)} {arguments}".strip()  # noqa: PTH119
-    found = (
-        summary.pipeline.model if summary.pipeline else None,
-        workload.get("model"),
-        settings.get("model.name"),
-        settings.get("model.unet"),
-    )
-    named = next((str(name) for name in found if name), "?")
-    return os.path.basename(named.rstrip("/")) or named  # noqa: PTH119
-
-
-_LINE = re.compile(r"( *)([A-Za-z_][\w-]*):(?: +(.*))?")
-_SPECIAL = tuple("|>&*!?%@`")  # the beginnings of values that may extend over several lines, or refer to others
-
-
-def _settings(content: bytes) -> dict[str, Any]:
-    """Returns config.yaml by dot-key, as `reader.Run.settings` does.
-
-    Parsing YAML takes most of the time of reading a run. The configurations that gpubench writes have one value on each
-    line, and mostly the same lines, so each line is parsed once. All others are parsed as a whole.
-    """
-    text = content.decode()
-    found = _by_line(text)
-    return flatten(_whole(text) if found is None else found)
-
-
-def _by_line(text: str) -> dict[str, Any] | None:
-    """Returns the mappings in text that has one plain key and value on each line; None for any other text."""
-    root: dict[str, Any] = {}
-    levels = [(0, root)]
-    opened: tuple[dict[str, Any], str] | None = None  # the key of the line before, if it has no value
-    for line in text.split("\n"):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            return None
-        indent, key, value = len(match[1]), match[2], match[3] or ""
-        if opened and indent > levels[-1][0]:
-            inner: dict[str, Any] = {}
-            opened[0][opened[1]] = inner
-            levels.append((indent, inner))
-        while indent < levels[-1][0]:
-            levels.pop()
-        mapping = levels[-1][1]
-        if indent != levels[-1][0] or key in mapping or not _is_plain(key):
-            return None
-        opened = None
-        if not value or value.startswith("#"):
-            mapping[key], opened = None, (mapping, key)
-            continue
-        try:
-            mapping[key] = _value(value)
-        except ValueError:
-            return None
-    return root
-
-
-@lru_cache(maxsize=1024)
-def _is_plain(key: str) -> bool:
-    """Returns whether YAML reads a key as text, unlike "yes" or "null"."""
-    from gpubench.settings import yaml_text  # imported here, because a listing from the cache does not need it
-
-    return bool(yaml_text.parse(key) == key)
-
-
-@lru_cache(maxsize=16384)
-def _value(text: str) -> Any:
-    """Returns a value on a single line, with or without a comment. Raises ValueError if it may be anything else."""
-    if text.startswith((*_SPECIAL, "- ")) or "\r" in text:
-        raise ValueError(text)
-    found = _whole(f"value: {text}")
-    return found["value"]
-
-
-def _whole(text: str) -> dict[str, Any]:
-    from gpubench.settings import yaml_text
-
-    plain = msgspec.json.encode(yaml_text.parse(text))  # YAML also knows dates, sets and NaN
-    return msgspec.json.decode(plain, type=dict[str, Any])

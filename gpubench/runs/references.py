@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpubench.errors import RunDirectoryError, offer
-from gpubench.runs.catalogue import RUN_ID, Catalogue, Entry
+from gpubench.errors import RunDirectoryError, UsageError, offer
+from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
+from gpubench.runs.entries import RUN_ID, Entry
+from gpubench.settings.keys import RUN_BY
 from gpubench.units import counted
 
 LATEST = re.compile(
@@ -40,6 +42,7 @@ class Lookup:
     - an experiment, which is a group.
 
     `latest` counts neither the runs of a search nor the trials of another run's fixes, unless their folder is named.
+    `path` counts the search itself, as one; `run` and `runs` do so only for `latest:tune`.
     """
 
     def __init__(self, results: Path, *, measured: bool = False) -> None:
@@ -66,11 +69,7 @@ class Lookup:
 
         Raises RunDirectoryError for a name that is missing or ambiguous.
         """
-        path = Path(name)
-        if not exists(path):
-            if latest := LATEST.fullmatch(name):
-                return [self._latest(latest)], False
-            path = self._under(name)
+        path = self._path(name, searches=False)
         if not is_folder(path):
             raise RunDirectoryError(f"{path} is a file, not a run directory", OF_LOGS)
         if is_run(path):
@@ -83,6 +82,23 @@ class Lookup:
                 f"give one of them: {listed([f'{path}/{one}' for one in experiments])}",
             )
         raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if any(map(_is_log, children(path))) else WHAT)
+
+    def path(self, name: str) -> Path:
+        """Returns the path that a name stands for: of a run directory, of the folder of a search, or of any other.
+
+        `latest` may be a search. Raises RunDirectoryError for a name that is missing or ambiguous.
+        """
+        return self._path(name, searches=True)
+
+    def _path(self, name: str, *, searches: bool) -> Path:
+        path = Path(name)
+        if not exists(path):
+            if latest := LATEST.fullmatch(name):
+                return self._latest(latest, searches=searches)
+            path = self._under(name)
+        if NAME.fullmatch(name) and not is_run(path) and (named := self._named(name)):
+            raise RunDirectoryError(f"{name} is the name of a run, and also {path}", f"give {path}/ or {named}")
+        return path
 
     def skipped(self) -> Iterator[str]:
         """Yields a line for each reason for which `latest` has skipped runs."""
@@ -101,11 +117,10 @@ class Lookup:
         if len(exact) > 1:
             where = listed(str(self.results / one) for one in sorted(exact))
             raise RunDirectoryError(f"{name} is in several experiments", f"give one of them: {where}")
-        begun = [one for one in known.found if one.startswith(name) or one.rpartition("/")[2].startswith(name)]
-        if not exact and not begun and NAME.fullmatch(name):
-            exact = [next((one for one in known.found if (run := known.entry(one)) and run.name == name), "")]
-            known.save()
-        if found := exact[0] if exact and exact[0] else begun[0] if len(begun) == 1 else None:
+        begun = [one for one in known.found if (one if "/" in name else one.rpartition("/")[2]).startswith(name)]
+        if not exact and not begun and NAME.fullmatch(name) and (named := self._named(name)):
+            return named
+        if found := exact[0] if exact else begun[0] if len(begun) == 1 else None:
             return self.results / found
         if begun:
             several = listed(sorted(begun, reverse=True))
@@ -114,8 +129,16 @@ class Lookup:
             )
         raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), self.results))
 
-    def _latest(self, asked: re.Match[str]) -> Path:
-        """Returns the run that `latest` stands for, among all results or within a folder.
+    def _named(self, name: str) -> Path | None:
+        """Returns the newest run that was given a name; None if there is none."""
+        known = Catalogue(self.results)
+        try:
+            return next((run.path for run in known.entries() if run.name == name), None)
+        finally:
+            known.save()
+
+    def _latest(self, asked: re.Match[str], *, searches: bool) -> Path:
+        """Returns the run that `latest` stands for, among all results or within a folder, or the search.
 
         Of runs with results, it counts the ones of a single command: the one that is asked for, else that of the
         sides that are known already, else that of the newest run.
@@ -128,29 +151,27 @@ class Lookup:
         found, empty, others = 0, 0, 0
         known = Catalogue(folder)
         try:
-            for name, part_of in known.found.items():
-                run_id = name.rpartition("/")[2]
-                if part_of or not RUN_ID.fullmatch(run_id):
-                    continue
-                entry = known.entry(name)
+            for name, entry in _newest_first(known):
                 if wanted and not (entry and wanted in (entry.command, entry.record.command)):
                     continue
+                if entry and entry.is_search and not (searches or wanted):
+                    continue
                 if entry is None or (self._measured and not _has_results(entry)):
-                    self._empty[run_id] = None
+                    self._empty[name.rpartition("/")[2]] = None
                     empty += 1
                 elif not self._measured or entry.record.command in ("", command := command or entry.record.command):
                     if found == back:
                         return entry.path
                     found += 1
                 else:
-                    whose = f"{entry.record.command} where {command} is compared"
+                    whose = f"{entry.command} where {_spoken(command)} is compared"
                     self._of_others.setdefault(whose, {})[entry.run_id] = None
                     others += 1
         finally:
             if folder == self.results:
                 known.save()
         are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
-        of = wanted or (command if others else None)
+        of = wanted or (_spoken(command) if others else None)
         kind = f"{f' of {of}' if of else ''}{' with results' if empty else ''}"
         hint = "latest is the newest, latest~1 the one before it" if found else WHAT
         if others:
@@ -158,6 +179,18 @@ class Lookup:
         raise RunDirectoryError(
             f"{asked[0] if within is None else asked[0].rpartition('/')[2]}: {are}{kind} in {folder}", hint
         )
+
+
+def check_name(name: str, results: Path | None = None) -> None:
+    """Raises UsageError for a text by which a run, of the results folder if there is one, could not be found."""
+    if not NAME.fullmatch(name) or LATEST.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r} is no name of a run",
+            "begin it with a letter, and use letters, digits and . _ + - only; latest has a meaning already",
+        )
+    for taken in (Path(name), *([results / name] if results else [])):
+        if exists(taken):
+            raise UsageError(f"--name {name}: {taken} exists, and would be found by that name", "choose another name")
 
 
 def counts_back(name: str) -> bool:
@@ -218,8 +251,30 @@ def _is_log(path: Path) -> bool:
     return path.suffix.lower() in LOGS and not is_folder(path)
 
 
+def _spoken(command: str | None) -> str:
+    """Returns the command of gpubench that the user gave, for the command in a run.json."""
+    return RUN_BY.get(command or "", command or "")
+
+
+def _newest_first(known: Catalogue) -> Iterator[tuple[str, Entry | None]]:
+    """Yields the names of runs and searches with what is known of them, without those that are a part of another."""
+    whole = [name for name, part_of in known.found.items() if not part_of]
+    others = [(name, entry) for name in whole if "/" not in name and (entry := known.entry(name)) and entry.is_search]
+    searches = sorted(others, key=lambda one: one[1].record.started)
+    for name in whole:
+        if not RUN_ID.fullmatch(name.rpartition("/")[2]):
+            continue
+        entry = known.entry(name)
+        while entry and searches and searches[-1][1].record.started > entry.record.started:
+            yield searches.pop()
+        yield name, entry
+    yield from reversed(searches)
+
+
 def _has_results(entry: Entry) -> bool:
     """Returns whether a run has ended with results. Damaged ones count, so that the damage is reported."""
+    if entry.is_search:
+        return True
     return entry.record.status != RUNNING and (entry.measured or entry.problem is not None)
 
 

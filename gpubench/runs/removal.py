@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 from gpubench.errors import RunDirectoryError, RunFailed
-from gpubench.foreign_files import SEARCH_LOCK
-from gpubench.runs.catalogue import DAMAGED, RUN_ID, Catalogue, Entry
+from gpubench.runs.catalogue import Catalogue, is_searching
 from gpubench.runs.directory import COMPLETED, RUNNING
+from gpubench.runs.entries import DAMAGED, RUN_ID, Entry
 from gpubench.runs.selection import stamp
 
 
@@ -46,6 +46,8 @@ def units(entries: Iterable[Entry]) -> list[Unit]:
     """Returns the runs as what can be removed, in their order; the runs of a search at the place of the first one."""
     found: dict[Path, list[Entry]] = {}
     for entry in entries:
+        if entry.is_search:
+            continue  # its runs stand for it
         found.setdefault(entry.path.parent if entry.part_of == "search" else entry.path, []).append(entry)
     return [Unit(path, tuple(runs)) for path, runs in found.items()]
 
@@ -85,9 +87,20 @@ def protection(results: Path, unit: Unit) -> str | None:
             return f"it is not sure to be a run: {entry.problem}"
     if not _is_inside(results, unit.path):
         return f"it is not in {results}, but behind a link"
-    if unit.runs[0].part_of == "search" and _is_searching(unit.path):
+    if unit.runs[0].part_of == "search" and is_searching(str(unit.path)):
         return "the search is running"
     return None
+
+
+def remedy(unit: Unit) -> str | None:
+    """Returns what makes a protected unit removable; None if nothing does."""
+    if any(entry.record.status == RUNNING for entry in unit.runs):
+        return "wait until it has ended"
+    tagged = next((entry for entry in unit.runs if entry.tags), None)
+    if tagged is None:
+        return None
+    name = unit.path.name if tagged.part_of == "search" else tagged.run_id
+    return f"gpubench runs tag {name} --remove {tagged.tags[0]}"
 
 
 def remove(known: Catalogue, unit: Unit) -> None:
@@ -116,20 +129,6 @@ def _is_inside(results: Path, path: Path) -> bool:
     """Returns whether a folder is really where its path says, in the results folder, without a link on the way."""
     whole, real = os.path.realpath(results), os.path.realpath(path)
     return real == os.path.join(whole, os.path.relpath(path, results)) and real.startswith(whole + os.sep)  # noqa: PTH118
-
-
-def _is_searching(folder: Path) -> bool:
-    """Returns whether a search is in progress, which holds a lock on its folder."""
-    import fcntl
-
-    try:
-        with (folder / SEARCH_LOCK).open("r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _sizes(folder: Path) -> Iterator[int]:

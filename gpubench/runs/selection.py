@@ -8,14 +8,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gpubench.errors import UsageError, did_you_mean
-from gpubench.runs.catalogue import Entry
+from gpubench.runs.entries import Entry
 
 CONDITION = re.compile(r"(?P<key>[\w.-]+) *(?P<sign>!=|<=|>=|=|<|>) *(?P<value>.*)")
 AGE = re.compile(r"(?P<number>\d{1,9}(?:\.\d+)?) *(?P<unit>min|h|d|w)")
 UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 ENVIRONMENT = "environment."
 """Stands before a fact of the environment, unlike a setting."""
-_SIGNS: dict[str, Callable[[float, float], bool]] = {
+VERSION = re.compile(r"-?\d{1,9}(?:\.\d{1,9})*")
+"""The beginning of a version such as 2.13.0+cpu; also a whole number."""
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "<": lambda one, other: one < other,
     ">": lambda one, other: one > other,
     "<=": lambda one, other: one <= other,
@@ -177,15 +179,43 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
         return lambda entry: _equals(value_of(entry, key), asked)
     if sign == "!=":
         return lambda entry: not _equals(value_of(entry, key), asked)
-    limit = _number(asked)
-    if limit is None:
-        raise UsageError(f"--where {text!r}: {asked!r} is not a number", f"{sign} compares numbers")
+    if _number(asked) is None and not VERSION.match(asked):
+        raise UsageError(f"--where {text!r}: {asked!r} is not a number", f"{sign} compares numbers and versions")
+    known = [value for entry in entries if (value := value_of(entry, key)) is not None]
+    if known and not any(map(_is_ordered, known)):
+        raise UsageError(
+            f"--where {text!r}: {key} is neither a number nor a version, but for example {known[0]!r}",
+            f"use {key}=VALUE, in which * stands for any text",
+        )
 
     def holds(entry: Entry) -> bool:
         value = value_of(entry, key)
-        return isinstance(value, int | float) and _SIGNS[sign](value, limit)
+        return _is_ordered(value) and _SIGNS[sign](*_comparable(value, asked))
 
     return holds
+
+
+def _is_ordered(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and VERSION.match(value) is not None)
+
+
+def _comparable(value: Any, asked: str) -> tuple[Any, Any]:
+    """Returns a setting's value and the limit that it is compared with: as numbers, or for text as versions.
+
+    A version counts to as many places as the limit has, so that 2.13.0+cpu is not above 2.13.
+    """
+    number = _number(asked)
+    if isinstance(value, int | float) and number is not None:
+        return value, number
+    limit = _version(asked)
+    found = _version(str(value))
+    return (*found, *[0] * len(limit))[: len(limit)], limit
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Returns the numbers that a version begins with."""
+    match = VERSION.match(text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _equals(value: Any, asked: str) -> bool:
@@ -196,7 +226,8 @@ def _equals(value: Any, asked: str) -> bool:
         return asked.lower() == str(value).lower()
     if isinstance(value, int | float):
         return value == _number(asked)
-    return fnmatchcase(str(value), asked)
+    text = str(value)
+    return fnmatchcase(text, asked) or (VERSION.match(text) is not None and text.partition("+")[0] == asked)
 
 
 def _number(text: str) -> float | None:

@@ -8,6 +8,8 @@ from gpubench.errors import UsageError
 
 PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
 """The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
+"""The commands of gpubench that run them."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

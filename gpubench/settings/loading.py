@@ -28,8 +28,8 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
-from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, flatten, naming_origins, nest, with_origins
-from gpubench.settings.schema import COMMANDS, KINDS, RUN_BY, CompletedSettings, ProgramSettings, RunSettings
+from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, RUN_BY, flatten, naming_origins, nest, with_origins
+from gpubench.settings.schema import COMMANDS, KINDS, CompletedSettings, ProgramSettings, RunSettings
 from gpubench.units import listed
 
 if TYPE_CHECKING:

@@ -449,10 +449,6 @@ class ProgramDistributed(Section):
     )
 
 
-RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
-"""The commands of gpubench that run them."""
-
-
 class ProgramSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench -- PROGRAM`, which measures a program of the user.
 

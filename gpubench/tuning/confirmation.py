@@ -46,9 +46,9 @@ class Confirmation:
         self._noises = [(squares + spread[0], self.own_df + spread[1]), (squares, self.own_df)]
         self._counts = {arm: sum(run.combination == arm for run in runs) for arm in self._arms}
 
-    def log_ratio(self, one: Combination, other: Combination) -> tuple[float, Error] | None:
-        """Returns the logarithm of the ratio of two combinations, with its error; None without two runs of each."""
-        if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < 2 or self.own_df <= 0:
+    def log_ratio(self, one: Combination, other: Combination, least: int = 2) -> tuple[float, Error] | None:
+        """Returns the logarithm of the ratio of two combinations, with its error; None without `least` runs of each."""
+        if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < least or self.own_df <= 0:
             return None
         contrast = self._contrast(one, other)
         scale = self._scale(contrast)

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from gpubench.metrics import TOO_WIDE
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
 from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
 from gpubench.tuning.model import Combination, Terms, posterior
@@ -32,6 +33,8 @@ class Result:
     """Why the combination must not be kept although it runs; empty if it may."""
     seconds: float = 0.0
     """The time that the run took; 0 if it is unknown."""
+    refused: bool = False
+    """Whether the combination was refused before the run was started, as it would be again."""
 
 
 class Estimate(NamedTuple):
@@ -41,7 +44,14 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def too_wide(self) -> bool:
+        """Whether the interval is so wide that only its ends are shown."""
+        return self.high > TOO_WIDE * self.low
+
     def __str__(self) -> str:
+        if self.too_wide:
+            return f"{self.low:.2f} to {self.high:.2f} x"
         return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
 
 

@@ -33,7 +33,7 @@ class Outcome:
 class Limits:
     """Tells which combinations may be run, and why others may not.
 
-    A combination does not run if at least half of its runs fail. Of one that fails although each of its levels is fine,
+    A combination does not run if most of its runs fail. Of one that fails although each of its levels is fine,
     a pair of levels is to blame, or a larger part if some combination that runs contains each of its pairs.
     """
 
@@ -43,7 +43,7 @@ class Limits:
         self._bad = {
             one.combination: one.bad
             for one in outcomes
-            if one.bad and (one.bad != DOES_NOT_RUN or 2 * failures[one.combination] >= runs[one.combination])
+            if one.bad and (one.bad != DOES_NOT_RUN or 2 * failures[one.combination] > runs[one.combination])
         }
         self._good = {one.combination for one in outcomes if not one.bad} - set(self._bad)
         self._cleared = {part for one in self._good for size in (1, 2) for part in combinations(_active(one), size)}

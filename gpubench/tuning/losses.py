@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Final, Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -19,24 +19,15 @@ from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error, 
 from gpubench.compare.warnings import fell_apart, scatter
 from gpubench.distributions import student_t_cdf, student_t_quantile
 from gpubench.runs.stats import mean_error
-from gpubench.settings.schema import from_outside
+from gpubench.tuning.treatments import numbers_of
 
 Claim = Literal["same", "rounding", "type"]
 """What a treatment changes about the computed numbers: nothing, their last digits, or the type that they are computed
-in; see `gpubench.settings.field.FromOutside.numbers`. Of several treatments the widest one counts."""
+in. Of several treatments the widest one counts, which is the last one in CLAIMS."""
+CLAIMS: Sequence[Claim] = ("same", "rounding", "type")
 
-CLAIMS: Final[dict[str, Claim]] = {
-    "distributed.backend": "rounding",
-    "distributed.separate_reduce_scatter": "same",
-    "distributed.strategy": "rounding",
-    "distributed.sync_gradients": "rounding",
-    "model.activation_checkpointing": "rounding",
-    "performance.compile": "type",
-    "performance.compile_mode": "type",
-    "performance.omp_wait_policy": "same",
-    "training.read_loss": "same",
-}
-"""The claims of settings that only gpubench's own loop has, and of compiled code, whose dropout draws other numbers."""
+COMPILED = ("performance.compile", "performance.compile_mode")
+"""The settings whose losses are judged as those of another type, because compiled code draws other random numbers."""
 
 Outcome = Literal["unharmed", "harmed", "unclear", "unknown"]
 """Whether the loss is harmed; "unclear" if the steps and runs do not suffice to tell, "unknown" without losses."""
@@ -109,9 +100,9 @@ class Judgement:
 
 
 def claim_of(keys: Iterable[str]) -> Claim:
-    """Returns what the settings with these dot-keys claim together; "type" if nothing is known of one of them."""
-    known = {key: outside.numbers for key, outside in from_outside().items()} | CLAIMS
-    return max((known.get(key, "type") for key in keys), key=get_args(Claim).index, default="same")
+    """Returns what the settings with these dot-keys, none of which changes the batch, claim together."""
+    known = {"type" if key in COMPILED else numbers_of(key) for key in keys}
+    return next((claim for claim in reversed(CLAIMS) if claim in known), "same")
 
 
 def curves_of(run: RunEvidence) -> list[Curve]:

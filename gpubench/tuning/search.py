@@ -6,6 +6,7 @@ docs/statistics.md describes the method and its measured error rates.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -196,10 +197,8 @@ class Search:
         known = self._knowledge()
         if known is None or left <= 0:
             return None
-        if not made["alone"]:
-            alone = [with_level(self._baseline, *main) for main in self._terms.mains]
-            if block := self._block("alone", alone, left, self._spare(known)):
-                return block
+        if block := self._try_alone(known, left):
+            return block
         if self._chosen is None:
             kept = self._confirmation_runs()
             block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
@@ -208,6 +207,18 @@ class Search:
             if block:
                 return block
         return self._confirm(known, left)
+
+    def _try_alone(self, known: Knowledge, left: int) -> Block | None:
+        """Returns the runs of each setting alone, and then again of those that failed, as a crash may be chance."""
+        made = Counter(run.combination for run in self._runs if run.stage == "alone")
+        if not made:
+            wanted = [with_level(self._baseline, *main) for main in self._terms.mains]
+        elif self._runs[-1].stage == "alone":
+            failed = [run for run in self._runs if run.result.rate is None and not run.result.refused]
+            wanted = [run.combination for run in failed if made[run.combination] == 1]
+        else:
+            return None
+        return self._block("alone", wanted, left, self._spare(known)) if wanted else None
 
     def _screen(self, known: Knowledge, made: int, room: int) -> Block | None:
         wanted = self._screening_runs() - made
@@ -395,7 +406,7 @@ class Search:
             Contribution(
                 self._factors[place].name,
                 level,
-                _interval(fresh, chosen, with_level(chosen, place, 0)),
+                _interval(fresh, chosen, with_level(chosen, place, 0), least=1),
                 known.estimate(with_level(self._baseline, place, level), self._baseline),
             )
             for place, level in enumerate(best)
@@ -482,7 +493,7 @@ def _arms(best: Combination) -> list[Combination]:
 
 
 def _interval(
-    fresh: Confirmation | None, one: Combination, other: Combination, level: float = SIGNIFICANT
+    fresh: Confirmation | None, one: Combination, other: Combination, level: float = SIGNIFICANT, least: int = 2
 ) -> Estimate | None:
-    found = fresh.log_ratio(one, other) if fresh else None
+    found = fresh.log_ratio(one, other, least) if fresh else None
     return interval_of(found[0], found[1].half_width(level)) if found else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpubench import units
+from gpubench.compare import comparability
+from gpubench.settings.schema import from_outside
 
 Changes = Mapping[str, Any]
 """Values by dot-key."""
@@ -80,7 +82,6 @@ class _Row:
     """A row of the table. `levels` returns the changes to try, or a text with the reason why none can matter."""
 
     name: str
-    numbers: Numbers
     levels: Callable[[Subject], Sequence[Changes] | str]
 
 
@@ -211,26 +212,37 @@ def _batch_size(subject: Subject) -> Sequence[Changes] | str:
 
 
 TABLE: Sequence[_Row] = (
-    _Row("precision", "type", _precision),
-    _Row("performance.compile", "rounding", _compile),
-    _Row("data.workers", "same", _workers),
-    _Row("performance.channels_last", "rounding", _channels_last),
-    _Row("performance.sdpa", "rounding", _sdpa),
-    _Row("training.optimizer_impl", "rounding", _optimizer_impl),
-    _Row("training.read_loss", "same", _read_loss),
-    _Row("performance.matmul_precision", "type", _matmul_precision),
-    _Row("performance.cudnn_benchmark", "rounding", _cudnn_benchmark),
-    _Row("performance.cpu_threads", "rounding", _cpu_threads),
-    _Row("data.pin_memory", "same", _pin_memory),
-    _Row("data.prefetch", "same", _prefetch),
-    _Row("distributed.sync_gradients", "rounding", _sync_gradients),
-    _Row("distributed.bucket_mb", "rounding", _bucket),
-    _Row("distributed.gradient_as_bucket_view", "same", _bucket_view),
-    _Row("model.activation_checkpointing", "rounding", _checkpointing),
-    _Row("performance.expandable_segments", "same", _expandable_segments),
-    _Row("training.batch_size", "batch", _batch_size),
+    _Row("precision", _precision),
+    _Row("performance.compile", _compile),
+    _Row("data.workers", _workers),
+    _Row("performance.channels_last", _channels_last),
+    _Row("performance.sdpa", _sdpa),
+    _Row("training.optimizer_impl", _optimizer_impl),
+    _Row("training.read_loss", _read_loss),
+    _Row("performance.matmul_precision", _matmul_precision),
+    _Row("performance.cudnn_benchmark", _cudnn_benchmark),
+    _Row("performance.cpu_threads", _cpu_threads),
+    _Row("data.pin_memory", _pin_memory),
+    _Row("data.prefetch", _prefetch),
+    _Row("distributed.sync_gradients", _sync_gradients),
+    _Row("distributed.bucket_mb", _bucket),
+    _Row("distributed.gradient_as_bucket_view", _bucket_view),
+    _Row("model.activation_checkpointing", _checkpointing),
+    _Row("performance.expandable_segments", _expandable_segments),
+    _Row("training.batch_size", _batch_size),
 )
 """The settings to try, in the order in which they usually matter."""
+
+OWN_NUMBERS: Mapping[str, Numbers] = {
+    "distributed.backend": "rounding",
+    "distributed.separate_reduce_scatter": "same",
+    "distributed.strategy": "rounding",
+    "distributed.sync_gradients": "rounding",
+    "model.activation_checkpointing": "rounding",
+    "performance.omp_wait_policy": "same",
+    "training.read_loss": "same",
+}
+"""What the settings change that only gpubench's own loop has. The others declare it with what they do to a program."""
 
 SAVE_MEMORY = ("model.activation_checkpointing", "performance.expandable_segments")
 """The settings that are tried first if the program needs too much memory."""
@@ -239,10 +251,18 @@ KEPT = "--keep-arithmetic"
 NOT_NAMED = "--only does not name it"
 
 
+def numbers_of(key: str) -> Numbers:
+    """Returns what a setting changes about the computed numbers; if that is not declared, the type."""
+    declared = comparability.declarations().get(key)
+    if declared and declared.role == "scale":
+        return "batch"
+    outside = from_outside().get(key)
+    return outside.numbers if outside else OWN_NUMBERS.get(key, "type")
+
+
 def choose(
     subject: Subject,
     known: frozenset[str],
-    numbers_of: Mapping[str, Numbers],
     *,
     only: frozenset[str] = frozenset(),
     asked: Mapping[str, Sequence[Any]] | None = None,
@@ -250,18 +270,14 @@ def choose(
 ) -> tuple[list[Treatment], list[Untried]]:
     """Returns the treatments to try, in their order, and the settings that are not tried, with the reasons.
 
-    `known` are the settings of the command, and `numbers_of` what those that the table lacks change. `only` restricts
-    the choice to these settings, and `asked` gives the values of a setting to try, whatever the table says of it.
+    `known` are the settings of the command. `only` restricts the choice to these settings, and `asked` gives the values
+    of a setting to try, whatever the table says of it.
     """
     rows = [row for row in TABLE if row.name in known]
     first = [next(iter(fix)) for fix in subject.fixes]  # a fix of several settings is a level of its first one
     extra = dict.fromkeys(key for key in [*first, *(asked or {})] if key in known)
     tabled = {row.name for row in rows}
-    rows += [
-        _Row(key, numbers_of.get(key, "rounding"), lambda subject: "no value is known to help")
-        for key in extra
-        if key not in tabled
-    ]
+    rows += [_Row(key, lambda subject: "no value is known to help") for key in extra if key not in tabled]
     promising = list(dict.fromkeys([*(SAVE_MEMORY if subject.is_too_large else ()), *first]))
     rows.sort(key=lambda row: promising.index(row.name) if row.name in promising else len(promising))
 
@@ -271,10 +287,10 @@ def choose(
         found = _levels(row, subject, known, asked or {}, only)
         if isinstance(found, str):
             untried.append(Untried(row.name, found))
-        elif keep_arithmetic and row.numbers in ("type", "batch"):
+        elif keep_arithmetic and numbers_of(row.name) in ("type", "batch"):
             untried.append(Untried(row.name, KEPT))
         else:
-            treatments.append(Treatment(row.name, found, row.numbers))
+            treatments.append(Treatment(row.name, found, numbers_of(row.name)))
     return treatments, untried
 
 
@@ -286,7 +302,7 @@ def _levels(
         return _changed(subject, [{row.name: value} for value in asked[row.name]]) or "it has these values already"
     if only and row.name not in only:
         return NOT_NAMED
-    if row.numbers == "batch" and row.name not in only:
+    if numbers_of(row.name) == "batch" and row.name not in only:
         return OPT_IN
     proposed = [fix for fix in subject.fixes if next(iter(fix)) == row.name]
     found = row.levels(subject)
