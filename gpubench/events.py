@@ -264,6 +264,8 @@ class WorkCounted(msgspec.Struct, frozen=True):
     """The elements of all parameters that the first update of each optimizer has changed."""
     updated_least: int
     """The same for the update of each optimizer that has changed the fewest, among those that were counted."""
+    forwarded: int = 0
+    """The samples that the model was given in forward passes of training; 0 if they were not counted."""
 
 
 class RepeatDone(Event, frozen=True):

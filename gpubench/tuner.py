@@ -327,10 +327,10 @@ class Tuner:
         if reason := self._without_effect(combination, found):
             return reason
         baseline = self._evidence_of((0,) * len(combination), runs)
-        works = [losses.work_of(run) for run in (*baseline[:1], *found)]
+        before, after = ([losses.work_of(run) for run in side] for side in (baseline, found))
         if "training.batch_size" in self.tuning.changes(combination):
-            works = [replace(work, samples=None) for work in works]
-        if baseline and (less := next(filter(None, (losses.less_work(works[0], work) for work in works[1:])), "")):
+            after = [replace(work, samples=None, forwarded=None) for work in after]
+        if less := next(filter(None, (losses.less_work(before, work) for work in after)), ""):
             return less
         if block.stage not in ("alone", "confirming"):
             return ""

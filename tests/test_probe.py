@@ -102,7 +102,9 @@ def test_backward_passes_and_what_optimizers_update_are_counted(tmp_path: Path) 
             optimizer.zero_grad()
 
     found = probed(tmp_path, run, steps=9)
-    assert found.events["repeatdone"]["work"] == {"backward_passes": 24, "updated_first": 16, "updated_least": 4}
+    work = found.events["repeatdone"]["work"]
+    assert 44 <= work.pop("forwarded") <= 48  # the first call is the one in which the model is recognised
+    assert work == {"backward_passes": 24, "updated_first": 16, "updated_least": 4}
 
 
 def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
@@ -117,7 +119,9 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     found = probed(tmp_path, run)
     assert len(found.steps) == 30
     assert {step["samples"] for step in found.steps} == {4}
-    assert found.events["repeatdone"]["work"] == {"backward_passes": 90, "updated_first": 16, "updated_least": 16}
+    work = found.events["repeatdone"]["work"]
+    assert 356 <= work.pop("forwarded") <= 360
+    assert work == {"backward_passes": 90, "updated_first": 16, "updated_least": 16}
 
 
 @pytest.mark.parametrize(

@@ -293,11 +293,19 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
         ({"flops": 0.9995e9}, ""),
         ({"samples": 8.0}, "8 samples in a step instead of 16"),
         ({"updated": 500_000}, "500 k elements of parameters updated in a step instead of 1 M"),
+        ({"forwarded": 8.0}, "8 samples given to the model in a step instead of 16"),
         ({"passes": 1.0}, "1 backward passes in a step instead of 2"),
         ({"flops": 0.5e9}, "500 M FLOPs for a sample instead of 1 G"),
         ({"skipped": 3}, "3 updates skipped by the gradient scaler instead of 1"),
     ],
 )
 def test_less_work_is_told(changes: dict[str, float], said: str) -> None:
-    work = {"samples": 16.0, "skipped": 1, "updated": 10**6, "passes": 2.0, "flops": 1e9}
-    assert less_work(Work(**work), Work(**work | changes)) == said  # type: ignore[arg-type]
+    work = {"samples": 16.0, "skipped": 1, "updated": 10**6, "passes": 2.0, "flops": 1e9, "forwarded": 16.0}
+    assert less_work([Work(**work)], Work(**work | changes)) == said  # type: ignore[arg-type]
+
+
+def test_work_that_varies_between_equal_runs_is_less_only_beyond_that() -> None:
+    equal = [Work(passes=100.0), Work(passes=98.0)]
+    assert not less_work(equal, Work(passes=97.0))
+    assert less_work(equal, Work(passes=95.0)) == "95 backward passes in a step instead of 98"
+    assert not less_work([], Work(passes=95.0))

@@ -1,4 +1,4 @@
-"""Counts the work of training: the backward passes, and the parameters that optimizers update."""
+"""Counts the work of training: the samples that the model is given, the backward passes, and what is updated."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ class Counted:
     def __init__(self) -> None:
         self.passes = 0
         """The backward passes."""
+        self._forwarded = 0
+        """The samples that the model was given, in calls that compute gradients."""
         self.last = False
         """Whether the step that runs is the last one of the repeat, whose updates are always counted."""
         self._updates: dict[int, int] = {}
         """The number of updates by the identity of their optimizer."""
         self._elements: dict[int, list[int]] = {}
         """The elements of the parameters that the counted updates of each optimizer have changed."""
+
+    def forward(self, samples: int) -> int:
+        """Counts the samples of a forward pass, and returns them."""
+        self._forwarded += samples
+        return samples
 
     def update(self, optimizer: Any) -> None:
         """Counts what an update of the optimizer has changed: the parameters that have a gradient.
@@ -38,6 +45,7 @@ class Counted:
             return None
         return {
             "backward_passes": self.passes,
+            "forwarded": self._forwarded,
             "updated_first": sum(found[0] for found in self._elements.values()),
             "updated_least": sum(min(found) for found in self._elements.values()),
         }

@@ -204,7 +204,7 @@ class Probe:
         self._training_loaders |= part.loaders
         part.first = part.first or id(module)
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
-            part.forwarded += self._size((args, kwargs))
+            part.forwarded += self._counted.forward(self._size((args, kwargs)))
             part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:

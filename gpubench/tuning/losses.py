@@ -502,13 +502,15 @@ class Work:
     """The elements of the parameters that one step updates, at least; None if they were not counted."""
     passes: float | None = None
     """The backward passes of one step, as a mean over all steps; None if they were not counted."""
+    forwarded: float | None = None
+    """The samples that the model is given in one step on a rank, as a mean over all steps; None if not counted."""
     flops: float | None = None
     """The model FLOPs of one sample; None if they were not counted."""
 
 
 def work_of(run: RunEvidence) -> Work:
     """Returns the work of a run, of the repeat that did least for each kind of work."""
-    samples, passes = [], []
+    samples, passes, forwarded = [], [], []
     skipped = 0
     for window, counted in zip_longest(run.windows, run.summary.work):
         steps = run.steps.of_repeat(window.repeat)
@@ -517,38 +519,45 @@ def work_of(run: RunEvidence) -> Work:
         skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
         if counted and steps:
             passes.append(counted.backward_passes / max(map(len, steps.values())))
+            forwarded.append(counted.forwarded / max(map(len, steps.values())))
     flops = run.metrics.get("model_flops_per_sample")
     return Work(
         samples=min(samples, default=0.0) or None,
         skipped=skipped,
         updated=min((one.updated_least for one in run.summary.work if one), default=None),
         passes=min(passes, default=None),
+        forwarded=min(forwarded, default=0.0) or None,
         flops=flops.estimate if flops else None,
     )
 
 
 COUNTED_ALIKE = 1e-3
 """The share by which two counts of the same work may differ, such as those of FLOPs that fusion leaves out."""
+FORWARDED_ALIKE = 0.1
+"""The same for the samples that the model is given, which are counted from the call on in which it is recognised."""
 LESS = {
     "samples": "samples in a step",
     "updated": "elements of parameters updated in a step",
     "passes": "backward passes in a step",
+    "forwarded": "samples given to the model in a step",
     "flops": "FLOPs for a sample",
 }
 """The counts that must not be smaller, in words."""
 
 
-def less_work(baseline: Work, candidate: Work) -> str:
-    """Returns in which way the candidate does less work than the baseline, with figures; "" if it does as much.
+def less_work(baseline: Sequence[Work], candidate: Work) -> str:
+    """Returns in which way the candidate does less work than the baseline's runs, with figures; "" if it does as much.
 
-    What is unknown on a side is not compared.
+    What is unknown on a side is not compared. Where equal runs differ, as with random lengths, it must be less than the
+    least of them by as much as they differ.
     """
-    if candidate.skipped > baseline.skipped:
-        return (
-            f"{units.counted(candidate.skipped, 'update')} skipped by the gradient scaler instead of {baseline.skipped}"
-        )
+    skipped = max((work.skipped for work in baseline), default=candidate.skipped)
+    if candidate.skipped > skipped:
+        return f"{units.counted(candidate.skipped, 'update')} skipped by the gradient scaler instead of {skipped}"
     for name, unit in LESS.items():
-        before, after = getattr(baseline, name), getattr(candidate, name)
-        if before is not None and after is not None and after < before * (1 - COUNTED_ALIKE):
-            return f"{units.count(after)} {unit} instead of {units.count(before)}"
+        before = [count for work in baseline if (count := getattr(work, name)) is not None]
+        after = getattr(candidate, name)
+        alike = FORWARDED_ALIKE if name == "forwarded" else COUNTED_ALIKE
+        if before and after is not None and after < (2 * min(before) - max(before)) * (1 - alike):
+            return f"{units.count(after)} {unit} instead of {units.count(min(before))}"
     return ""
