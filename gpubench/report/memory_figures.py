@@ -237,6 +237,7 @@ PLOT_HEIGHT = 220.0
 NEAR = 1.5  # times the limit: points beyond it, or a limit beyond all points, would compress the plot
 DIAMOND = "M-6 0L0-6L6 0L0 6Z"
 AS_IT_WAS = "as it was"
+MOST_NUMBERED = 12  # runs in a plot up to which each one has its number
 CLOSE = 8.0  # percent: labels of marks this close would overlap
 APART = 15.0  # pixels between two such labels
 
@@ -348,9 +349,13 @@ def _through(line: Line, x: Scale, y: Scale) -> Markup:
 
 
 def _numbers(spots: Sequence[Spot], x: Scale, y: Scale) -> Iterator[Markup]:
-    """Yields each run's number in the table as a label that overlaps no other; the efficient runs' labels are bold."""
+    """Yields each run's number in the table as a label that overlaps no other; the efficient runs' labels are bold.
+
+    Of many runs, only the efficient ones and the one as it was have a label.
+    """
     placed: list[tuple[str, float, float]] = []
-    for spot in sorted(spots, key=lambda spot: -spot.throughput):
+    named = [spot for spot in spots if len(spots) <= MOST_NUMBERED or spot.trade.efficient or not spot.trade.fix]
+    for spot in sorted(named, key=lambda spot: -spot.throughput):
         place = x(spot.peak)
         side = _side(place)
         near = [height for other, at, height in placed if other == side and abs(at - place) < CLOSE]
