@@ -107,6 +107,31 @@ def test_backward_passes_and_what_optimizers_update_are_counted(tmp_path: Path) 
     assert work == {"backward_passes": 24, "updated_first": 16, "updated_least": 4}
 
 
+@pytest.mark.parametrize("checks", [0, 5])
+def test_a_program_that_updates_its_parameters_itself_has_a_step_for_each_backward_pass(
+    tmp_path: Path, checks: int
+) -> None:
+    """A few backward passes before an optimizer is made, such as checks of the model, are no steps."""
+
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = None
+        for number, (batch,) in enumerate(batches(30)):
+            model(batch).mean().backward()
+            if checks and number >= checks:
+                optimizer = optimizer or torch.optim.SGD(model.parameters())
+                optimizer.step()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == (30 - checks if checks else 30 - 7)
+    assert {step["samples"] for step in found.steps[1:]} == {4}
+    assert all(step["loss"] is not None for step in found.steps)
+    assert ("log" in found.events) == (not checks)
+
+
 def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     def run() -> None:
         first, second = nn.Linear(3, 3), nn.Linear(3, 1)

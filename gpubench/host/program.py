@@ -245,7 +245,8 @@ class Program(SpreadWorkers):
         if "python" not in self._seen:
             return ProgramFailed(
                 "the program cannot be measured: none of its processes is a Python that imports sitecustomize",
-                "start it without the Python options -S, -I and -E; env -i, sudo and containers remove PYTHONPATH",
+                "start it without the Python options -S, -I and -E, and let it keep PYTHONPATH, which env -i, sudo and "
+                'containers remove; a command that sets it can add to it: PYTHONPATH=src:"$PYTHONPATH"',
             )
         if "torch" not in self._seen:
             return ProgramFailed("the program never imported torch", self._hint())

@@ -6,6 +6,17 @@ from typing import Any
 
 from torch.nn.parameter import is_lazy
 
+PASSES_WITHOUT_OPTIMIZER = 8
+"""Backward passes after which a program that has made no optimizer is taken for one that updates its parameters itself.
+A check of a model before its optimizer is made takes fewer."""
+
+
+class _ByHand:
+    """Stands for the optimizer of such a program."""
+
+
+BY_HAND = _ByHand()
+
 
 class Counted:
     """The work that this process has done so far. Counting reads no tensor, so that it never waits for a device."""
@@ -38,6 +49,11 @@ class Counted:
             parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
             elements = sum(each.numel() for each in parameters if not is_lazy(each))
             self._elements.setdefault(id(optimizer), []).append(elements)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether there were so many backward passes that an optimizer, if there is one, must have been made."""
+        return self.passes >= PASSES_WITHOUT_OPTIMIZER
 
     def found(self) -> dict[str, int] | None:
         """Returns the counts as the fields of `gpubench.events.WorkCounted`; None if nothing was updated."""

@@ -1,6 +1,7 @@
 """Installs the probe in a process that has imported torch, and measures its training loop.
 
-The process becomes a rank of the run with the first update of an optimizer. Until then, and in processes that never
+The process becomes a rank of the run with the first update of an optimizer, or once it has had several backward passes
+and has made no optimizer. Until then, and in processes that never
 train, such as torchrun and the workers of a DataLoader, the probe only sets marks. The outermost modules are looked for
 in the step after the first one of an optimizer, so that a model is usually compiled before any of its classes is
 changed.
@@ -24,10 +25,10 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
-from .counted import Counted
+from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host
-from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process
+from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
@@ -39,6 +40,7 @@ DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "ba
 WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
+WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
 SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
 
@@ -220,7 +222,11 @@ class Probe:
             self._keep_loss(loss)
         self._counted.passes += 1
         with self._timeline.phase(BACKWARD):
-            return call(tensors, *args, **kwargs)
+            result = call(tensors, *args, **kwargs)
+        known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
+        if self._counted.by_hand and not known:
+            self._end_part(BY_HAND)
+        return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
@@ -319,14 +325,8 @@ class Probe:
 
     def _size(self, batch: Any) -> int:
         """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
-        try:
-            tensor = first_tensor(batch)
-            if tensor is None or not tensor.dim():
-                return 0
-            size = int(tensor.size(0))
-            self._sample_shape = self._sample_shape or " x ".join(map(str, tensor.shape[1:]))
-        except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
-            return 0
+        size, shape = samples_in(batch)
+        self._sample_shape = self._sample_shape or shape
         return size
 
     def _number(self, batch: Any) -> int:
@@ -498,6 +498,8 @@ class Probe:
         Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
+            if self._counted.by_hand and not (self._updates or self._made or self._repeat):
+                host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
             self._recording = Recording(settings["profiling"], host, self._repeat)
         if self._wanted:

@@ -212,3 +212,17 @@ def first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
         if (found := first_tensor(part, depth - 1)) is not None:
             return found
     return None
+
+
+def samples_in(batch: Any) -> tuple[int, str]:
+    """Returns the number of samples in a batch, the first dimension of its first tensor, and the shape of a sample.
+
+    Returns 0 and "" without such a tensor.
+    """
+    try:
+        tensor = first_tensor(batch)
+        if tensor is None or not tensor.dim():
+            return 0, ""
+        return int(tensor.size(0)), " x ".join(map(str, tensor.shape[1:]))
+    except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
+        return 0, ""
