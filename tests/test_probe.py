@@ -122,6 +122,7 @@ def test_a_program_that_updates_its_parameters_itself_has_a_step_for_each_backwa
                 optimizer = optimizer or torch.optim.SGD(model.parameters())
                 optimizer.step()
             for parameter in model.parameters():
+                assert parameter.grad is not None
                 parameter.data.add_(parameter.grad, alpha=-0.1)
                 parameter.grad = None
 
