@@ -35,7 +35,9 @@ if SIMULATED:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-hypothesis.settings.register_profile("gpubench", deadline=None)  # how long an example takes tells of the machine only
+# How long an example takes tells of the machine only. `make stress` tries ten times as many of each property.
+hypothesis.settings.register_profile("gpubench", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("gpubench")
 
 
@@ -88,6 +90,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
     gc.enable()
     gc.freeze()  # what is imported is no garbage, and need not be searched again
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts all servers before the first test that judges how fast something is, which their imports would disturb."""
+    alone = bool(session.items) and all(item.get_closest_marker("alone") for item in session.items)
+    if alone and forked.FOLDER in os.environ and not session.config.option.collectonly:
+        forked.prepare_all()
 
 
 @pytest.hookimpl(tryfirst=True)
