@@ -1,5 +1,6 @@
 """Every tensor of a step is followed: against torch's own count, closed forms, and prediction against a run."""
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -47,15 +48,23 @@ def on_gpu(model: str, **changes: Any) -> CompletedMemorySettings:
 
 
 def followed(asked: CompletedMemorySettings, steps: int = 2) -> History:
-    tracker = Tracker(CPU)
-    measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
-    history = tracker.history()
-    classify(history)
-    return history
+    """Made once for each settings, as is what `predicted` returns. Neither is to be written to."""
+    return made(asked.model_dump_json(), None, steps)
 
 
 def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 2) -> History:
-    history = predict(asked, target, Activity(), steps).history
+    return made(asked.model_dump_json(), target, steps)
+
+
+@functools.cache
+def made(settings: str, target: Target | None, steps: int) -> History:
+    asked = CompletedMemorySettings.model_validate_json(settings)
+    if target is None:
+        tracker = Tracker(CPU)
+        measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
+        history = tracker.history()
+    else:
+        history = predict(asked, target, Activity(), steps).history
     classify(history)
     return history
 
