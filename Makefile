@@ -3,7 +3,7 @@
 # make test-cuda   the GPU tests that a simulated GPU can run: PyTorch's CUDA build over the libraries of tests/fake_cuda
 # make test-torch VERSION=2.6.0   each command, and the tests closest to PyTorch, with another release of it
 # make cuda-coverage   make test and make test-cuda under coverage; lists the lines that mention CUDA and that no test runs
-# make stress   tests with killed hosts, machines that lose the network and many ranks
+# make stress   tests with killed hosts, machines that lose the network and many ranks; ten times the examples of each property
 # make test-frameworks   the programs of examples/programs, which train with Hugging Face's libraries and with Lightning
 # make benchmarks   run all benchmarks that this machine can run, and write their results to docs/benchmarks.md (about an hour)
 # The environment is .venv, built once from pyproject.toml under constraints.txt; each CUDA build of PyTorch has one of its own.
@@ -59,6 +59,7 @@ cuda-coverage: $(CUDA_VENV)/ready
 
 stress: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -m stress
+	$(BIN)/python -m pytest -m "hypothesis and not stress" --hypothesis-profile thorough
 
 test-frameworks: $(VENV)/ready-for-development $(FRAMEWORKS)/ready
 	$(BIN)/python -m pytest -m frameworks

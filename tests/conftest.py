@@ -35,7 +35,9 @@ if SIMULATED:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-hypothesis.settings.register_profile("gpubench", deadline=None)  # how long an example takes tells of the machine only
+# How long an example takes tells of the machine only. `make stress` tries ten times as many of each property.
+hypothesis.settings.register_profile("gpubench", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("gpubench")
 
 
@@ -52,7 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "test_bad_luck", "test_pipe_bad_luck", "test_train_bench", "test_memory", "test_pipeline_identity", "test_tracker",
     "test_program", "test_schedulers", "test_tracker_sharding", "test_pipe_infer", "test_simulations", "test_directory",
-    "test_machines", "test_launch", "test_stress", "test_feed", "test_train_worker",
+    "test_machines", "test_tune_search", "test_denoisers", "test_tune", "test_probe_process", "test_packaging",
+    "test_profile", "test_launch", "test_stress", "test_feed", "test_page", "test_memory_check", "test_train_worker",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 
@@ -88,6 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
     gc.enable()
     gc.freeze()  # what is imported is no garbage, and need not be searched again
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts all servers before the first test that judges how fast something is, which their imports would disturb."""
+    alone = bool(session.items) and all(item.get_closest_marker("alone") for item in session.items)
+    if alone and forked.FOLDER in os.environ and not session.config.option.collectonly:
+        forked.prepare_all()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 python tests/reference.py        # writes them into the pages, between two markers
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ PROGRAMS_OWN = ("as the program does", "the program's")
 """The default of a program's settings, in a description and in the table."""
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """The command line's own objects, by name."""
     found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -66,14 +66,13 @@ def gpubench(
     results: Path,
     cwd: Path | None = None,
     launcher: Sequence[str] = (sys.executable,),
-    real: bool = False,
 ) -> Finished:
     """Runs `gpubench COMMAND --results RESULTS ARGUMENTS` to its end.
 
-    The processes of Python are forked unless they are to be `real`.
+    The processes of Python are forked unless a launcher starts them.
     """
     command_line = [*launcher, "-m", "gpubench", command, "--results", str(results), *arguments]
-    if real or launcher[0] != sys.executable or launcher == HOST:
+    if launcher[0] != sys.executable or launcher == HOST:
         done = subprocess.run(
             command_line, capture_output=True, text=True, timeout=PATIENCE, cwd=cwd, env=environment()
         )

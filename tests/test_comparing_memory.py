@@ -451,7 +451,7 @@ def test_a_run_that_was_cut_off_is_compared_without_its_torn_document(tmp_path: 
     assert any(str(torn / MEMORY) in warning for warning in found.warnings)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=DAMAGES)
 def test_whatever_happens_to_the_document_it_is_compared_or_refused_by_name(tmp_path: Path, damage: Damage) -> None:
     whole, other = run(tmp_path, predicted()), run(tmp_path, checkpointed())

@@ -124,7 +124,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("pristine"), repeats=2, ranks=2, steps=16)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(damages=st.lists(st.tuples(FILES, DAMAGES), min_size=1, max_size=3, unique_by=lambda damage: damage[0]))
 def test_a_damaged_run_reads_or_is_refused_by_name(pristine: Path, damages: list[tuple[str, Damage]]) -> None:
     with TemporaryDirectory() as folder:

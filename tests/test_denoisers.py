@@ -27,8 +27,14 @@ def load(
 
 
 @pytest.mark.parametrize("samples", [[1], [1, 2]])
-@pytest.mark.parametrize("guidance_scale", [7.5, 1.0])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("scheduler", "guidance_scale"),
+    [
+        *((scheduler, 7.5) for scheduler in SCHEDULERS),
+        (SCHEDULERS[0], 1.0),
+        *(pytest.param(scheduler, 1.0, marks=pytest.mark.stress) for scheduler in SCHEDULERS[1:]),
+    ],
+)
 def test_evaluations_one_by_one_are_those_of_the_pipeline_of_diffusers(
     scheduler: str, guidance_scale: float, samples: list[int]
 ) -> None:

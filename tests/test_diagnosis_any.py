@@ -18,7 +18,7 @@ from cases_made import (
     training,
     wait,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.diagnosis.case import ProfileCase
@@ -130,7 +130,6 @@ def check(case: ProfileCase, findings: Findings) -> None:
     assert len(set(ids)) == len(ids)
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_every_profile_has_a_diagnosis(case: ProfileCase) -> None:
     check(case, diagnose(case))

@@ -1,5 +1,6 @@
 """The documentation against the code: links that lead somewhere, commands that exist, tables that are up to date."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,14 @@ def test_every_link_leads_to_something(page: Path) -> None:
         assert not anchor or anchor in documents.anchors(target), link
 
 
+@functools.cache
+def gpubench_command() -> Any:
+    return typer.main.get_command(app)
+
+
 def refused(arguments: list[str]) -> str | None:
     """What is wrong with a command line, which is not run; None if its command, options and values exist."""
-    group: Any = typer.main.get_command(app)
+    group = gpubench_command()
     if not arguments or arguments[0].isupper():
         return None
     name, *rest = arguments

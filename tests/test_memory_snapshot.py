@@ -524,7 +524,7 @@ WHOLE = pickle.dumps(snapshot(training(), [segment(0, 2 * MIB, block(1024, 800, 
 
 
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=500)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_snapshot_is_read_or_refused(file: Path, damage: list[tuple[int, int]]) -> None:
     content = bytearray(WHOLE)
     for at, byte in damage:
@@ -537,7 +537,7 @@ def test_a_damaged_snapshot_is_read_or_refused(file: Path, damage: list[tuple[in
 
 
 @given(st.binary(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_opcodes_are_refused(file: Path, opcodes: bytes) -> None:
     file.write_bytes(b"\x80\x04" + opcodes)
     refusal(file)

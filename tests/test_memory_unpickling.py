@@ -51,7 +51,7 @@ def same(file: Path, data: bytes) -> None:
 
 
 @given(contents, st.integers(FRAME - 200, FRAME + 50), st.integers(2, 5), st.sampled_from(sorted(PICKLERS)))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_python_pickles_is_read_as_python_reads_it(
     file: Path, content: Any, filler: int, protocol: int, pickler: str
 ) -> None:

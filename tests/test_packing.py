@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from links import RUN, as_received, decoded, framed, handed_off
 from torch import Tensor
@@ -284,7 +284,6 @@ def test_a_description_nested_too_deeply_is_refused(sampler: Sampler) -> None:
         decoded(framed(content))
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_description_is_refused_or_harmless(sampler: Sampler, data: st.DataObject) -> None:
     """Some damage, as in the bytes of a number, is for the checksum to see."""

@@ -142,7 +142,7 @@ def test_an_interrupt_while_fixes_are_tried_keeps_the_diagnosis(tmp_path: Path) 
     arguments = (
         "profile", "--model", "planted:many_parameters", "--data", "planted:plain", "--data.workers=0",
         "--training.optimizer_impl=loop", "--batch-size", "1",
-        "--repeats", "1", "--training.warmup_steps=5", "--steps", "60", "--verify",
+        "--repeats", "1", "--training.warmup_steps=5", "--steps", "20", "--verify",
     )  # fmt: skip
     with started(*arguments, results=tmp_path / "results", cwd=tmp_path) as going:
         going.wait_for("profile-verify/*/run.json")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, made, slice_, work
 
@@ -87,7 +87,6 @@ def check(trace: Trace) -> None:
         assert all(a.start <= b.start for a, b in pairwise(lane.boxes))
 
 
-@settings(max_examples=150)
 @given(st.lists(HOSTS, max_size=25), st.lists(DEVICES, max_size=10))
 def test_parts_of_any_trace_sum(hosts: list[Any], devices: list[Any]) -> None:
     check(made(slice_("aten::add", 0, 1), [on_host(one) for one in hosts], [on_device(one) for one in devices]))

@@ -358,7 +358,7 @@ damages = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(damages, min_size=1, max_size=4), st.sampled_from([documents.PIECE, 600]), st.booleans(), st.randoms())
 def test_a_damaged_trace_is_read_or_refused(
     file: Path, found: list[Damage], piece: int, compressed: bool, order: random.Random

@@ -1,5 +1,6 @@
 """What each of several ranks holds, against closed forms, against real tensors, and against two real ranks."""
 
+import functools
 import sys
 from itertools import pairwise
 from math import prod
@@ -58,7 +59,13 @@ def _settings(
 
 
 def _predicted(settings: CompletedTrainSettings, steps: int = 2, target: Target = LIKE_HERE) -> History:
-    history = predict(settings, target, Activity(), steps).history
+    """Made once for each. Not to be written to."""
+    return _prediction(settings.model_dump_json(), steps, target)
+
+
+@functools.cache
+def _prediction(settings: str, steps: int, target: Target) -> History:
+    history = predict(CompletedTrainSettings.model_validate_json(settings), target, Activity(), steps).history
     classify(history)
     return history
 
