@@ -260,10 +260,8 @@ def tag(
     if missing := [one for one in remove or () if one not in known]:
         raise UsageError(f"{path.name} has no tag {missing[0]!r}", f"it has {', '.join(sorted(known)) or 'none'}")
     if tags or remove or name is not None:
-        known = (known | set(tags or ())) - set(remove or ())
-        for one, record in records.items():
-            called = record.name if name is None else name or None
-            records[one] = relabel(one, name=called, tags=known)
+        records = {one: relabel(one, name=name, add=tags or (), remove=remove or ()) for one in records}
+        known = {tag for record in records.values() for tag in record.tags}
         index.refresh(folder)
     named = "" if is_search else next(iter(records.values())).name or ""
     said = f"{path.name} {named}".rstrip()
@@ -330,11 +328,11 @@ def prune(
     known.save()
     asked = Selection(**chosen(command=command, experiment=experiment, model=model, where=where), whole=False)
     folders = {entry.folder for entry in asked.of(entries)}
-    found = removal.prunable(folder, entries, keep=most, failed=failed, older=limit)
-    fitting = [
-        unit for unit in found if str(unit.path) in folders or folders.issuperset(entry.folder for entry in unit.runs)
-    ]
-    _remove(known, fitting, yes=yes)
+    found, spared = (
+        [unit for unit in units if str(unit.path) in folders or folders.issuperset(run.folder for run in unit.runs)]
+        for units in removal.prunable(folder, entries, keep=most, failed=failed, older=limit)
+    )
+    _remove(known, found, yes=yes, spared=spared)
 
 
 def _is_whole(known: Any, unit: "Unit") -> bool:
@@ -343,8 +341,8 @@ def _is_whole(known: Any, unit: "Unit") -> bool:
     return len(inside) == len(unit.runs)
 
 
-def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:
-    """Says what is removed and how much, asks unless `yes` is given, and removes it.
+def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool, spared: "Sequence[Unit]" = ()) -> None:
+    """Says what is removed and how much, and what is spared, asks unless `yes` is given, and removes it.
 
     Raises UsageError if nobody can be asked, and the first error of a removal once the others are tried.
     """
@@ -352,7 +350,7 @@ def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool) -> None:
     from gpubench.report import index, listing
     from gpubench.runs import removal
 
-    _print(listing.of_removal(found), 0)
+    _print(listing.of_removal(found, spared), 0)
     if not found:
         return
     if not yes:

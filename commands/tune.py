@@ -237,7 +237,9 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", show
 
 def _folder(base: "Configuration[Any]", name: str | None) -> Path:
     """Creates the folder of a search."""
+    from gpubench.foreign_files import SEARCH as SEARCH_FILE
     from gpubench.runs.directory import create_directory
+    from gpubench.runs.references import Lookup
 
     results: Path = base.settings.results
     if name is None:
@@ -245,11 +247,15 @@ def _folder(base: "Configuration[Any]", name: str | None) -> Path:
         return create_directory(results, f"{begin}-")
     if "experiment" in base.origins:
         raise UsageError("--name and --experiment both name the folder of a search", "leave one of them out")
+    if named := Lookup(results).named(name):
+        raise UsageError(f"--name {name} is the name of the run {named}", "choose another name")
     try:
         (results / name).mkdir(parents=True)
     except FileExistsError:
         taken = f"--name {name}: {results / name} exists"
-        raise UsageError(taken, "choose another name, or --resume that search") from None
+        is_search = (results / name / SEARCH_FILE).exists()
+        others = "--resume that search" if is_search else f"gpubench runs remove {results / name}"
+        raise UsageError(taken, f"choose another name, or {others}") from None
     except OSError as error:
         refused = f"cannot create {results / name}: {error.strerror}"
         raise RunDirectoryError(refused, "choose another --results") from None

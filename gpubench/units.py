@@ -20,6 +20,13 @@ def seconds(value: float) -> str:
     return f"{digits(value / 1e-9)} ns" if value else "0 s"
 
 
+def about(value: float) -> str:
+    """Formats an estimated duration in whole seconds below two minutes, and else in whole minutes or hours."""
+    if value < 120:
+        return f"{max(1, round(value))} s"
+    return f"{round(value / 60)} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
 def count(value: float, unit: str = "") -> str:
     """Formats a number with an SI prefix, such as "25.6 M"."""
     for scale, prefix in _SI:
@@ -34,8 +41,8 @@ def rate(value: float, unit: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 repeat", "2 repeats"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Returns a number with its noun: "1 repeat", "2 repeats", "12,000 runs"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def listed(names: Iterable[str]) -> str:

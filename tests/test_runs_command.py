@@ -3,7 +3,9 @@
 import fcntl
 import io
 import json
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,7 +168,12 @@ def test_a_search_is_pruned_by_what_the_search_was(results: Path, command_line: 
         ("torch<=2.13", True),
         ("torch<2.13.1", True),
         ("torch=2.13.0", True),
-        ("torch=2.13", False),
+        ("torch=2.13", True),
+        ("torch=2.1", False),
+        ("torch=2.13.1", False),
+        ("commit=abc", False),
+        ("commit=abcd", True),
+        ("git.commit=abcde", True),
         ("torch=2.13*", True),
     ],
 )
@@ -175,9 +182,36 @@ def test_versions_are_compared_as_versions(
 ) -> None:
     path = made(results)
     summary = json.loads((path / "summary.json").read_text())
-    summary["environment"] = {"torch": "2.13.0+cpu"}
+    summary["environment"] = {"torch": "2.13.0+cpu", "commit": "abcde" * 8}
     (path / "summary.json").write_text(json.dumps(summary))
     assert listed("--where", condition) == ([path] if found else [])
+
+
+def test_tags_that_are_given_at_once_are_all_kept(results: Path) -> None:
+    path = made(results)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: directory.relabel(path, add=[f"t{number}"]), range(24)))
+    assert len(json.loads((path / RUN).read_text())["tags"]) == 24
+
+
+def test_what_somebody_else_removes_at_the_same_time_is_no_error(
+    results: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(results)
+    remove = shutil.rmtree
+
+    def beaten(folder: Path) -> None:
+        remove(folder)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("shutil.rmtree", beaten)
+    assert command_line("runs", "remove", "latest", "--yes").code == 0
+    assert not path.exists()
+
+
+def test_pruning_says_how_many_runs_it_spares(results: Path, command_line: CommandLine) -> None:
+    made(results, tags=["keep"])
+    assert "spared: 1 run" in command_line("runs", "prune", "--keep", "0", "--yes").stdout
 
 
 def test_a_name_by_which_the_run_could_not_be_found_is_refused(results: Path, command_line: CommandLine) -> None:
@@ -425,7 +459,7 @@ def test_a_tag_never_undoes_what_the_host_of_the_run_writes_meanwhile(
             writer.finish(COMPLETED)
 
     monkeypatch.setattr(directory, "write_document", finishing)
-    directory.relabel(writer.path, name=None, tags=["x"])
+    directory.relabel(writer.path, add=["x"])
     record = json.loads((writer.path / RUN).read_text())
     assert (record["status"], record["tags"]) == ("completed", ["x"])
 

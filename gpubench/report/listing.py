@@ -20,7 +20,7 @@ from gpubench.runs.selection import value_of
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
 COLUMNS = frozenset({"command", "model", "status", "name", "tags", "experiment", "host"})
 """The columns of words."""
-EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name", "model")
+EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name", "model", "result")
 MOST_NAMED = 20
 """The number of runs that a removal lists one by one."""
 
@@ -63,8 +63,8 @@ def to_document(results: Path, entries: Iterable[Entry]) -> dict[str, Any]:
     return {"schema_version": 1, "results": str(results), "runs": [_as_document(entry) for entry in entries]}
 
 
-def of_removal(found: Sequence[Unit]) -> Document:
-    """Returns the runs to remove as a table, with the disk space that each takes."""
+def of_removal(found: Sequence[Unit], spared: Sequence[Unit] = ()) -> Document:
+    """Returns the runs to remove as a table, with the disk space that each takes, and how many are spared."""
     sizes = [unit.bytes() for unit in found]
     runs = sum(len(unit.runs) for unit in found)
     statuses = Counter(entry.record.status for unit in found for entry in unit.runs)
@@ -84,7 +84,9 @@ def of_removal(found: Sequence[Unit]) -> Document:
     headline = f"{units.counted(runs, 'run')} and {units.size(sum(sizes))} to remove: {_counts(statuses)}"
     left = len(rows) - MOST_NAMED
     shown = table("", rows[:MOST_NAMED], words=COLUMNS, expendable=EXPENDABLE, rest=f"{left} more" if left > 0 else "")
-    return Document(headline if found else "nothing to remove", [shown])
+    kept = sum(len(unit.runs) for unit in spared)
+    note = f"spared: {units.counted(kept, 'run')} that are named, tagged, running or cannot be read" if kept else ""
+    return Document(headline if found else "nothing to remove", [shown, Paragraph([note] if note else [], "quiet")])
 
 
 def main_figure(entry: Entry) -> tuple[str, Figure] | None:

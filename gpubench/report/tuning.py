@@ -2,9 +2,11 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gpubench import units
 from gpubench.memory.batch_sizes import Trade, weigh
@@ -26,6 +28,7 @@ from gpubench.report.document import (
 )
 from gpubench.report.page import render
 from gpubench.runs import directory
+from gpubench.runs.catalogue import is_searching
 from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Pair
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
@@ -46,6 +49,10 @@ REASONS = {
     "rejected": "rejected",
     "memory": "needs too much memory",
 }
+LOOK_RUNS = 2
+"""The runs of the first look."""
+MORE = 3
+"""The factor by which a limit is raised that has proved too small."""
 NOT_REACHED = "the search ended before it was run"
 SHOWN = 6
 """The settings that are not kept and that a terminal shows without -v."""
@@ -66,22 +73,20 @@ def write(folder: Path, tuning: Tuning, best: str | None) -> None:
 
 def to_json(folder: Path, tuning: Tuning) -> str:
     """Returns tune.json with the paths of the page and of the best settings."""
-    import msgspec
-
     found: dict[str, Any] = msgspec.to_builtins(tuning)
     paths = {"path": str(folder), "report": str(folder / directory.REPORT)}
     return directory.to_json(paths | ({"best": str(folder / BEST)} if tuning.keep else {}) | found)
 
 
 def document(folder: Path, tuning: Tuning) -> Document:
-    """Returns the report of a search that has ended, or was interrupted."""
+    """Returns the report of a search."""
+    if tuning.status == "running" and not is_searching(str(folder)):
+        tuning = msgspec.structs.replace(tuning, status="interrupted")
     blocks: list[Block] = []
     found = tuning.conclusion
     if found:
         blocks += [*_certainty(tuning, found), *_next_steps(folder, tuning)]
-        if tuning.keep or not _is_busy(found):  # else the gains of single runs tell nothing
-            blocks += [*_gains(tuning, found), *_contributions(tuning, found)]
-        blocks += _left_out(tuning, found)
+        blocks += [*_gains(tuning, found), *_contributions(tuning, found), *_left_out(tuning, found)]
     else:
         blocks += _next_steps(folder, tuning)
     blocks += _untried(tuning)
@@ -99,22 +104,42 @@ def headline(tuning: Tuning) -> str:
     found = tuning.conclusion
     if found and tuning.keep and found.gain:
         return f"{tuning.subject}: {gain(found.gain)} as fast with {said(tuning.keep)}"
-    if found is None or not tuning.treatments:
-        return f"{tuning.subject}: there is no setting to try"
+    return f"{tuning.subject}: {_unproved(tuning, found)}"
+
+
+def _unproved(tuning: Tuning, found: Conclusion | None) -> str:
+    """Returns why no settings are proved to be faster."""
+    made = units.counted(tuning.runs, "run")
+    limited = tuning.budget or tuning.most_runs
+    tried = any(any(run.combination) for block in tuning.blocks for run in block.runs)
+    if not tuning.treatments:
+        return "there is no setting to try"
+    if tuning.status == "running":
+        return f"the search is running, with {made} so far"
     if tuning.status == "interrupted":
-        return f"{tuning.subject}: nothing is proved yet, after {units.counted(tuning.runs, 'run')}"
+        return f"nothing is proved yet, after {made}" if tried else "interrupted before a setting was tried"
+    if found is None or not tried:
+        return f"no setting was tried{f', because {_too_little(tuning)}' if limited else ''}"
     before = tuning.peak((0,) * len(tuning.treatments))
     if tuning.most_peak and before and before > tuning.most_peak and not any(found.best):
         limit = units.size(tuning.most_peak)
-        return f"{tuning.subject}: nothing that was tried fits into {limit}; as it is, it takes {units.size(before)}"
-    limited = tuning.budget or tuning.most_runs
+        return f"nothing that was tried fits into {limit}; as it is, it takes {units.size(before)}"
     if limited and found.gain is None and any(found.best):
-        return f"{tuning.subject}: no settings are proved to be faster, because the limit left no runs to confirm them"
+        return "no settings are proved to be faster, because the limit left no runs to confirm them"
     if _is_busy(found):
-        return f"{tuning.subject}: no settings are proved to be faster, because equal runs differ too much to tell"
+        return "no settings are proved to be faster, because equal runs differ too much to tell"
     if found.gain and any(found.best):
-        return f"{tuning.subject}: no settings are proved to be faster; the best ones gave {gain(found.gain)}"
-    return f"{tuning.subject}: none of the settings that were tried makes it faster"
+        return f"no settings are proved to be faster; the best ones gave {gain(found.gain)}"
+    return "no settings are proved to be faster"
+
+
+def _too_little(tuning: Tuning) -> str:
+    """Returns why the limit left no run of a setting."""
+    if tuning.budget is None:
+        return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
+    runs = tuning.runs + LOOK_RUNS
+    each = tuning.seconds / runs
+    return f"{units.about(tuning.budget)} are too little: a run takes {units.about(each)}"
 
 
 def _is_busy(found: Conclusion) -> bool:
@@ -147,7 +172,8 @@ def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     order = [rung.factor for rung in found.ladder]
     kept = sorted(found.contributions, key=lambda one: order.index(one.factor) if one.factor in order else len(order))
     rows = [_contribution(tuning, found, one) for one in kept if tuning.has_run(one.factor, one.level)]
-    yield table(title, rows, words=("setting", "changes", "loss"), expendable=("changes", "memory"))
+    shown = UNASKED if _is_busy(found) and not tuning.keep else EVERYWHERE  # such gains tell little
+    yield table(title, rows, words=("setting", "changes", "loss"), expendable=("changes", "memory"), on=shown)
     pairs: list[dict[str, str | Cell]] = [
         {"settings": " and ".join(_pair(tuning, pair)), "beyond their own gains": _cell(pair.effect)}
         for pair in found.pairs
@@ -183,24 +209,24 @@ def _cell(estimate: Estimate | None) -> Cell:
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     known = [one for one in found.dropped if tuning.has_run(one.factor, one.level)]
-    if _is_busy(found) and not tuning.keep:
-        known = [one for one in known if one.reason not in ("slower", "no gain")]
     rows = [_dropped(tuning, found, one) for one in known]
+    decided = [_dropped(tuning, found, one) for one in known if one.reason != "no gain"]
+    first = decided if _is_busy(found) and not tuning.keep else rows
     title = "Tried and not kept"
     yield table(
         title,
-        rows[:SHOWN],
+        first[:SHOWN],
         words=("setting", "why"),
         sentences=("why",),
         expendable=("memory",),
         on=Medium.BRIEF,
-        rest=_rest(rows),
+        rest=_rest(len(rows) - len(first[:SHOWN])),
     )
     yield table(title, rows, words=("setting", "why"), sentences=("why",), on=UNASKED)
 
 
-def _rest(rows: Sequence[Any]) -> str:
-    return f"{len(rows) - SHOWN} more with -v" if len(rows) > SHOWN else ""
+def _rest(left: int) -> str:
+    return f"{left} more with -v" if left else ""
 
 
 def _dropped(tuning: Tuning, found: Conclusion, one: Dropped) -> dict[str, str | Cell]:
@@ -292,8 +318,14 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
         ]
         for code in codes:
             yield Command("in code", code)
+    again = f"gpubench tune --resume {shlex.quote(str(folder))}"
     if tuning.status == "interrupted":
-        yield Command("to go on", f"gpubench tune --resume {shlex.quote(str(folder))}", "strong")
+        yield Command("to go on", again, "strong")
+    elif tuning.treatments and not tuning.keep and tuning.status == "completed":
+        if tuning.budget:
+            yield Command("with more time", f"{again} --budget {math.ceil(MORE * tuning.budget / 60)}m")
+        elif tuning.most_runs:
+            yield Command("with more runs", f"{again} --runs {MORE * tuning.most_runs}")
 
 
 def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:

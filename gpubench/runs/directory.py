@@ -5,6 +5,7 @@ moment, the directory stays readable, except perhaps for the last line of a line
 """
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -340,26 +341,41 @@ class _Labels(msgspec.Struct):
     tags: list[str] = []
 
 
-def relabel(path: Path, *, name: str | None, tags: Iterable[str]) -> RunRecord:
+def relabel(path: Path, *, name: str | None = None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> RunRecord:
     """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed.
 
-    The run may be in progress, and its host may replace run.json at any time: then its new content is changed instead.
+    A `name` of None leaves the name as it is, and an empty one takes it away. The run may be in progress, and its host
+    may replace run.json at any time: then its new content is changed instead. Of several changes at once none is lost.
     """
     file, aside = path / RUN, path / f".{RUN}.labels"
     try:
-        while True:
-            before = file.stat()
-            document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            document |= {"name": name, "tags": sorted(tags)}
-            write_document(aside, document)
-            if (now := file.stat()).st_ino == before.st_ino and now.st_mtime_ns == before.st_mtime_ns:
-                aside.replace(file)
-                return msgspec.convert(document, RunRecord)
+        with _locked(path):
+            while True:
+                before = file.stat()
+                document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+                document["tags"] = sorted({*document.get("tags", ()), *add} - {*remove})
+                document["name"] = document.get("name") if name is None else name or None
+                write_document(aside, document)
+                if (now := file.stat()).st_ino == before.st_ino and now.st_mtime_ns == before.st_mtime_ns:
+                    aside.replace(file)
+                    return msgspec.convert(document, RunRecord)
     except OSError as error:
         raise RunFailed(f"cannot write {file}: {error.strerror}", "check who owns the folder") from None
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A context that no other process enters for the same folder. A file system without locks has none."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def create_directory(parent: Path, prefix: str = "") -> Path:

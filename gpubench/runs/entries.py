@@ -23,6 +23,8 @@ DAMAGED = "damaged"
 """The status of a run whose run.json cannot be read."""
 TUNE = "tune"
 """The command of a search, which is an entry of its own beside those of its runs."""
+COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", TUNE)
+"""The commands that make runs."""
 SPEEDUP = "speedup"
 """The proved gain of a search: the throughput with the best settings divided by that without them."""
 UNTIMED = ("memory", PROGRAM_MEMORY)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpubench.errors import RunDirectoryError, UsageError, offer
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
-from gpubench.runs.entries import RUN_ID, Entry
+from gpubench.runs.entries import COMMANDS, RUN_ID, Entry
 from gpubench.settings.keys import RUN_BY
 from gpubench.units import counted
 
@@ -94,9 +94,12 @@ class Lookup:
         path = Path(name)
         if not exists(path):
             if latest := LATEST.fullmatch(name):
+                if (command := latest["command"]) and command not in (*COMMANDS, *RUN_BY):
+                    hint = f"commands are {', '.join(COMMANDS)}"
+                    raise RunDirectoryError(f"{name}: {command} is no command that makes runs", hint)
                 return self._latest(latest, searches=searches)
             path = self._under(name)
-        if NAME.fullmatch(name) and not is_run(path) and (named := self._named(name)):
+        if NAME.fullmatch(name) and not is_run(path) and (named := self.named(name)):
             raise RunDirectoryError(f"{name} is the name of a run, and also {path}", f"give {path}/ or {named}")
         return path
 
@@ -118,7 +121,7 @@ class Lookup:
             where = listed(str(self.results / one) for one in sorted(exact))
             raise RunDirectoryError(f"{name} is in several experiments", f"give one of them: {where}")
         begun = [one for one in known.found if (one if "/" in name else one.rpartition("/")[2]).startswith(name)]
-        if not exact and not begun and NAME.fullmatch(name) and (named := self._named(name)):
+        if not exact and not begun and NAME.fullmatch(name) and (named := self.named(name)):
             return named
         if found := exact[0] if exact else begun[0] if len(begun) == 1 else None:
             return self.results / found
@@ -129,7 +132,7 @@ class Lookup:
             )
         raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), self.results))
 
-    def _named(self, name: str) -> Path | None:
+    def named(self, name: str) -> Path | None:
         """Returns the newest run that was given a name; None if there is none."""
         known = Catalogue(self.results)
         try:

@@ -54,15 +54,16 @@ def units(entries: Iterable[Entry]) -> list[Unit]:
 
 def prunable(
     results: Path, entries: Sequence[Entry], *, keep: int | None, failed: bool, older: datetime | None
-) -> list[Unit]:
-    """Returns what may be pruned of the runs, which are the newest first.
+) -> tuple[list[Unit], list[Unit]]:
+    """Returns what may be pruned of the runs, which are the newest first, and what is spared although it was chosen.
 
     It is what fulfils every condition that is given: it is not among the newest `keep` of its experiment, it `failed`,
     and it began before `older`. What is protected, what the user has named, and what cannot be read, which may be
-    either, is never pruned.
+    either, is spared.
     """
     places: dict[str, int] = {}
-    found = []
+    found: list[Unit] = []
+    spared: list[Unit] = []
     for unit in units(entries):
         experiment = unit.path.parent.name if unit.runs[0].part_of != "search" else "searches"
         places[experiment] = place = places.get(experiment, 0) + 1
@@ -70,10 +71,9 @@ def prunable(
             continue
         if (failed and not unit.failed) or (older is not None and unit.started >= stamp(older)):
             continue
-        spared = any(entry.name or entry.record.status == DAMAGED for entry in unit.runs)
-        if not spared and not protection(results, unit):
-            found.append(unit)
-    return found
+        named = any(entry.name or entry.record.status == DAMAGED for entry in unit.runs)
+        (spared if named or protection(results, unit) else found).append(unit)
+    return found, spared
 
 
 def protection(results: Path, unit: Unit) -> str | None:
@@ -115,7 +115,9 @@ def remove(known: Catalogue, unit: Unit) -> None:
     if reason := protection(known.results, current):
         raise RunDirectoryError(f"{unit.path} is not removed: {reason}")
     try:
-        shutil.rmtree(unit.path)
+        while unit.path.exists():
+            with suppress(FileNotFoundError):  # somebody else removes it at the same time
+                shutil.rmtree(unit.path)
     except OSError as error:
         raise RunFailed(
             f"cannot remove {error.filename or unit.path}: {error.strerror}", "check who owns the folder"

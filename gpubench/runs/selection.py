@@ -17,6 +17,10 @@ ENVIRONMENT = "environment."
 """Stands before a fact of the environment, unlike a setting."""
 VERSION = re.compile(r"-?\d{1,9}(?:\.\d{1,9})*")
 """The beginning of a version such as 2.13.0+cpu; also a whole number."""
+WHOLE_VERSION = re.compile(r"\d{1,9}(?:\.\d{1,9})+")
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+SHORTEST = 4
+"""The length of an abbreviated commit."""
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "<": lambda one, other: one < other,
     ">": lambda one, other: one > other,
@@ -109,6 +113,7 @@ def key_of(name: str, entries: Iterable[Entry], option: str) -> str:
     Raises UsageError, which names the option, if there is no such key or several.
     """
     known = keys(entries)
+    name = name.removeprefix("git.")
     if name in known:
         return name
     found = [key for key in known if key.rpartition(".")[2] == name]
@@ -227,7 +232,11 @@ def _equals(value: Any, asked: str) -> bool:
     if isinstance(value, int | float):
         return value == _number(asked)
     text = str(value)
-    return fnmatchcase(text, asked) or (VERSION.match(text) is not None and text.partition("+")[0] == asked)
+    if fnmatchcase(text, asked) or (COMMIT.fullmatch(text) and len(asked) >= SHORTEST and text.startswith(asked)):
+        return True
+    return bool(WHOLE_VERSION.fullmatch(asked) and VERSION.match(text)) and _comparable(text, asked)[0] == _version(
+        asked
+    )
 
 
 def _number(text: str) -> float | None:

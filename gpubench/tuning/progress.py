@@ -94,5 +94,5 @@ def memory(tuning: Tuning, name: str, level: int) -> str:
 
 def length(plan: Plan, seconds_a_run: float | None) -> str:
     """Returns the size of a plan, as "about 45 runs, 12 min"."""
-    time = f", about {units.seconds(plan.total * seconds_a_run)}" if seconds_a_run else ""
+    time = f", about {units.about(plan.total * seconds_a_run)}" if seconds_a_run else ""
     return f"about {units.counted(plan.total, 'run')}{time}"

@@ -132,6 +132,10 @@ class Search:
         self._limit = limit
         self._seconds = max(self._seconds, limit.seconds or 0.0)
         self._times = Durations(self._runs, limit.each)
+        if block := self._pending:  # the rest of a block that was interrupted
+            runs = self._times.fitting(block.runs, limit.seconds)[: max(0, self._most() - len(self._runs))]
+            self._pending = Block(block.stage, runs, block.why) if runs else None
+            self._blocks += not runs
 
     def planned(self) -> Plan:
         """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
