@@ -9,7 +9,7 @@ from gpubench.report.document import Command, Document, Finding, Findings, Line
 from gpubench.report.terminal import Terminal, show
 from gpubench.text import bar
 
-SENTENCE = "the step waits for batches, and the loader waits instead of computing"
+SENTENCE = "the step waits for batches, and the loader takes most of the time outside of PyTorch"
 
 
 def console(terminal: bool) -> Console:

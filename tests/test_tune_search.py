@@ -8,6 +8,7 @@ import pytest
 from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse
 
 from gpubench.tuning.conclusion import Block, Factor
+from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
 from gpubench.tuning.model import Combination
 from gpubench.tuning.search import Search
@@ -99,6 +100,19 @@ def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs()
     assert many[0].conclusion.proved
     assert close(few) >= 2 / 3
     assert max(one.runs for one in few) <= 45
+
+
+def test_the_rest_of_an_interrupted_block_is_run_only_if_there_is_time_for_it() -> None:
+    search = Search([Factor("setting 0"), Factor("setting 1")])
+    block = search.next()
+    assert block
+    search.record([Result(0.0, seconds=2.0)])
+    search.limit(Limit(None, 5.0, 2.0))
+    rest = search.next()
+    assert rest
+    assert len(rest.runs) == min(2, len(block.runs) - 1)
+    search.limit(Limit(None, 1.0, 2.0))
+    assert search.next() is None
 
 
 def test_a_setting_that_crashes_once_by_chance_is_tried_again() -> None:

@@ -353,3 +353,11 @@ def test_bad_input_is_one_error_before_anything_runs(
 def test_a_value_is_checked_before_anything_runs() -> None:
     with pytest.raises(SettingsError):
         of_tiny(**{"data.workers": "many"})
+
+
+def test_a_limit_that_leaves_nothing_to_try_is_named_as_the_reason(tmp_path: Path) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted), most_runs=1)
+    shown = report.document(tmp_path, found)
+    assert "no setting was tried" in shown.headline
+    assert "a limit of 1 run" in shown.headline
+    assert f"--resume {tmp_path} --runs 3" in Terminal(quiet=True, verbosity=0).render(shown)

@@ -73,14 +73,14 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         id="too-few-workers",
         title="the step waits for batches while CPU cores are free"
         if free
-        else "the step waits for batches, and the loader waits instead of computing",
+        else "the step waits for batches, and the loader takes most of the time outside of PyTorch",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
         cause="the training process itself reads and prepares every batch, between two steps"
         if workers == 0
         else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
-        + ("" if free else "; no core is free, but workers that wait for I/O, for example for a disk, need none"),
+        + ("" if free else "; no core is free: they help as far as the loader waits, for example for a disk"),
         fix=case.fix(data__workers=more),
         expected=at_most(saving),
         threshold=THRESHOLD,

@@ -269,7 +269,9 @@ class Program(SpreadWorkers):
         return peer.where if peer.done else f"{peer.where} or later"
 
     def _hint(self) -> str:
-        found = f"{OUTPUT} has what it printed"
+        ref = self._settings.ref
+        without = f"{ref} runs in a clone, which has no untracked files; " if ref else ""
+        found = f"{without}{OUTPUT} has what it printed"
         if any(TORCHRUN_FAILED in line for line in self.output):  # its report comes after the errors of the ranks
             return f"{found}, with the error: {next(filter(ERROR.match, self.output))[:200]}"
         return f"{found}, last: {line}" if (line := last_line(self.output)) else found

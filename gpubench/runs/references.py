@@ -151,7 +151,7 @@ class Lookup:
         if within is not None:
             folder = Path(within) if is_folder(Path(within)) else self._under(within)
         command = self.command if within is None and wanted is None else None
-        found, empty, others = 0, 0, 0
+        found, empty, others, other = 0, 0, 0, ""
         known = Catalogue(folder)
         try:
             for name, entry in _newest_first(known):
@@ -169,7 +169,7 @@ class Lookup:
                 else:
                     whose = f"{entry.command} where {_spoken(command)} is compared"
                     self._of_others.setdefault(whose, {})[entry.run_id] = None
-                    others += 1
+                    other, others = other or entry.command, others + 1
         finally:
             if folder == self.results:
                 known.save()
@@ -178,7 +178,7 @@ class Lookup:
         kind = f"{f' of {of}' if of else ''}{' with results' if empty else ''}"
         hint = "latest is the newest, latest~1 the one before it" if found else WHAT
         if others:
-            hint = "name a run of another command by its folder: EXPERIMENT/latest"
+            hint = f"latest:{other} and latest~1:{other} are the newest runs of {other}"
         raise RunDirectoryError(
             f"{asked[0] if within is None else asked[0].rpartition('/')[2]}: {are}{kind} in {folder}", hint
         )
