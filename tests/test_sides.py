@@ -333,7 +333,7 @@ def test_a_refusal_says_which_runs_there_are_not_enough_of(results: Path) -> Non
     failed(results)
     refused = refusal("latest~1", "latest")
     assert refused.message == "latest~1: there is 1 run of memory with results in results"
-    assert refused.hint == "name a run of another command by its folder: EXPERIMENT/latest"
+    assert refused.hint == "latest:train-bench and latest~1:train-bench are the newest runs of train-bench"
 
 
 def test_a_damaged_run_is_not_passed_over_as_the_latest(results: Path) -> None:
