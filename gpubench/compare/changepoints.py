@@ -259,7 +259,7 @@ class _Fit:
         """`values` has the shape (rows, runs), and `log_shares` (rows,)."""
         weighted = model.inverse @ columns
         normal = columns.T @ weighted
-        solved = np.linalg.solve(normal, weighted.T)
+        solved: Floats = np.asarray(np.linalg.solve(normal, weighted.T), float)
         self._of_outlier = model.inverse.diagonal() - np.sum(weighted.T * solved, axis=0)
         self._score = values @ model.inverse - (values @ weighted) @ solved
         self._model = model
@@ -308,7 +308,7 @@ class _Fit:
 
     def _evidence(self, explained: Floats, determinant: Floats) -> Floats:
         """Returns the logarithm of the evidence. `explained` has the shape (rows, places), and is overwritten."""
-        found = np.subtract(self._squares, explained, out=explained)
+        found: Floats = np.subtract(self._squares, explained, out=explained)
         np.maximum(found, 0.0, out=found)
         found /= 2
         found += _NOISE**2
@@ -362,13 +362,14 @@ def _pairs(allowed: Places) -> tuple[Places, Places]:
 
 def _total(logarithms: Iterable[Floats]) -> Floats:
     """Returns the logarithm of the sum over all rows of all fits; -inf for what is nothing beside the largest one."""
-    every = np.concatenate(list(logarithms))
+    every: Floats = np.concatenate(list(logarithms))
     if not every.size:
-        return every[0]
+        return np.zeros(0)
     largest = float(every.max())
     every -= largest
     with np.errstate(divide="ignore"):
-        return np.asarray(largest + np.log(np.exp(every, out=every).sum(axis=0)))
+        found: Floats = largest + np.log(np.exp(every, out=every).sum(axis=0))
+    return found
 
 
 def _below(x: Floats) -> Floats:
