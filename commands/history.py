@@ -1,5 +1,8 @@
 """gpubench history"""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +14,10 @@ from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag,
 from gpubench.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
-    from gpubench.compare.history import Histories
+    from gpubench.report.document import Document
 
 PAGE = "history.html"
+THREADS = "OPENBLAS_NUM_THREADS"
 EPILOG = """Examples:
 
 gpubench history
@@ -68,9 +72,11 @@ def history(
         raise UsageError(f"there is no folder {results}", "--results DIR names another one")
     if html:
         output.check_file(html, "--html")
+    # Numerical libraries are imported only now, because help and usage errors do not need them.
+    with _one_thread():
+        import numpy  # noqa: F401  # before any module that imports it
     fraction = fraction_of(margin)
 
-    # Numerical libraries are imported only now, because help and usage errors do not need them.
     from gpubench import units
     from gpubench.compare import gate, result
     from gpubench.compare.history import histories
@@ -89,27 +95,42 @@ def history(
     found = histories(entries, metric, margin=fraction, conditions=conditions)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     index.refresh(results)
-    page = _write_page(found, html, results) if found.series or html else None
+    document = report.document(found, html or results / PAGE)
+    page = _write_page(document, html, results) if found.series or html else None
     retry = "--html FILE writes a page instead"
     if json:
         output.write(result.to_json(found), retry)
     else:
-        output.write(terminal.render(report.document(found)), retry)
+        output.write(terminal.render(document), retry)
         if page and not quiet:
             terminal.err.print(f"page: {page}", markup=False, soft_wrap=True)
     raise typer.Exit(exit_code(found.gate, strict, terminal))
 
 
-def _write_page(found: "Histories", html: Path | None, results: Path) -> Path | None:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A context in which OpenBLAS, which numpy loads, is told to use one thread, unless the user has chosen.
+
+    The matrices are so small that more threads mostly wait for each other, which takes three times the processor time.
+    """
+    chosen_by_user = THREADS in os.environ
+    os.environ.setdefault(THREADS, "1")
+    try:
+        yield
+    finally:
+        if not chosen_by_user:
+            del os.environ[THREADS]
+
+
+def _write_page(document: "Document", html: Path | None, results: Path) -> Path | None:
     """Writes the page, and returns its path; None if the results folder cannot be written, or has a page of others."""
-    from gpubench.report import history as report
     from gpubench.report.page import is_of_others, render
 
     target = html or results / PAGE
     if not html and is_of_others(target):
         return None
     try:
-        output.write_file(target, render(report.document(found, target)))
+        output.write_file(target, render(document))
     except RunFailed:
         if html:
             raise

@@ -66,6 +66,13 @@ def test_outliers_and_short_disturbances_are_no_change_points() -> None:
     assert not find(values)
 
 
+@pytest.mark.parametrize("outlier", [17, 18])
+def test_of_the_places_before_and_after_an_outlier_the_first_one_is_named(outlier: int) -> None:
+    values = 0.002 * np.random.default_rng(4).standard_normal(30) + np.where(np.arange(30) >= 18, 0.05, 0.0)
+    values[outlier] += 0.3
+    assert [(point.index, point.first, point.last) for point in find(values)] == [(outlier, outlier, outlier + 1)]
+
+
 def test_a_step_is_visible_after_three_runs_and_not_before() -> None:
     values = 0.002 * np.random.default_rng(4).standard_normal(30)
     values[-FEWEST:] += 0.05

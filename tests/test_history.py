@@ -1,8 +1,10 @@
 """`gpubench history`: which runs are one series, what changed at a change point, the gate, and the page."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,8 @@ def test_a_history_that_cannot_tell_does_not_say_that_nothing_changed() -> None:
     assert short.gate[0].worsening is None
     assert "no change" not in report.document(short).headline
     wide = report.document(histories(runs(levels((30, 100.0))), margin=0.1)).headline
-    assert "no change beyond 10 %" in wide.replace("10.0", "10")
+    assert "no change beyond 10 %" in wide
+    assert wide.startswith("throughput of gpt2")
 
 
 @pytest.mark.parametrize("condition", ["nothing>2%", "final_loss>2%"])
@@ -182,6 +185,29 @@ def test_a_sparkline_has_the_highest_block_where_the_series_is_highest() -> None
     assert report.sparkline([1.0, 2.0, 1.0], 24) == "▁█▁"
     assert report.sparkline([5.0] * 100, 24) == "▄" * 24
     assert len(report.sparkline(list(range(1000)), 24)) == 24
+
+
+def test_only_a_series_that_the_machine_changed_explains_dotted_changes() -> None:
+    values, speeds = levels((15, 100.0), (15, 95.0)), levels((15, 50.0), (15, 47.5), noise=0.001)
+    of_machine = [entry(n, value, reference=speed) for n, (value, speed) in enumerate(zip(values, speeds, strict=True))]
+    assert ["A dotted" in render(report.document(histories(made))) for made in (of_machine, runs(values))] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("seconds", [5, 20, 1800, 6 * 3600])
+def test_neighbouring_labels_of_the_axis_differ(seconds: int) -> None:
+    made = runs(levels((40, 100.0)))
+    moments = [(datetime(2026, 11, 19, 13) + timedelta(seconds=seconds * n)).isoformat() for n in range(len(made))]
+    made = [
+        msgspec.structs.replace(one, record=msgspec.structs.replace(one.record, started=f"{moment}.000Z"))
+        for one, moment in zip(made, moments, strict=True)
+    ]
+    labels = re.findall(r'class="tick middle[^>]*>([^<]*)<', render(report.document(histories(made))))
+    assert all(label != other for label, other in pairwise(labels))
+    assert labels[0] == ("2026-11-19" if seconds > 1800 else "11-19 13:00")
+    assert len(labels) > 1
 
 
 def test_names_from_elsewhere_stay_text_on_the_page() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browser import browse, needs_browser
+from browser import PHONE, browse, needs_browser, width_on_a_phone
 from recorded_runs import edit, write_run
 from running import Finished
 
@@ -138,3 +138,11 @@ def test_the_pages_policy_lets_its_own_script_run(results: Path, tmp_path: Path)
     done = browse(tmp_path / "page.html", "--virtual-time-budget=2000", "--dump-dom")
     assert done.stdout.count("<tr>") == 3  # rows of the body; that of the head has an id
     assert "Refused" not in done.stderr
+
+
+@needs_browser
+def test_long_results_fit_on_a_phone(results: Path, tmp_path: Path) -> None:
+    page = re.sub(
+        r'"result":"[^"]+"', '"result":"1,305 to 11,384 samples/s"', index.render(results, catalogue(results))
+    )
+    assert width_on_a_phone(page, tmp_path) <= PHONE

@@ -52,6 +52,7 @@ _STEPS = 2.0  # expected number of steps in a series
 _OUTLIERS = 0.03  # share of the runs
 _STEP_SIZE, _OUTLIER_SIZE = 3.0, 20.0  # standard deviations, in units of the noise
 _NOISE = 0.005  # the prior of the noise is worth two runs of this standard deviation
+_EQUAL = 1e-9  # a difference of rounding: of the places before and after an outlier, which explain as much, the first
 _UNUSUAL = 3.0  # standard errors of a run from its repeats, relative to the median run's, that make it count less
 
 
@@ -87,10 +88,9 @@ def find(
     more than those of others counts less. `days` has the day of each run, and `reference` the logarithm of the time of
     the reference workload. Changes up to `margin`, as a difference of logarithms, do not count.
     """
-    alone = _in_windows(values, days, errors, None, margin)
     if reference is None or not np.isfinite(reference).all():
-        return alone
-    found = _in_windows(values, days, errors, reference, margin)
+        return _in_windows(values, days, errors, [None], margin)[0]
+    alone, found = _in_windows(values, days, errors, [None, reference], margin)
     extra = [one for one in alone if not any(abs(one.index - other.index) <= SAME for other in found)]
     judged = [_attributed(one, [*found, *extra], values, reference) for one in (*found, *extra)]
     kept = [one for one in judged if one.cause == "machine" or one.index in {other.index for other in found}]
@@ -116,10 +116,18 @@ def _attributed(one: ChangePoint, every: Sequence[ChangePoint], values: Floats, 
 
 
 def _in_windows(
-    values: Floats, days: Sequence[str] | None, errors: Floats | None, reference: Floats | None, margin: float
-) -> list[ChangePoint]:
-    """Searches a long series in windows that overlap by half, of which the middle halves count."""
-    n, found = len(values), []
+    values: Floats,
+    days: Sequence[str] | None,
+    errors: Floats | None,
+    references: Sequence[Floats | None],
+    margin: float,
+) -> list[list[ChangePoint]]:
+    """Searches a long series in windows that overlap by half, of which the middle halves count.
+
+    Returns the change points with each of `references`, all of which have the same models.
+    """
+    n = len(values)
+    found: list[list[ChangePoint]] = [[] for _ in references]
     starts = list(range(0, max(1, n - MOST // 2), MOST // 2))
     for start in starts:
         part = slice(start, min(n, start + MOST))
@@ -128,37 +136,27 @@ def _in_windows(
         high = n if start == starts[-1] else start + 3 * MOST // 4
         if length < 2 * FEWEST:
             continue
-        series = _Series(
-            values[part],
-            None if days is None else days[part],
-            None if errors is None else errors[part],
-            None if reference is None else reference[part],
-            margin,
-        )
-        for one in series.search():
-            if low <= start + one.index < high:
-                first, last = start + one.first, start + one.last
-                found.append(replace(one, index=start + one.index, first=first, last=last))
+        inflation = _inflation(length, None if errors is None else errors[part])
+        models = _models(length, None if days is None else days[part], inflation)
+        for points, reference in zip(found, references, strict=True):
+            series = _Series(values[part], None if reference is None else reference[part], models, margin)
+            for one in series.search():
+                if low <= start + one.index < high:
+                    first, last = start + one.first, start + one.last
+                    points.append(replace(one, index=start + one.index, first=first, last=last))
     return found
 
 
 class _Series:
     """A series whose change points are searched for."""
 
-    def __init__(
-        self,
-        values: Floats,
-        days: Sequence[str] | None,
-        errors: Floats | None,
-        reference: Floats | None,
-        margin: float,
-    ) -> None:
-        self.n, self.margin = len(values), margin
+    def __init__(self, values: Floats, reference: Floats | None, models: Sequence["_Model"], margin: float) -> None:
+        self.n, self.models, self.margin = len(values), models, margin
         values = values - np.mean(values)
         of_machine = np.zeros(self.n) if reference is None else reference - np.mean(reference)
         powers = _OF_MACHINE if reference is not None else ((0.0, 1.0),)
-        self.values = [(values - power * of_machine, math.log(share)) for power, share in powers]
-        self.models = _models(self.n, days, _inflation(self.n, errors))
+        self.values = np.stack([values - power * of_machine for power, _ in powers])
+        self.log_shares = np.log([share for _, share in powers])
         self.positions = np.arange(2, self.n - 1)  # also the ones too near to an end, which are no change points yet
         self.log_step = math.log(_STEPS / max(_STEPS, len(self.positions)))
 
@@ -182,18 +180,15 @@ class _Series:
             steps.remove(steps[found.index(weakest)])
         return []
 
-    def _fits(self, steps: Sequence[int], outliers: Sequence[int]) -> Iterable["_Fit"]:
+    def _fits(self, steps: Sequence[int], outliers: Sequence[int]) -> list["_Fit"]:
         columns = _columns(self.n, steps, outliers)
-        for model in self.models:
-            projection = _Projection(model, columns)
-            for values, share in self.values:
-                yield _Fit(projection, values, share)
+        return [_Fit(model, columns, self.values, self.log_shares) for model in self.models]
 
     def _best(self, steps: Sequence[int], outliers: Sequence[int]) -> tuple[str, list[int]]:
         """Returns the most probable kind of addition, and its most probable places; none if nothing is the best."""
         allowed, free = self._allowed(steps), np.setdiff1d(np.arange(self.n), outliers)
         pairs = _pairs(allowed)
-        fits = list(self._fits(steps, outliers))
+        fits = self._fits(steps, outliers)
         weights = {
             "nothing": _total(fit.evidence for fit in fits),
             "step": _total(fit.with_step(allowed) for fit in fits) + self.log_step,
@@ -203,7 +198,7 @@ class _Series:
         places = {"step": (allowed,), "outlier": (free,), "pair": pairs, "nothing": ()}
         masses = {kind: float(np.logaddexp.reduce(found)) for kind, found in weights.items() if found.size}
         kind = max(masses, key=masses.__getitem__)
-        best = int(np.argmax(weights[kind]))
+        best = int(np.argmax(weights[kind] >= weights[kind].max() - _EQUAL))
         return kind, [int(each[best]) for each in places[kind]]
 
     def _allowed(self, steps: Sequence[int]) -> Places:
@@ -220,9 +215,9 @@ class _Series:
         above = min((one for one in others if one > step), default=self.n)
         allowed = self._allowed(others)
         allowed = allowed[(allowed > below) & (allowed < above)]
-        fits = list(self._fits(others, outliers))
-        weights = np.array([fit.with_step(allowed) for fit in fits]) + self.log_step
-        means, errors = (np.array(each) for each in zip(*(fit.size_of(allowed) for fit in fits), strict=True))
+        fits = self._fits(others, outliers)
+        weights = np.concatenate([fit.with_step(allowed) for fit in fits]) + self.log_step
+        means, errors = map(np.concatenate, zip(*(fit.size_of(allowed) for fit in fits), strict=True))
         nothing = float(_total(fit.evidence for fit in fits)[0])
         total = float(np.logaddexp.reduce(weights, axis=None))
         shares = np.exp(weights - total)  # shape (fits, places)
@@ -232,7 +227,7 @@ class _Series:
         order = np.argsort(by_place)[::-1]
         within = allowed[order[: int(np.searchsorted(np.cumsum(by_place[order]), 0.95)) + 1]]
         return ChangePoint(
-            index=int(allowed[np.argmax(by_place)]),
+            index=int(allowed[np.argmax(by_place >= by_place.max() * (1 - _EQUAL))]),
             first=int(within.min()),
             last=int(within.max()),
             probability=float(beyond) / (1 + math.exp(min(700.0, nothing - total))),
@@ -249,62 +244,77 @@ class _Model:
     inverse: Floats
     """The inverse covariance, in units of the noise's variance, shape (runs, runs)."""
     log_determinant: float
-
-
-class _Projection:
-    """A model with given columns: the inverse covariance without what the columns explain."""
-
-    def __init__(self, model: _Model, columns: Floats) -> None:
-        weighted = model.inverse @ columns
-        normal = columns.T @ weighted
-        self.gram = model.inverse - weighted @ np.linalg.solve(normal, weighted.T)
-        sums = np.cumsum(np.cumsum(self.gram[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
-        self.of_steps: Floats = np.pad(sums, ((0, 1), (0, 1)))  # a step is a sum over the runs after it
-        self.freedom = len(self.gram) - columns.shape[1]
-        self.log_evidence = model.log_prior - (model.log_determinant + float(np.linalg.slogdet(normal)[1])) / 2
+    of_steps: Floats
+    """The sums of the inverse covariance over the runs after each two steps, shape (runs + 1, runs + 1)."""
 
 
 class _Fit:
-    """A projection applied to values: the logarithm of the evidence, also with each further column."""
+    """A model with given columns, applied to rows of values: the logarithm of the evidence, also with further columns.
 
-    def __init__(self, projection: _Projection, values: Floats, log_share: float) -> None:
-        self._of = projection
-        self._score = projection.gram @ values
-        self._of_step = np.append(np.cumsum(self._score[::-1])[::-1], 0.0)
-        self._squares = float(values @ self._score)
-        self._base = projection.log_evidence + log_share
+    A step is a sum over the runs after it, so what a step explains comes from sums of the inverse covariance, less what
+    the columns explain already.
+    """
+
+    def __init__(self, model: _Model, columns: Floats, values: Floats, log_shares: Floats) -> None:
+        """`values` has the shape (rows, runs), and `log_shares` (rows,)."""
+        weighted = model.inverse @ columns
+        normal = columns.T @ weighted
+        solved: Floats = np.asarray(np.linalg.solve(normal, weighted.T), float)
+        self._of_outlier = model.inverse.diagonal() - np.sum(weighted.T * solved, axis=0)
+        self._score = values @ model.inverse - (values @ weighted) @ solved
+        self._model = model
+        self._after = _sums_after(weighted)
+        self._solved_after = _sums_after(solved.T).T
+        of_step = model.of_steps.diagonal() - np.sum(self._after.T * self._solved_after, axis=0)
+        self._of_step = np.maximum(of_step, _EQUAL)  # nothing is left of a step that the columns explain
+        self._step_score = _sums_after(self._score.T).T
+        self._squares = np.sum(values * self._score, axis=1)[:, None]
+        self._freedom = columns.shape[0] - columns.shape[1]
+        log_evidence = model.log_prior - (model.log_determinant + float(np.linalg.slogdet(normal)[1])) / 2
+        self._base = (log_evidence + log_shares)[:, None]
 
     @cached_property
     def evidence(self) -> Floats:
-        """Without a further column, shape (1,)."""
-        return self._evidence(np.zeros(1), np.ones(1))
+        """Without a further column, shape (rows, 1)."""
+        return self._evidence(np.zeros((len(self._base), 1)), np.ones(1))
 
     def with_step(self, places: Places) -> Floats:
-        return self._with_one(self._of_step[places], self._of.of_steps[places, places], _STEP_SIZE)
+        return self._with_one(self._step_score[:, places], self._of_step[places], _STEP_SIZE)
 
     def with_outlier(self, places: Places) -> Floats:
-        return self._with_one(self._score[places], self._of.gram[places, places], _OUTLIER_SIZE)
+        return self._with_one(self._score[:, places], self._of_outlier[places], _OUTLIER_SIZE)
 
     def with_steps(self, first: Places, second: Places) -> Floats:
         """Returns the evidence with two steps each."""
-        diagonal = self._of.of_steps.diagonal() + _STEP_SIZE**-2
-        a, b, c = diagonal[first], diagonal[second], self._of.of_steps[first, second]
-        u, v = self._of_step[first], self._of_step[second]
-        determinant = a * b - c * c
-        return self._evidence((b * u * u - 2 * c * u * v + a * v * v) / determinant, determinant * _STEP_SIZE**4)
+        diagonal = self._of_step + _STEP_SIZE**-2
+        both = self._model.of_steps - self._after @ self._solved_after
+        a, c = diagonal[first], both[first, second]
+        left = diagonal[second] - c * c / a  # of the second step, beside the first one
+        apart = self._step_score.take(second, axis=1)
+        apart -= (c / a) * self._step_score.take(first, axis=1)
+        explained = np.square(apart, out=apart)
+        explained /= left
+        explained += (np.square(self._step_score) / diagonal).take(first, axis=1)
+        return self._evidence(explained, a * left * _STEP_SIZE**4)
 
     def size_of(self, places: Places) -> tuple[Floats, Floats]:
         """Returns the sizes of steps, one at a time, and their standard deviations."""
-        score, gram = self._of_step[places], self._of.of_steps[places, places]
+        score, gram = self._step_score[:, places], self._of_step[places]
         left = np.maximum(0.0, self._squares - np.square(score) / gram)
-        return score / gram, np.sqrt((2 * _NOISE**2 + left) / max(1.0, self._of.freedom - 1) / gram)
+        return score / gram, np.sqrt((2 * _NOISE**2 + left) / max(1.0, self._freedom - 1) / gram)
 
     def _with_one(self, score: Floats, gram: Floats, size: float) -> Floats:
         return self._evidence(np.square(score) / (gram + size**-2), 1 + size**2 * gram)
 
     def _evidence(self, explained: Floats, determinant: Floats) -> Floats:
-        left = _NOISE**2 + np.maximum(0.0, self._squares - explained) / 2
-        found: Floats = self._base - np.log(determinant) / 2 - (self._of.freedom / 2 + 1) * np.log(left)
+        """Returns the logarithm of the evidence. `explained` has the shape (rows, places), and is overwritten."""
+        found: Floats = np.subtract(self._squares, explained, out=explained)
+        np.maximum(found, 0.0, out=found)
+        found /= 2
+        found += _NOISE**2
+        np.log(found, out=found)
+        found *= -(self._freedom / 2 + 1)
+        found += self._base - np.log(determinant) / 2
         return found
 
 
@@ -318,8 +328,17 @@ def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> list[_Mode
         covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
         covariance += drift**2 * np.exp(-0.5 * np.square(apart / (length * n)))
         log_determinant = float(np.linalg.slogdet(covariance)[1])
-        made.append(_Model(math.log(first * second * third), np.linalg.inv(covariance), log_determinant))
+        inverse = np.linalg.inv(covariance)
+        of_steps = _sums_after(_sums_after(inverse).T)
+        made.append(_Model(math.log(first * second * third), inverse, log_determinant, of_steps))
     return made
+
+
+def _sums_after(rows: Floats) -> Floats:
+    """Returns the sum of all rows from each one on, and at last a row of zeros."""
+    sums = np.zeros((len(rows) + 1, rows.shape[1]))
+    np.cumsum(rows[::-1], axis=0, out=sums[-2::-1])
+    return sums
 
 
 def _inflation(n: int, errors: Floats | None) -> Floats:
@@ -342,8 +361,15 @@ def _pairs(allowed: Places) -> tuple[Places, Places]:
 
 
 def _total(logarithms: Iterable[Floats]) -> Floats:
-    """Returns the logarithm of the sum over fits."""
-    return np.asarray(np.logaddexp.reduce(list(logarithms), axis=0))
+    """Returns the logarithm of the sum over all rows of all fits; -inf for what is nothing beside the largest one."""
+    every: Floats = np.concatenate(list(logarithms))
+    if not every.size:
+        return np.zeros(0)
+    largest = float(every.max())
+    every -= largest
+    with np.errstate(divide="ignore"):
+        found: Floats = largest + np.log(np.exp(every, out=every).sum(axis=0))
+    return found
 
 
 def _below(x: Floats) -> Floats:

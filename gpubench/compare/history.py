@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -219,6 +220,7 @@ def _treatments(entry: Entry) -> dict[str, Any]:
     return {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
 
 
+@cache
 def _role(key: str) -> str:
     declared = comparability.declarations()
     found = declared.get(key) or declared.get(key.rpartition(".")[0])

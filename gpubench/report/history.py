@@ -74,22 +74,33 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Cha
     for one, change in of_code:
         day, runs = change.started[:10], len(one.points) - change.index
         size = _size(change)
-        since = f"since {day}, {units.counted(runs, 'run')} ago"
+        since = f"since {day}, {_counted(runs)} ago"
         higher = "higher" if change.ratio > 1 else "lower"
         return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
     long = [one for one in series if one.visible is not None]
     if not long:
         most = max(series, key=lambda one: len(one.points))
         most_runs = f"{'at most ' if len(series) > 1 else ''}{units.counted(len(most.points), 'run')}"
-        whose = most.workload if len(series) == 1 else "a workload"
-        return f"{most_runs} of {whose}: a change shows from {2 * FEWEST} runs on"
+        work = most.workload if len(series) == 1 else "a workload"
+        return f"{most_runs} of {work}: a change shows from {2 * FEWEST} runs on"
     count = sum(len(one.points) for one in long)
     of = f" of {units.counted(len(long), 'workload')}" if len(long) > 1 else ""
     machine = " of the code" if newest_first else ""
-    beyond = units.percent(max(one.visible or 0.0 for one in long))
+    whose = f"{words(long[0].metric)} of {shorten(_name(long[0]), 60)}: " if len(long) == 1 else ""
+    beyond = _limit(max(one.visible or 0.0 for one in long))
     start = min(one.points[0].started for one in long)[:10]
     others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
-    return f"no change{machine} beyond {beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
+    return f"{whose}no change{machine} beyond {beyond} in {_counted(count)}{of} since {start}{others}"
+
+
+def _counted(runs: int) -> str:
+    """Returns a number of runs, as "1,979 runs"."""
+    return f"{runs:,} run{'s' * (runs != 1)}"
+
+
+def _limit(fraction: float) -> str:
+    """Returns a limit in percent, in which a whole number stays whole: "10 %"."""
+    return units.percent(fraction).replace(".0 %", " %")
 
 
 def _size(change: Change) -> str:
@@ -123,7 +134,7 @@ def _overview(series: Sequence[Series]) -> Iterator[Block]:
     rows: list[Mapping[str, str | Cell]] = [
         {
             "workload": shorten(_name(one), 60),
-            "runs": str(len(one.points)),
+            "runs": f"{len(one.points):,}",
             "now": units.quantity(one.points[-1].estimate, one.unit),
             "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
             "last change": _last(one),
@@ -156,7 +167,7 @@ def _line(one: Series) -> str:
     curve = sparkline([point.estimate for point in one.points])
     first, last = one.points[0].started[:10], one.points[-1].started[:10]
     when = first if first == last else f"{first} to {last}"
-    return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
+    return f"{curve}  {_counted(len(one.points))}, {when}; {words(one.metric)} is now {now}"
 
 
 def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator[Block]:
@@ -209,7 +220,7 @@ def _limits(series: Iterable[Series]) -> Iterator[str]:
         if one.noise is not None and one.visible is not None:
             yield (
                 f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; a change of "
-                f"{units.percent(one.visible)} would be visible after {FEWEST} runs"
+                f"{_limit(one.visible)} would be visible after {FEWEST} runs"
             )
 
 
@@ -227,16 +238,23 @@ def _on_page(one: Series, folder: Path) -> Iterator[Block]:
     yield Heading(_name(one))
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
     yield Figure(
-        f"{words(one.metric)} of {units.counted(len(one.points), 'run')}",
+        f"{words(one.metric)} of {_counted(len(one.points))}",
         _plot(one, folder),
-        note="Each dot is a run with its 95 % interval, and leads to its report. Lines are the levels between changes. "
-        "A dotted change is one of the machine.",
+        note=_caption(one),
     )
     if one.changes:
         yield _changes(one)
     elif one.visible is not None:
         yield Paragraph("no change was found", on=Medium.PAGE)
     yield Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
+
+
+def _caption(one: Series) -> str:
+    dotted = " A dotted change is one of the machine." if any(each.cause == "machine" for each in one.changes) else ""
+    return (
+        "Each dot is a run with its 95 % interval, and leads to its report. Lines are the levels between changes."
+        f"{dotted}"
+    )
 
 
 def _changes(one: Series) -> Table:
@@ -321,11 +339,17 @@ def _plot(one: Series, folder: Path) -> Markup:
 
 
 def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
-    """Yields the dates under the axis, at most one for each fifth of the plot."""
+    """Yields the dates under the axis, at most one for each fifth of the plot; with the time of day if they repeat."""
     n = len(one.points)
     bottom = charts.HEAD + HEIGHT
-    places = dict.fromkeys(round(share * (n - 1)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)) if n > 4 else range(n)
-    for number, place in enumerate(places):
+    places = list(dict.fromkeys(round(share * (n - 1)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)) if n > 4 else range(n))
+    started = [one.points[place].started for place in places]
+    labels = [moment[:10] for moment in started]
+    if any(label == other for label, other in pairwise(labels)):
+        labels = [moment[5:16].replace("T", " ") for moment in started]
+    for number, (place, label) in enumerate(zip(places, labels, strict=True)):
+        if number and label == labels[number - 1]:
+            continue  # of the same minute
         style = "tick middle on-desk" if number % 2 else "tick middle"
-        yield charts.text(x(place), bottom + 16, one.points[place].started[:10], style)
+        yield charts.text(x(place), bottom + 16, label, style)
     yield charts.text(50, bottom + 34, "runs in order", "name middle")
