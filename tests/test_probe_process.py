@@ -179,9 +179,8 @@ def test_a_process_that_never_updates_does_not_collect_marks(monkeypatch: pytest
 
 
 def test_a_compiled_update_is_not_measured_and_works(tmp_path: Path) -> None:
-    loop = Loop()
-
     def run() -> None:
+        loop = Loop()
         warnings.simplefilter("ignore")  # of the compiler's own
         update = torch.compile(loop.optimizer.step, backend="eager")
         for (batch,) in loop.data:
