@@ -339,7 +339,7 @@ def test_alike_allocations_share_a_row_and_the_rest_is_counted_in_pieces() -> No
     )  # fmt: skip
     assert len(shown.rows) == memory.HOLDERS
     left = made.predicted().holders[memory.HOLDERS :]
-    assert shown.rest.startswith(f"{sum(one.count for one in left)} ")
+    assert shown.rest.startswith(f"{sum(one.count for one in left):,} ")
     assert f"{sum(one.size for one in left) / GIB:.1f} GiB" in shown.rest
 
 

@@ -74,7 +74,7 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Cha
     for one, change in of_code:
         day, runs = change.started[:10], len(one.points) - change.index
         size = _size(change)
-        since = f"since {day}, {_counted(runs)} ago"
+        since = f"since {day}, {units.counted(runs, 'run')} ago"
         higher = "higher" if change.ratio > 1 else "lower"
         return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
     long = [one for one in series if one.visible is not None]
@@ -90,12 +90,7 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Cha
     beyond = _limit(max(one.visible or 0.0 for one in long))
     start = min(one.points[0].started for one in long)[:10]
     others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
-    return f"{whose}no change{machine} beyond {beyond} in {_counted(count)}{of} since {start}{others}"
-
-
-def _counted(runs: int) -> str:
-    """Returns a number of runs, as "1,979 runs"."""
-    return f"{runs:,} run{'s' * (runs != 1)}"
+    return f"{whose}no change{machine} beyond {beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
 
 
 def _limit(fraction: float) -> str:
@@ -167,7 +162,7 @@ def _line(one: Series) -> str:
     curve = sparkline([point.estimate for point in one.points])
     first, last = one.points[0].started[:10], one.points[-1].started[:10]
     when = first if first == last else f"{first} to {last}"
-    return f"{curve}  {_counted(len(one.points))}, {when}; {words(one.metric)} is now {now}"
+    return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
 
 
 def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator[Block]:
@@ -238,7 +233,7 @@ def _on_page(one: Series, folder: Path) -> Iterator[Block]:
     yield Heading(_name(one))
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
     yield Figure(
-        f"{words(one.metric)} of {_counted(len(one.points))}",
+        f"{words(one.metric)} of {units.counted(len(one.points), 'run')}",
         _plot(one, folder),
         note=_caption(one),
     )
