@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gpubench.settings.keys import COMMANDS as COMMANDS
+
 if TYPE_CHECKING:
     from gpubench.runs.entries import Entry
 
-COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", "tune")
 STATUSES = ("completed", "failed", "interrupted", "running", "damaged")
 NEWEST = 50
 """The number of runs that are offered."""

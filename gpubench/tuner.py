@@ -198,8 +198,7 @@ class Tuner:
 
     def seconds_a_run(self) -> float | None:
         """Returns how long a run takes; None before the first one."""
-        runs = self.tuning.runs + 2  # the first look has taken two
-        return self.tuning.seconds / runs if self.tuning.seconds else None
+        return self.tuning.seconds_a_run or None
 
     def advance(self, block: Wanted) -> None:
         """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""

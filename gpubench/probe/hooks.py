@@ -1,10 +1,9 @@
 """Installs the probe in a process that has imported torch, and measures its training loop.
 
 The process becomes a rank of the run with the first update of an optimizer, or once it has had several backward passes
-and has made no optimizer. Until then, and in processes that never
-train, such as torchrun and the workers of a DataLoader, the probe only sets marks. The outermost modules are looked for
-in the step after the first one of an optimizer, so that a model is usually compiled before any of its classes is
-changed.
+and has made no optimizer. Until then, and in processes that never train, such as torchrun and the workers of a
+DataLoader, the probe only sets marks. The outermost modules are looked for in the step after the first one of an
+optimizer, so that a model is usually compiled before any of its classes is changed.
 """
 
 from __future__ import annotations

@@ -87,14 +87,14 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Cha
     of = f" of {units.counted(len(long), 'workload')}" if len(long) > 1 else ""
     machine = " of the code" if newest_first else ""
     whose = f"{words(long[0].metric)} of {shorten(_name(long[0]), 60)}: " if len(long) == 1 else ""
-    beyond = _limit(max(one.visible or 0.0 for one in long))
+    beyond = _rounded(max(one.visible or 0.0 for one in long))
     start = min(one.points[0].started for one in long)[:10]
     others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
     return f"{whose}no change{machine} beyond {beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
 
 
-def _limit(fraction: float) -> str:
-    """Returns a limit in percent, in which a whole number stays whole: "10 %"."""
+def _rounded(fraction: float) -> str:
+    """Returns a fraction in percent, in which a whole number stays whole: "10 %"."""
     return units.percent(fraction).replace(".0 %", " %")
 
 
@@ -215,7 +215,7 @@ def _limits(series: Iterable[Series]) -> Iterator[str]:
         if one.noise is not None and one.visible is not None:
             yield (
                 f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; a change of "
-                f"{_limit(one.visible)} would be visible after {FEWEST} runs"
+                f"{_rounded(one.visible)} would be visible after {FEWEST} runs"
             )
 
 

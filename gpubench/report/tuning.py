@@ -49,8 +49,6 @@ REASONS = {
     "rejected": "rejected",
     "memory": "needs too much memory",
 }
-LOOK_RUNS = 2
-"""The runs of the first look."""
 MORE = 3
 """The factor by which a limit is raised that has proved too small."""
 NOT_REACHED = "the search ended before it was run"
@@ -137,9 +135,7 @@ def _too_little(tuning: Tuning) -> str:
     """Returns why the limit left no run of a setting."""
     if tuning.budget is None:
         return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
-    runs = tuning.runs + LOOK_RUNS
-    each = tuning.seconds / runs
-    return f"{units.about(tuning.budget)} are too little: a run takes {units.about(each)}"
+    return f"{units.about(tuning.budget)} are too little: a run takes {units.about(tuning.seconds_a_run)}"
 
 
 def _is_busy(found: Conclusion) -> bool:
@@ -210,8 +206,8 @@ def _cell(estimate: Estimate | None) -> Cell:
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     known = [one for one in found.dropped if tuning.has_run(one.factor, one.level)]
     rows = [_dropped(tuning, found, one) for one in known]
-    decided = [_dropped(tuning, found, one) for one in known if one.reason != "no gain"]
-    first = decided if _is_busy(found) and not tuning.keep else rows
+    unclear = _is_busy(found) and not tuning.keep
+    first = [row for row, one in zip(rows, known, strict=True) if not unclear or one.reason != "no gain"]
     title = "Tried and not kept"
     yield table(
         title,

@@ -87,7 +87,8 @@ class Catalogue:
         if entry.is_search:
             if record.status == RUNNING and not is_searching(folder):
                 record = msgspec.structs.replace(record, status=INTERRUPTED)
-            runs = [run for part in self._parts.get(name, ()) if (run := self.entry(part))]
+            parts = (self._read.get(part) or self._cached.get(part) for part in self._parts.get(name, ()))
+            runs = [part.entry for part in parts if part]  # `entries` has read them before the search
             tags = tuple(sorted({tag for run in runs for tag in run.tags}))
             if runs:
                 record = msgspec.structs.replace(record, host=runs[0].record.host, git=runs[0].record.git)

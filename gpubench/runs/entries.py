@@ -16,15 +16,11 @@ from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
 from gpubench.metrics import Better
 from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord
-from gpubench.settings.keys import PROGRAM, PROGRAM_MEMORY, flatten
+from gpubench.settings.keys import PROGRAM, PROGRAM_MEMORY, RUN_BY, TUNE, flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
 DAMAGED = "damaged"
 """The status of a run whose run.json cannot be read."""
-TUNE = "tune"
-"""The command of a search, which is an entry of its own beside those of its runs."""
-COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", TUNE)
-"""The commands that make runs."""
 SPEEDUP = "speedup"
 """The proved gain of a search: the throughput with the best settings divided by that without them."""
 UNTIMED = ("memory", PROGRAM_MEMORY)
@@ -110,9 +106,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     @property
     def command(self) -> str:
         """The subcommand of gpubench that the user ran, also for a program."""
-        if self.record.command == PROGRAM:
-            return "profile" if self.settings.get("profiling.enabled") else "train-bench"
-        return "memory" if self.record.command == PROGRAM_MEMORY else self.record.command
+        if self.record.command == PROGRAM and self.settings.get("profiling.enabled"):
+            return "profile"
+        return RUN_BY.get(self.record.command, self.record.command)
 
     @property
     def metrics(self) -> dict[str, Figure]:

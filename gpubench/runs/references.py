@@ -12,8 +12,8 @@ from pathlib import Path
 from gpubench.errors import RunDirectoryError, UsageError, offer
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
-from gpubench.runs.entries import COMMANDS, RUN_ID, Entry
-from gpubench.settings.keys import RUN_BY
+from gpubench.runs.entries import RUN_ID, Entry
+from gpubench.settings.keys import COMMANDS, RUN_BY
 from gpubench.units import counted
 
 LATEST = re.compile(

@@ -8,6 +8,10 @@ from gpubench.errors import UsageError
 
 PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
 """The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+TUNE = "tune"
+"""The command of a search, which is an entry of its own beside those of its runs."""
+COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", TUNE)
+"""The commands that make runs."""
 RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
 """The commands of gpubench that run them."""
 

@@ -19,6 +19,8 @@ from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 VERSION = 1
+LOOK_RUNS = 2
+"""The runs of the first look."""
 FILE = foreign_files.SEARCH
 LOCK = foreign_files.SEARCH_LOCK
 
@@ -103,6 +105,11 @@ class Tuning(Struct, frozen=True, kw_only=True):
     def runs(self) -> int:
         """The number of runs so far."""
         return sum(len(block.runs) for block in self.blocks)
+
+    @property
+    def seconds_a_run(self) -> float:
+        """The mean time of a run so far, those of the first look included."""
+        return self.seconds / (self.runs + LOOK_RUNS)
 
     def alone(self, name: str, level: int) -> tuple[int, ...]:
         """Returns the combination with one level of the treatment `name` and nothing else."""
