@@ -1,7 +1,7 @@
 """Formats numbers with units for reports."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -99,12 +99,21 @@ def signed_seconds(value: float) -> str:
     return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
-def digits(value: float) -> str:
-    """Formats a number with three significant digits; a whole number stays whole."""
+def digits(value: float, significant: int = 3) -> str:
+    """Formats a number with three significant digits, or as many as are asked for; a whole number stays whole."""
     size_ = abs(value)
-    if size_ >= 100 or value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.1f}" if size_ >= 10 else f"{value:.2f}" if size_ >= 1 else f"{value:.3g}"
+    if size_ < 1 and value != int(value):
+        return f"{value:.{significant}g}"
+    before = 1 if size_ < 10 else 2 if size_ < 100 else 3
+    return f"{value:.0f}" if value == int(value) else f"{value:.{max(0, significant - before)}f}"
+
+
+def factors(ratio: float, ends: Sequence[float]) -> tuple[str, list[str]]:
+    """Formats a ratio and the ends of its interval, with two significant digits where the ends differ by a factor of
+    two, and with three elsewhere.
+    """
+    significant = 2 if ends and max(ends) > 2 * min(ends) else 3
+    return digits(ratio, significant), [digits(end, significant) for end in ends]
 
 
 def span(low: float, high: float, unit: str) -> str:

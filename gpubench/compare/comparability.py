@@ -250,6 +250,8 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
             role = declared.role if declared else "treatment"  # a setting of another version of gpubench
             if role == "uncompared" or (declared and declared.superseded_by in built):
                 continue
+            if None in (ours, theirs) and baseline.given.get(key) == candidate.given.get(key):
+                continue  # what one program decided itself, and of the other is not known or makes no sense
             needed = role in ("workload", "scale") or key.startswith(_OF_MEMORY)
             of_mapping = key not in declarations()  # such an entry may be absent where the callable has a default
             if needed and not of_mapping and not (key in baseline.settings and key in candidate.settings):

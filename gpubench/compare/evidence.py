@@ -1,6 +1,6 @@
 """The runs of one side of a comparison, checked for plausibility."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +113,7 @@ class RunEvidence:
     record: RunRecord | None
     status: str
     settings: dict[str, Any]
-    """config.yaml by dot-key; empty for another tool's log."""
+    """The settings by dot-key, those that a program decided itself with its values; empty for another tool's log."""
     environment: dict[str, Any]
     """environment.json by dot-key."""
     workload: dict[str, Any]
@@ -148,6 +148,11 @@ class RunEvidence:
     def device(self) -> str | None:
         """The name of the device; None if it is unknown."""
         return self.summary.environment.device if self.summary.environment else None
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The settings without those that a program decided itself, which are None."""
+        return self.files.given if self.files else self.settings
 
     @property
     def chosen(self) -> frozenset[str]:

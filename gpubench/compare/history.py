@@ -20,7 +20,7 @@ from gpubench.compare.result import Difference, GateResult
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
 from gpubench.errors import GpubenchError, UsageError, did_you_mean
-from gpubench.metrics import LEADERS, Better
+from gpubench.metrics import DEFINITIONS, LEADERS, Better
 from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
@@ -125,8 +125,8 @@ def histories(
     """
     measured = [entry for entry in entries if entry.measured and entry.record.status == COMPLETED]
     known = list(dict.fromkeys(name for entry in measured for name in entry.metrics))
-    if metric is not None and measured and metric not in known:
-        hint = did_you_mean(metric, known) or f"there are {', '.join(known)}"
+    if metric is not None and metric not in (known or DEFINITIONS):
+        hint = did_you_mean(metric, known or DEFINITIONS) or f"there are {', '.join(known or DEFINITIONS)}"
         raise UsageError(f"no run has a metric {metric!r}", hint)
     groups = [group for workload in _workloads(_in_order(measured)) for group in _chains(workload)]
     found = [one for group in groups if (one := _series(group, metric or _main(group.runs), margin))]

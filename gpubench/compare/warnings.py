@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def steady_telemetry(run: RunEvidence) -> list[TelemetrySample]:
 
 def other_load(side: Side) -> OtherLoad | None:
     """Returns the load of other processes during the steady windows, as a mean over the runs; None if unknown."""
-    return telemetry.together([found for run in side.runs[:RUNS_WATCHED] if (found := _other_load(run))])
+    return telemetry.together([found for run in side.runs if (found := run.summary.others)])
 
 
 def disturbance(side: Side) -> float | None:
@@ -53,17 +52,6 @@ def accountable(baseline: Side, candidate: Side) -> float:
     taken = max(disturbance(side) or 0.0 for side in (baseline, candidate))
     moved = machine_speed(baseline, candidate)
     return max(taken, math.expm1(min(2 * abs(math.log(moved)), stats.LARGEST_LOGARITHM))) if moved else taken
-
-
-def _other_load(run: RunEvidence) -> OtherLoad | None:
-    count: Any = run.environment.get("cpu.logical_cores")
-    return telemetry.other_load(
-        run.telemetry,
-        [(window.start, window.end) for window in run.windows],
-        count if isinstance(count, int) else None,
-        loaders=run.settings.get("data.workers", 0 if run.summary.pipeline else None) != 0,
-        on_cpu=run.settings.get("device") == "cpu",
-    )
 
 
 ENOUGH_REPEATS = 3

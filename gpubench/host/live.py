@@ -17,6 +17,7 @@ from gpubench.text import BAR, Fitting, bar
 
 REDRAW_SECONDS = 0.5  # seconds between two redraws; few, because the host shares the machine with the workers
 LINE_SECONDS = 5.0  # seconds between two lines
+SAME_LINE_SECONDS = 60.0  # seconds until a line is printed again although nothing has changed
 
 P = TypeVar("P", bound=Progress, contravariant=True)
 
@@ -59,19 +60,23 @@ class Silence:
 
 
 class Lines(Silence):
-    """Prints a line every few seconds, for logs and pipes."""
+    """Prints a line every few seconds, for logs and pipes; one without news once a minute."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
         self._console = console
         self._drawing = drawing
         self._printed = time.monotonic()
+        self._line = ""
 
     def __call__(self, recorder: Recorder[Any]) -> None:
-        now = time.monotonic()
-        if now - self._printed < LINE_SECONDS:
+        since = time.monotonic() - self._printed
+        if since < LINE_SECONDS:
             return
-        self._printed = now
-        self._console.print(self._drawing.describe(recorder.progress), soft_wrap=True, highlight=False)
+        line = self._drawing.describe(recorder.progress)
+        if line == self._line and since < SAME_LINE_SECONDS:
+            return
+        self._printed, self._line = time.monotonic(), line
+        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 class LiveTable(Silence):

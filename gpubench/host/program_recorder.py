@@ -254,6 +254,11 @@ class OfProgram(Recorder[P]):
             return f"the model that is called at {self._places[place]}"
         return "; ".join(_located("DataLoader", "(...)", place, self._places, self._optimizers))
 
+    def _observe(self, built: events.ModelBuilt) -> None:
+        """Keeps what the probe has found out about the program."""
+        self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
+        self.writer.update(observed=built.settings)
+
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
@@ -333,7 +338,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
 
     def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
+        self._observe(built)
         self._adjustable = {
             **(built.settings or {}),
             "inference": self.settings.inference,
@@ -419,8 +424,8 @@ class ProgramMemoryRecorder(
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
             case events.ModelBuilt(rank=0):
-                self._device, self._adjustable = event.device, event.settings
-                self._places, self._optimizers = event.places, event.optimizers
+                self._observe(event)
+                self._adjustable = event.settings
                 shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
                 self.writer.update(workload=shown)
             case events.MemoryRecorded():

@@ -23,6 +23,7 @@ OUTCOMES: dict[Outcome, Style] = {
     "failed": "rejected",
     "not applied": "rejected",
 }
+NOT_TRIED = "not tried: it takes a change of the code"
 INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
 
 
@@ -33,7 +34,8 @@ def options(fix: Mapping[str, Any]) -> str:
 
 def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
-    cards = [_finding(one, whole) for one in findings.findings]
+    tried = any(one.measured for one in findings.findings)
+    cards = [_finding(one, whole, tried=tried) for one in findings.findings]
     made: list[Block] = [Heading("Findings", 3), document.Findings(cards, NOTHING)]
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
@@ -46,7 +48,8 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     return made
 
 
-def _finding(finding: Finding, whole: str) -> document.Finding:
+def _finding(finding: Finding, whole: str, *, tried: bool) -> document.Finding:
+    """Returns a finding for a report; `tried` says whether the fixes were tried that gpubench can make."""
     lines = [Line("cause", finding.cause, brief=False), Line("fix", finding.advice, brief=not finding.fix)]
     lines.append(Line("in code", finding.code, code=True))
     lines.append(Line("set", options(finding.fix), code=True))
@@ -55,6 +58,8 @@ def _finding(finding: Finding, whole: str) -> document.Finding:
         lines.append(Line("expected", saving, figures=True, brief=finding.measured is None))
     if trial := finding.measured:
         lines.append(Line("measured", measured(trial, whole), OUTCOMES[trial.outcome], figures=True))
+    elif tried and not finding.fix:
+        lines.append(Line("measured", NOT_TRIED, "inconclusive"))
     return document.Finding(
         title=finding.title,
         severity=finding.severity,

@@ -74,7 +74,9 @@ def of_removal(found: Sequence[Unit], spared: Sequence[Unit] = ()) -> Document:
             "run": Cell(unit.label),
             "command": Cell(TUNE if unit.runs[0].part_of == "search" else unit.runs[0].command),
             "model": Cell(unit.runs[0].model),
-            "status": _status(unit.runs[0]) if len(unit.runs) == 1 else Cell(units.counted(len(unit.runs), "run")),
+            "status": _status(unit.runs[0])
+            if len(unit.runs) == 1
+            else Cell(_counts(Counter(entry.record.status for entry in unit.runs))),
             "age": Cell(age(unit.started)),
             "name": Cell(", ".join(entry.name for entry in unit.runs if entry.name)),
             "experiment": Cell(unit.runs[0].record.experiment),

@@ -17,14 +17,15 @@ def document(found: Noise) -> Document:
     """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
     if not found.metrics:
         return Document(_headline(found), [])
+    split, single = (any(getattr(one, name) for one in found.metrics) for name in ("splits", "single_splits"))
     cells = [
         {
             "metric": words(one.metric),
             "spread": units.percent(one.spread),
             "within": "-" if one.within is None else units.percent(one.within),
             "noise floor": units.difference(one.noise_floor),
-            "false verdicts": _of_splits(one.false_verdicts, one.splits),
-            SINGLE: _of_splits(one.single_false_verdicts, one.single_splits),
+            **({"false verdicts": _of_splits(one.false_verdicts, one.splits)} if split else {}),
+            **({SINGLE: _of_splits(one.single_false_verdicts, one.single_splits)} if single else {}),
             "resolvable": "-" if one.resolvable is None else units.difference(one.resolvable),
         }
         for one in found.metrics
@@ -52,13 +53,19 @@ def _headline(noise: Noise) -> str:
 def _caption(noise: Noise) -> str:
     leading = _leading_metric(noise.metrics)
     unit = leading.level if leading else "repeat"
-    splits = f"{leading.per_side} against {leading.per_side} {unit}s" if leading and leading.splits else "no splits"
-    return (
-        f"spread: standard deviation between {unit}s; within: standard error that the steps of one {unit} leave; noise"
-        f" floor: one {unit} against one; false verdicts: random A/A splits ({splits}) called a change at a margin of"
-        f" {units.percent(noise.margin)}; {SINGLE}: the same for single {unit}s, by their steps alone;"
-        " resolvable: found with 80 % power"
-    )
+    said = [
+        f"spread: standard deviation between {unit}s",
+        f"within: standard error of one {unit} by its steps",
+        f"noise floor: the difference between two equal {unit}s that 95 % of them stay below",
+    ]
+    if leading and leading.splits:
+        said.append(
+            f"false verdicts: random halves of equal {unit}s, {leading.per_side} against {leading.per_side}, that were "
+            f"called different at a margin of {units.percent(noise.margin)}"
+        )
+    if leading and leading.single_splits:
+        said.append(f"{SINGLE}: pairs of equal {unit}s that were called different by their steps alone")
+    return "; ".join([*said, "resolvable: the change that is found with 80 % probability"])
 
 
 def _budget(noise: Noise) -> list[str]:

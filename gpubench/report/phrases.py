@@ -217,7 +217,7 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
             else ("to 0" if verdict.baseline else "from 0", [], "")
         )
     if large(ratio, ends):
-        return units.digits(ratio), [units.digits(end) for end in ends or ()], "x"
+        return *units.factors(ratio, ends or ()), "x"
     if ends is None and _invisible(ratio - 1):
         return "+0", [], "%"
     places = decimals(ratio - 1, ends)
@@ -377,9 +377,10 @@ def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
             return f"is {size} than {baseline} in {name}{between}"
         return f"has {size} {name} than {baseline}{between}"
     inverse = word in SPEEDS and ratio < 1
-    factors = sorted(1 / end if inverse else end for end in ends or () if end > 0)
-    size = f"{units.digits(1 / ratio if inverse else ratio)} x"
-    between = _between([units.digits(factor) for factor in factors], "x", verdict)
+    figure, edges = units.factors(
+        1 / ratio if inverse else ratio, sorted(1 / end if inverse else end for end in ends or () if end > 0)
+    )
+    size, between = f"{figure} x", _between(edges, "x", verdict)
     if word in SPEEDS:
         return f"is {size} as {'fast' if word == 'faster' else 'slow'} as {baseline} in {name}{between}"
     return f"has {size} the {name} of {baseline}{between}"

@@ -12,7 +12,7 @@ from gpubench import units
 from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
-from gpubench.errors import GpubenchError
+from gpubench.errors import GpubenchError, StillRunning
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints
@@ -140,7 +140,8 @@ def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, An
 def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, unfolded: bool = False) -> Document:
     """Returns what a command prints when its runs have ended: how two compare, each run, and where the files are.
 
-    `unfolded` gives every module of a profile a row, also equal layers.
+    `unfolded` gives every module of a profile a row, also equal layers. Raises RunDirectoryError if there is one run,
+    which has ended and is damaged.
     """
     made: list[Block] = list(comparison.document(comparisons).blocks) if comparisons else []
     ends: list[Block] = []
@@ -150,11 +151,14 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
         try:
             run = open_run(path, measured=False)
         except GpubenchError as error:
+            if len(paths) == 1 and not isinstance(error, StillRunning):
+                raise
             made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
         found = blocks(run, unfolded=unfolded)
         if comparisons:  # it has the figures of both
             found = [replace(block, on=block.on & ~Medium.BRIEF) for block in found]
+        found.append(Paragraph(run.problems, "warning", "warning: "))
         made.append(Section(f"{name}{headline(run)}", found, "" if comparisons and ends else run.label, ""))
         ends.append(Command(run.status, str(path)))
         if (html := path / directory.REPORT).is_file():

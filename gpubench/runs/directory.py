@@ -130,6 +130,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each repeat has new processes, or all repeats run in the processes of torchrun."""
     workload: dict[str, Any] | None = None
     """The facts of the built model: parameters, sample shape, tokens per sample; None until it is built."""
+    observed: dict[str, Any] | None = None
+    """How a program of the user ran, by the dot-keys of the settings that can change it; None if it was not observed.
+    It has the settings that gpubench changed with the values that they had in the program."""
     interleaved_with: list[str] = []
     """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
     resumed_from: str | None = None
@@ -140,6 +143,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The labels that the user gave the run, in alphabetical order."""
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of the error that ended the run."""
+
+    def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of the run by dot-key, those that a program decided itself with its values."""
+        known = self.observed or {}
+        return {key: known.get(key) if value is None else value for key, value in settings.items()}
 
 
 class _OfAHost(Protocol):

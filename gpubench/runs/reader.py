@@ -79,9 +79,14 @@ class Run:
         return status_of(self.record)
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """config.yaml by dot-key; empty if it cannot be read."""
         return self._by_key(CONFIG, _settings)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings by dot-key, those that a program decided itself with its values; empty if unreadable."""
+        return self.record.complete(self.given)
 
     @cached_property
     def chosen(self) -> frozenset[str]:

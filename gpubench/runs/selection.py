@@ -126,7 +126,9 @@ def key_of(name: str, entries: Iterable[Entry], option: str) -> str:
 
 
 def value_of(entry: Entry, key: str) -> Any:
-    """Returns the value of a setting or fact; None if the run does not have it."""
+    """Returns the value of a setting, fact or label; None if the run does not have it."""
+    if key in LABELS:
+        return LABELS[key](entry)
     if key.startswith(ENVIRONMENT):
         return entry.environment.get(key.removeprefix(ENVIRONMENT))
     return entry.settings.get(key)
@@ -169,6 +171,8 @@ WORDS: dict[str, Callable[[Entry], Any]] = {
     "name": lambda entry: (entry.name is None, entry.name or ""),
     "host": lambda entry: entry.record.host,
 }
+LABELS: dict[str, Callable[[Entry], str | None]] = {"name": lambda entry: entry.name, "run": lambda entry: entry.run_id}
+"""What a condition can also be about; commands, experiments and the like have options of their own."""
 NEWEST_FIRST = ("started", "ended")
 
 
@@ -179,7 +183,7 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
     sign, asked = parts["sign"], parts["value"].strip()
     if not entries:
         return lambda _: True
-    key = key_of(parts["key"], entries, "--where")
+    key = parts["key"] if parts["key"] in LABELS else key_of(parts["key"], entries, "--where")
     if sign == "=":
         return lambda entry: _equals(value_of(entry, key), asked)
     if sign == "!=":

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from gpubench import units
 from gpubench.metrics import TOO_WIDE
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
 from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
@@ -51,7 +52,7 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         if self.too_wide:
-            return f"{self.low:.2f} to {self.high:.2f} x"
+            return f"{units.digits(self.low, 2)} to {units.digits(self.high, 2)} x"
         return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
 
 

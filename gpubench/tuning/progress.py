@@ -49,7 +49,9 @@ class SearchDrawing:
             for one in standing
             for made in (tuning.has_run(one.factor, one.level),)
         ]
-        return f"{self._stage}, runs {self._runs[0]} to {self._runs[-1]}{self._of}: {self._why}"
+        first, last = self._runs[0], self._runs[-1]
+        numbers = f"run {first}" if first == last else f"runs {first} to {last}"
+        return f"{self._stage}, {numbers}{self._of}: {self._why}"
 
     def describe(self, progress: Any) -> str:
         return f"{self._place(progress)}  {self._inner.describe(progress)}"
