@@ -19,7 +19,7 @@ from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.runs.warnings import LONGER
-from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
+from gpubench.telemetry import OtherLoad
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
 # learning rate of 1e-8 in place of 1e-3.
@@ -44,7 +44,6 @@ class WatchedRun(RunEvidence):
     """Three repeats of ten seconds, all with the same losses on each rank."""
 
     losses: list[list[float]] = field(default_factory=list)
-    samples: list[TelemetrySample] = field(default_factory=list)
 
     @cached_property
     def steps(self) -> StepTable:
@@ -58,10 +57,6 @@ class WatchedRun(RunEvidence):
         repeat, rank, step = table[:, :3].astype(np.int32).T
         columns = {"repeat": repeat, "rank": rank, "step": step, "loss": table[:, 3]}
         return replace(StepTable.of_totals(np.ones(len(rows))), **columns)
-
-    @cached_property
-    def telemetry(self) -> list[TelemetrySample]:
-        return self.samples
 
 
 def metric(name: str, *repeats: float) -> Metric:
@@ -84,7 +79,7 @@ def run(
     status: str = "completed",
     error: dict[str, str | None] | None = None,
     losses: list[list[float]] | None = None,
-    samples: list[TelemetrySample] | None = None,
+    others: OtherLoad | None = None,
     settings: dict[str, Any] | None = None,
     metrics: list[Metric] | None = None,
     throttled: dict[str, float] | None = None,
@@ -121,10 +116,10 @@ def run(
             metrics=list(metrics or []),
             steady=[SteadyWindow(number, 0, 10, settled or number > 0, 0.0, 10.0) for number in range(repeats)],
             throttled=throttled or {},
+            others=others,
         ),
         problems=problems or [],
         losses=losses or [],
-        samples=samples or [],
     )
 
 
@@ -204,34 +199,24 @@ def test_throttled_clocks_are_told_with_their_share() -> None:
     assert found == ["b: clocks were throttled by SwPowerCap for 30.0 % of the steady time"]
 
 
-def test_other_processes_on_the_gpu_are_told() -> None:
-    samples = [
-        TelemetrySample(time=float(second), cost=0.0, gpus=[GpuSample(index=0, other_processes=int(second > 4))])
-        for second in (1, 2, 3, 4, 5, 11, 12)
-    ]
-    assert said_of(run(samples=samples)) == [
+def load(**known: Any) -> OtherLoad:
+    """Returns the load by others on a machine with four cores."""
+    usual: dict[str, Any] = {"cores": 0.1, "processes": {}, "steal": 0.0, "gpu_share": None, "slowdown": None}
+    return OtherLoad(machine_cores=4, **usual | known)
+
+
+def test_other_processes_are_told() -> None:
+    assert said_of(run(others=load(gpu_share=1 / 3))) == [
         "b: other processes were on its GPUs in 33.3 % of the checks around its repeats"
     ]
+    assert said_of(run(others=load(cores=1.1))) == ["b: other processes kept 1.1 cores busy while it ran"]
+    assert said_of(run(others=load())) == []
 
 
-def cpu(**reading: float) -> list[TelemetrySample]:
-    return [TelemetrySample(time=float(second), cost=0.0, cpu=CpuSample(**reading)) for second in range(5)]  # type: ignore[arg-type]
-
-
-def test_a_cpu_that_worked_for_others_is_told() -> None:
-    assert said_of(run(samples=cpu(load=0.75, worker_cpu=1.9))) == [
-        "b: other processes kept 1.1 cores busy while it ran"
-    ]
-    assert said_of(run(samples=cpu(load=0.5, worker_cpu=1.9))) == []
-
-
-def test_what_others_took_of_the_cpu_is_laid_beside_what_the_run_had() -> None:
-    disturbed = side(run(samples=cpu(load=0.75, worker_cpu=2.0), settings={"data.workers": 0, "device": "cpu"}))
-    assert warnings.disturbance(disturbed) == pytest.approx(0.5)  # 3 of 4 cores were busy
-    on_gpu = side(run(samples=cpu(load=0.75, worker_cpu=2.0), settings={"data.workers": 0, "device": "cuda"}))
-    assert warnings.disturbance(on_gpu) is None
-    quiet = side(run(samples=cpu(load=0.5, worker_cpu=1.9), settings={"data.workers": 0, "device": "cpu"}))
-    assert warnings.disturbance(quiet) is None
+def test_what_others_took_of_the_cpu_is_laid_beside_what_the_runs_had() -> None:
+    disturbed = side(run(others=load(slowdown=0.75)), run(others=load(slowdown=0.25)), run())
+    assert warnings.disturbance(disturbed) == pytest.approx(0.5)
+    assert warnings.disturbance(side(run(others=load()))) is None
 
 
 def test_a_machine_that_was_slower_by_its_reference_workload_is_reported_and_raises_the_limit() -> None:
@@ -254,15 +239,11 @@ def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:
     assert out_of_turn(side(run("r1"), run("r2")), side(run())) is None
 
 
-def test_data_loaders_do_not_count_as_other_processes() -> None:
-    assert said_of(run(samples=cpu(load=1.0, worker_cpu=1.0), settings={"data.workers": 3})) == []
-
-
 def test_time_that_the_hypervisor_took_is_told() -> None:
-    assert said_of(run(samples=cpu(steal=0.05))) == [
+    assert said_of(run(others=load(steal=0.05))) == [
         "b: the hypervisor gave 5 % of the CPU to other guests while it ran"
     ]
-    assert said_of(run(samples=cpu(steal=0.01))) == []
+    assert said_of(run(others=load(steal=0.01))) == []
 
 
 def test_a_warmup_that_did_not_end_is_told() -> None:

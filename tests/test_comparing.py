@@ -126,7 +126,7 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
         ),
         (
             {"verdict": "inconclusive", "ratio": 0.76, "interval": (0.02, 26.11)},
-            "inconclusive: new against base in step time 0.76 x (95 % interval 0.02 to 26.1 x)",
+            "inconclusive: new against base in step time 0.76 x (95 % interval 0.02 to 26 x)",
         ),
         ({"verdict": "rejected", "reason": "new: 12 steps were skipped"}, "rejected, new: 12 steps were skipped"),
         ({"verdict": "withheld", "reason": "batch size"}, "withheld: batch size"),

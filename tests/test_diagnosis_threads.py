@@ -1,7 +1,9 @@
+import msgspec
 import pytest
-from cases_made import PERCENT, case, cpu, gpu, ids, only, saving, training
+from cases_made import PERCENT, case, cpu, gpu, ids, only, python, saving, training
 
 from gpubench.diagnosis.case import ProfileCase
+from gpubench.diagnosis.rules import diagnose
 
 
 def threads(number: int, ranks: int = 1, elsewhere: int = 0) -> ProfileCase:
@@ -34,3 +36,11 @@ def test_threads_do_not_help_outside_operators() -> None:
 def test_the_threads_of_a_host_that_feeds_a_gpu_are_not_judged() -> None:
     settings = training(performance__cpu_threads=1)
     assert ids(case(gpu(), settings=settings, environment={"cpu.usable_cores": 8})) == []
+
+
+@pytest.mark.parametrize(("number", "fixes"), [(8, [{"performance.cpu_threads": 1}]), (1, [])])
+def test_operators_that_are_too_short_to_be_shared_get_one_thread(number: int, fixes: list[dict[str, int]]) -> None:
+    short = msgspec.structs.replace(python(), operators=case(cpu()).rank.wall // 11_000, operator_median=3000)
+    settings = training(performance__cpu_threads=number)
+    judged = case(cpu(python=short), settings=settings, environment={"cpu.usable_cores": 8})
+    assert [one.fix for one in diagnose(judged).findings if "threads" in one.id] == fixes

@@ -24,7 +24,7 @@ from gpubench.errors import (
     UsageError,
     did_you_mean,
 )
-from gpubench.foreign_files import LONGEST, too_long
+from gpubench.foreign_files import LONGEST, SEARCH, too_long
 from gpubench.metrics import RATES, Better, Metric
 from gpubench.runs import references, stats
 from gpubench.runs.directory import COMPLETED, RUN
@@ -295,6 +295,11 @@ def _side(name: str, known: references.Lookup, column: Column | None, left_out: 
 
     if not is_group:
         return Side(name, (read(paths[0]),))
+    if (paths[0].parent / SEARCH).is_file():
+        raise RunDirectoryError(
+            f"{name} is a search by tune, whose runs have different settings",
+            f"gpubench runs show {name} prints its result; single runs of it can be compared",
+        )
     runs, unread, unmeasured = [], [], []
     for path in paths:
         try:

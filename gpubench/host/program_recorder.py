@@ -183,6 +183,7 @@ class OfProgram(Recorder[P]):
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None
+    _observed: Mapping[str, Any] = {}
     _adjustable: Mapping[str, Any] | None = None
     _places: Mapping[str, str] = {}
     _optimizers: Mapping[str, Sequence[str]] = {}
@@ -221,6 +222,10 @@ class OfProgram(Recorder[P]):
     def on_gpu(self) -> bool:
         return self._device == "cuda"
 
+    @property
+    def has_loaders(self) -> bool:
+        return bool(self._observed.get("data.workers", True))
+
     def in_code(self, changes: Mapping[str, Any]) -> str:
         return in_code(changes, self._places, self._optimizers)
 
@@ -257,6 +262,7 @@ class OfProgram(Recorder[P]):
     def _observe(self, built: events.ModelBuilt) -> None:
         """Keeps what the probe has found out about the program."""
         self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
+        self._observed = built.settings
         self.writer.update(observed=built.settings)
 
     def _treatments(self) -> dict[str, Any]:

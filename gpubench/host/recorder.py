@@ -182,7 +182,7 @@ class Recorder(ABC, Generic[S]):
             self.telemetry,
             [(window.start, window.end) for window in found.steady],
             known.get("cpu.logical_cores"),
-            loaders=bool(self._values.get("data.workers")),
+            loaders=self.has_loaders,
             on_cpu=not self.on_gpu,
         )
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
@@ -271,6 +271,11 @@ class Recorder(ABC, Generic[S]):
     @property
     def on_gpu(self) -> bool:
         return self.settings.device is Device.cuda
+
+    @property
+    def has_loaders(self) -> bool:
+        """Whether the ranks have, or may have, processes that load data."""
+        return bool(self._values.get("data.workers"))
 
     @property
     def gpu_name(self) -> str | None:

@@ -266,11 +266,13 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
 def _section(
     comparison: Comparison, whole: Comparisons, sides: Sequence[Side], everything: bool, number: int
 ) -> Section:
+    reasons = comparison.comparability.reasons
     blocks: list[Block] = [
         Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
         Heading("Can these be compared?"),
         Paragraph(_comparable(comparison), on=Medium.PAGE),
-        Paragraph(comparison.comparability.reasons, listed=True),
+        Paragraph([one for one in reasons if headline(comparison) != f"withheld: {one}"], listed=True, on=Medium.BRIEF),
+        Paragraph(reasons, listed=True, on=UNASKED),
         *differences(comparison.comparability.differences),
         Heading("Verdicts"),
         *_verdicts(comparison, everything, drawn=bool(sides)),
