@@ -44,7 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_entry_says_what_the_files_say(tmp_path: Path) -> None:
     path = write_run(tmp_path)
-    edit(path / RUN, name="base", tags=["b", "a"])
+    edit(path / RUN, name="base", tags=["b", "a"], observed={"performance.matmul_precision": "high"})
     (path / CONFIG).write_text(REALISTIC)
     (entry,) = catalogue(tmp_path)
     run = Run.open(path)
@@ -58,6 +58,7 @@ def test_an_entry_says_what_the_files_say(tmp_path: Path) -> None:
         None,
     )
     assert entry.settings == run.settings
+    assert entry.settings["performance.matmul_precision"] == "high"
     assert {name: one.estimate for name, one in entry.metrics.items()} == {
         one.name: one.estimate for one in run.summary.metrics
     }

@@ -1,9 +1,11 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from recorded_runs import edit, write_run
 
 from gpubench.compare.comparability import (
     ORDER,
@@ -16,11 +18,11 @@ from gpubench.compare.comparability import (
     summarise_side,
 )
 from gpubench.compare.compare import null
-from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.errors import UsageError
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import phrases
-from gpubench.runs.directory import CONFIG, RunRecord
+from gpubench.runs.directory import CONFIG, RUN, RunRecord
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import NO_MEASUREMENTS
@@ -152,6 +154,20 @@ def test_differences_come_with_the_work_first() -> None:
     changed = {"training.steps": 9, "precision": "bf16", "training.batch_size": 32, "model.name": "gpt2"}
     found = differences(run(git={"dirty": False}), run(settings=changed, git={"dirty": True}))
     assert [difference.kind for difference in found] == list(ORDER)
+
+
+def test_a_setting_that_a_program_decided_itself_is_compared_where_both_are_known(tmp_path: Path) -> None:
+    def measured(given: dict[str, Any], **observed: Any) -> RunEvidence:
+        path = write_run(tmp_path)
+        (path / CONFIG).write_text(json.dumps({"data.workers": None, "data.prefetch": None} | given))
+        edit(path / RUN, observed=observed or None)
+        return open_run(path)
+
+    alone, workers = measured({}, **{"data.workers": 0}), {"data.workers": 2, "data.prefetch": 4}
+    assert keys(alone, measured({}, **workers)) == ["data.workers"]  # without workers, nothing is prefetched
+    assert keys(measured(workers), measured({}, **workers)) == []
+    assert keys(measured({}), measured({}, **workers)) == []
+    assert keys(measured({}), measured(workers)) == ["data.workers", "data.prefetch"]
 
 
 def test_facts_of_the_model_that_ran_count_as_the_work() -> None:

@@ -328,7 +328,8 @@ def test_a_setting_that_the_probe_changes_can_be_compared(tmp_path: Path) -> Non
     run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs", "data.workers=1", "--json"])
     assert run.code == 0
     (compared,) = json.loads(run.stdout)["comparisons"]
-    assert {each["key"] for each in compared["comparability"]["differences"]} == {"data.workers"}
+    (difference,) = compared["comparability"]["differences"]
+    assert (difference["key"], difference["baseline"], difference["candidate"]) == ("data.workers", 0, 1)
     assert compared["verdicts"][0]["verdict"] == "faster"
 
 
