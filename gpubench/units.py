@@ -105,7 +105,7 @@ def digits(value: float, significant: int = 3) -> str:
     if size_ < 1 and value != int(value):
         return f"{value:.{significant}g}"
     before = 1 if size_ < 10 else 2 if size_ < 100 else 3
-    return f"{value:.0f}" if value == int(value) else f"{value:.{max(0, significant - before)}f}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.{max(0, significant - before)}f}"
 
 
 def factors(ratio: float, ends: Sequence[float]) -> tuple[str, list[str]]:

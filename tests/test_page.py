@@ -317,7 +317,7 @@ def test_a_run_page_begins_with_how_it_compares_with_the_previous_one() -> None:
 
 
 def test_the_first_run_of_an_experiment_says_so() -> None:
-    assert "the first run of the experiment exp-a" in Page(run_page(run_of(), None, None)).words
+    assert "Experiment exp-a has no earlier run of this work" in Page(run_page(run_of(), None, None)).words
 
 
 def bare(**changes: Any) -> Recorded:

@@ -165,7 +165,7 @@ def test_no_count_is_more_than_the_most(other: int, reserved: list[int]) -> None
 
 def test_a_little_that_is_held_later_is_not_told() -> None:
     known = needing(1000 * MIB, 2000 * MIB)
-    assert "1005 MiB are held later" in headline(holding_later(known, 1005 * MIB + 1))
+    assert "1,005 MiB are held later" in headline(holding_later(known, 1005 * MIB + 1))
     assert "later" not in headline(holding_later(known, 1005 * MIB - 1))
     assert "later" in headline(REPLACE(holding_later(known, 1005 * MIB + 1), source="measured"))
 

@@ -273,7 +273,7 @@ def test_a_wait_is_told_with_its_line() -> None:
 
 def test_launches_the_critical_path_and_compilation_take_a_sentence_each() -> None:
     (said,) = [line for line in paragraphs(of()) if line.startswith("launches of a step")]
-    for part in ("1200 in 9 ms", "12 us after", "p95 340 us", "31.9 % were late", "shorter than 10.0 us"):
+    for part in ("1,200 in 9 ms", "12 us after", "p95 340 us", "31.9 % were late", "shorter than 10.0 us"):
         assert part in said
     assert "critical path: compute 50.8 %, data loader 33.9 %, python 15.3 %" in paragraphs(of())
     (compiled,) = [line for line in paragraphs(of(HOST, EMPTY)) if line.startswith("compiled")]

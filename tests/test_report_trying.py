@@ -323,7 +323,7 @@ def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
         open_run(path)
     later = followed(tmp_path, made.predicted())
     after_run.write_up(later)
-    assert "first run of the experiment" in (later / REPORT).read_text(encoding="utf-8")
+    assert "no earlier run of this work" in (later / REPORT).read_text(encoding="utf-8")
 
 
 def test_the_page_of_a_run_shows_what_was_tried(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: s
     precision, steps, device = (_known(settings.get(key)) for key in keys)
     samples = settings.get("work.samples")
     many = units.counted(samples, "sample") if samples else "? samples"
-    what = f"{_known(model)}, {precision}, {steps} steps of {_known(scheduler)}"
+    what = f"{_known(model)}, {precision}, {steps} steps{f' of {scheduler}' if scheduler else ''}"
     return f"{what}, {many} over {units.counted(ranks, 'rank')} on {device}"
 
 
@@ -236,7 +236,7 @@ def _step(side: Side) -> tuple[int | None, int]:
 def _describe_step(side: Side) -> str:
     samples, ranks = samples_per_step(side), _ranks(side)
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
-    return f"{'an unknown number of' if samples is None else samples} samples{each}"
+    return f"{'an unknown number of samples' if samples is None else units.counted(samples, 'sample')}{each}"
 
 
 def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

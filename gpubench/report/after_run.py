@@ -35,7 +35,8 @@ def write_up(path: Path) -> None:
         alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
         if sum(one.repeats for one in alike.runs) > 1:
             noise.write(null(alike), path)
-        directory.write_document(path / directory.REPORT, page(run, earlier[0] if earlier else None))
+        previous = (other for other in earlier if comparability.judge(_alone(other), _alone(run)).comparable)
+        directory.write_document(path / directory.REPORT, page(run, next(previous, None)))
     except (OSError, GpubenchError) as error:
         log.warning("no report of %s: %s", path, error)
 
@@ -65,11 +66,14 @@ def differences(base: RunEvidence, other: RunEvidence) -> tuple[str, str]:
 
 
 def page(run: RunEvidence, previous: RunEvidence | None) -> str:
-    """Returns the run's report, which begins with what changed since the previous run of its experiment."""
+    """Returns the run's report, which begins with what changed since the previous run of the same work."""
     if previous is None:
         return render(report.page(run))
-    sides = [Side(one.label, (one,)) for one in (previous, run)]
-    return render(report.page(run, compare(sides).comparisons[0], previous))
+    return render(report.page(run, compare([_alone(previous), _alone(run)]).comparisons[0], previous))
+
+
+def _alone(run: RunEvidence) -> Side:
+    return Side(run.label, (run,))
 
 
 def before(run: RunEvidence) -> Iterator[RunEvidence]:

@@ -94,7 +94,7 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "device": spelled_out(entry.device or ""),
         "host": spelled_out(record.host),
         "commit": f"{str(git.get('commit') or '')[:8]}{'+' if git.get('dirty') else ''}",
-        "experiment": spelled_out(record.experiment),
+        "experiment": spelled_out(record.experiment) if record.experiment != entry.command else "",
         "tags": spelled_out(" ".join(entry.tags)),
         "link": quote(f"{folder}/{REPORT}") if entry.measured or entry.is_search else "",
     }

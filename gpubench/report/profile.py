@@ -46,7 +46,7 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import shorten, words
-from gpubench.trace.profile import SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
+from gpubench.trace.profile import ON_HOST, SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
@@ -450,7 +450,7 @@ def blocks(
     times = list(_where_time_went(profile, unit, unfolded=unfolded))
     return [
         *(_on_page(worth) if compared else worth),
-        Paragraph(notes(profile), "warning", "note: "),
+        Paragraph([note for note in notes(profile) if not (own and _is_expected(note, first))], "warning", "note: "),
         *findings.blocks(found, whole(first, unit)),
         *(_on_page(times) if compared else times),
         Heading("The trace itself", 3, on=UNASKED),
@@ -458,6 +458,11 @@ def blocks(
         Paragraph(_more(found, own), "quiet", on=Medium.BRIEF),
         Command("open", trace, after=" at ", link=VIEWER),
     ]
+
+
+def _is_expected(note: str, rank: Rank) -> bool:
+    """Returns whether a note is that a run of ours on a CPU left no work of a GPU in its trace."""
+    return note.endswith(ON_HOST) and not rank.work_missing and not rank.unread
 
 
 def _more(found: Findings, own: bool) -> str:

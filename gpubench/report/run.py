@@ -515,7 +515,7 @@ def _error(run: RunEvidence) -> Iterator[Block]:
 
 
 def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence | None) -> Iterator[Block]:
-    """Yields what changed since the experiment's previous run, and the warnings of this one."""
+    """Yields what changed since the experiment's previous run of the same work, and the warnings of this one."""
     if previous and earlier:
         link = f"../{quote(earlier.path.name)}/report.html"
         yield Heading("What changed since", link=earlier.label, target=link)
@@ -529,7 +529,7 @@ def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence |
         ]
         yield Folded(f"{units.counted(len(differing), 'difference')} between the two runs", details)
     elif run.record and run.metrics:
-        yield Paragraph(f"this is the first run of the experiment {run.record.experiment}")
+        yield Paragraph(f"experiment {run.record.experiment} has no earlier run of this work", "quiet", on=Medium.PAGE)
     if run.summary.warnings or run.problems:
         yield Heading("Warnings")
         yield Paragraph([*run.summary.warnings, *run.problems], "warning")

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -252,9 +252,14 @@ def _untried(tuning: Tuning) -> Iterator[Block]:
         yield Folded("What was not tried", [Paragraph(lines, "quiet", "not tried: ", listed=True, on=shown)], on=shown)
 
 
+def _short(changes: Mapping[str, Any]) -> str:
+    """Returns changes without their sections, as "workers=4", because the names in a drawing have little space."""
+    return said({key.rpartition(".")[2]: value for key, value in changes.items()})
+
+
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     """Yields the picture of the gain, with that of each setting."""
-    steps = [(said(tuning.of_level(rung.factor, rung.level)), rung.gain) for rung in found.ladder]
+    steps = [(_short(tuning.of_level(rung.factor, rung.level)), rung.gain) for rung in found.ladder]
     proved = [("all, confirmed", found.gain)] if found.gain and any(found.best) else []
     if drawing := bar_charts.gains("gain step by step", [*steps, *proved]):
         note = (

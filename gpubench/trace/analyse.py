@@ -20,6 +20,7 @@ from gpubench.trace.operators import operators
 from gpubench.trace.phases import NAMES, Phases, host_spans, optimizing, phase_of, phases, zeroing_idle
 from gpubench.trace.profile import (
     CAUSES,
+    ON_HOST,
     Box,
     Breakdown,
     Cause,
@@ -72,7 +73,7 @@ def notes(program: Program) -> Iterator[str]:
     if trace.host_only:
         lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
         launched = ", though it was launched" if work_is_missing(trace) else ""
-        yield f"there is {lacking} in the trace{launched}: all times below are of the host"
+        yield f"there is {lacking} in the trace{launched}: {ON_HOST}"
     if not window.steps:
         span = "host slices" if trace.host_only else "GPU work"
         yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"

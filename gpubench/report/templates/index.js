@@ -49,8 +49,8 @@ function cell(run, key, label) {
     note.textContent = run.metric + (run.reach ? ", \u00b1 " + run.reach : ""); made.append(note);
   }
   if (key === "run" || key === "model") made.className = key === "run" ? "full" : "";
-  if (key === "started" || key === "result" || key === "command") made.className = "nowrap";
-  if (key === "status") made.className = ["failed", "damaged", "interrupted", "running"].includes(run.status) ? run.status : "";
+  if (["started", "result", "command", "commit"].includes(key)) made.className = "nowrap";
+  if (key === "status") made.className = "nowrap " + (["failed", "damaged", "interrupted", "running"].includes(run.status) ? run.status : "");
   if (key !== "run" && run[key]) made.dataset.name = label.toLowerCase();
   return made;
 }
