@@ -261,7 +261,7 @@ def _all(footprint: Footprint) -> list[tuple[str, int]]:
 def _part(name: str, size: int, whole: int) -> Part:
     letter = LETTERS.get(name, "?")
     percent = share(size, whole) if size else ""
-    return Part(category(name), style(name), size / max(1, whole), _size(size), percent, letter)
+    return Part(category(name), style(name), size / max(1, whole), _size(size) or "none", percent, letter)
 
 
 def _more(footprint: Footprint, found: Findings | None) -> str:
