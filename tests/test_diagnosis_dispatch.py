@@ -33,7 +33,7 @@ def test_thousands_of_short_operators_are_a_finding_though_little_lies_outside_t
     finding = only(looping())
     assert (finding.id, finding.fix) == ("dispatch-bound", {"performance.compile": True})
     assert finding.evidence == [
-        "10000 operators a step; half of them take at most 1.20 us",
+        "10,000 operators a step; half of them take at most 1.20 us",
         "10.0 us of the step per operator, without waiting",
     ]
     assert saving(finding) == pytest.approx(10_000 * 2_900 / 100e6)

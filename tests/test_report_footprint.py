@@ -327,7 +327,7 @@ def test_the_parts_of_the_peak_have_letters_sizes_and_shares_and_other_phases_ca
     state, context, inputs = parts["optimizer state"], parts["context"], parts["inputs"]
     assert (state.letter, state.size, state.percent) == ("O", "25.4 GiB", "39 %")
     assert (context.letter, context.size, context.percent) == ("C", "512 MiB", "0.77 %")
-    assert (inputs.letter, inputs.size, inputs.percent) == ("I", "", "")
+    assert (inputs.letter, inputs.size, inputs.percent) == ("I", "none", "")
 
 
 def test_alike_allocations_share_a_row_and_the_rest_is_counted_in_pieces() -> None:

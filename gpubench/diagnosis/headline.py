@@ -12,8 +12,8 @@ from gpubench.trace.profile import Breakdown, Cause, HostPart, folded
 HEADLINE_MINIMUM = 0.1
 """The smallest part of the window that the headline names; smaller parts are in the tables."""
 
-MOSTLY_RECORDING = 1.0
-"""The overhead of recording, as a fraction, from which on most of a recorded step is the profiler's own work."""
+DISTORTED = 0.3
+"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
 IDLE_CAUSES_IN_WORDS: dict[Cause, str] = {
     "data_loader": "waits for the data loader",
@@ -56,7 +56,7 @@ def headline(case: ProfileCase) -> str:
 
 
 def _on_cpu(case: ProfileCase) -> str:
-    if case.overhead is not None and case.overhead > MOSTLY_RECORDING and (clean := _clean_phases(case)):
+    if case.overhead is not None and case.overhead > DISTORTED and (clean := _clean_phases(case)):
         return f"CPU: {clean}"
     who = "CPU"
     if case.rank.unread:

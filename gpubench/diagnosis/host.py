@@ -415,8 +415,8 @@ def too_many_threads(case: ProfileCase) -> Answers:
             title="operators are too short to be shared among threads",
             severity="medium",
             evidence=[
-                f"each rank computes with {units.counted(threads, 'thread')}",
                 f"{units.seconds(each / 1e9)} of {case.window(clean=True)} per operator, without waiting",
+                f"each rank computes with {units.counted(threads, 'thread')}",
             ],
             cause="starting the threads of an operator, and waiting for the last one, takes longer than they save",
             advice=_with_threads(1),

@@ -15,6 +15,7 @@ from gpubench import units
 from gpubench.compare.explanation import finding_changes as changes_between
 from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
+from gpubench.diagnosis.headline import DISTORTED
 from gpubench.findings import Findings
 from gpubench.report import bar_charts, findings, timelines
 from gpubench.report.document import (
@@ -51,8 +52,6 @@ from gpubench.trace.profile import ON_HOST, SHORT_KERNEL, Compiled, KernelChange
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
 LEAST_DRAWN = 0.02  # of a step: a terminal leaves out smaller parts without -v
-DISTORTED = 0.3
-"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
 BRINGS = {
     "shapes": "FLOP/s, traffic and bound of the operators",
