@@ -144,7 +144,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, str | None] | None = None
     """`kind`, `message` and `hint` of the error that ended the run."""
 
-    def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def with_observed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of the run by dot-key, those that a program decided itself with its values."""
         known = self.observed or {}
         return {key: known.get(key) if value is None else value for key, value in settings.items()}

@@ -232,7 +232,7 @@ def read(folder: str) -> Entry:
     record = _recorded(known) if known else _unreadable(path)
     summary = _attempt(path / SUMMARY, _summary, problems, is_due=record.status == COMPLETED) or _Summary()
     settings = _attempt(path / CONFIG, _settings, []) or {}
-    settings = known.complete(settings) if known else settings
+    settings = known.with_observed(settings) if known else settings
     workload = (known.workload if known else None) or {}
     environment = summary.environment or {}
     metrics = {one.name: one.figure for one in summary.metrics}

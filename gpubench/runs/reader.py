@@ -86,7 +86,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings by dot-key, those that a program decided itself with its values; empty if unreadable."""
-        return self.record.complete(self.given)
+        return self.record.with_observed(self.given)
 
     @cached_property
     def chosen(self) -> frozenset[str]:
