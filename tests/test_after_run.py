@@ -34,12 +34,12 @@ def test_two_runs_in_turn_are_judged_by_their_pairs(pair: Finished) -> None:
     assert second.interleaved_with == [first.run_id]
 
 
-def test_the_comparison_of_two_runs_precedes_their_own_reports(pair: Finished) -> None:
+def test_the_comparison_of_two_runs_precedes_where_they_are(pair: Finished) -> None:
     found = after_run.judge_pair(pair.runs)
     assert found is not None
     answer = headline(found.comparisons[0])
     assert pair.stdout.startswith(answer)
-    places = [pair.stdout.index(f"\n{name}: gpt2-tiny, ") for name in ("precision=fp32", "precision=bf16")]
+    places = [pair.stdout.index(f"completed: {path}") for path in pair.runs]
     assert len(answer) < places[0] < places[1]
     assert list(json.loads(to_json(pair.runs, found)))[-1] == "runs"
 

@@ -225,7 +225,8 @@ STYLES: dict[Outcome, Style] = {
 }
 GATES: dict[str, Style] = {"regressed": "worse", "passed": "better", "inconclusive": "inconclusive"}
 VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
-VERDICTS = 4  # verdicts that a terminal shows without -v, besides established ones
+VERDICTS = 3  # verdicts that a terminal shows without -v, besides established ones
+LEAST_MOVE = 0.02  # of a step: a terminal without -v leaves out smaller changes of a phase
 ESTABLISHED = ("faster", "slower", "more", "less")
 WARNINGS = 2  # warnings that a terminal shows without -v
 PATHS = 3  # paths of a side that a page names
@@ -408,7 +409,7 @@ def _explanation(comparison: Comparison, sides: Sequence[Side]) -> Iterator[Bloc
     if not sides or _timed(sides):
         yield Heading("What explains it")
     if explanation.waterfall:
-        yield _waterfall(explanation.waterfall, known=_is_established(comparison))
+        yield from _waterfall(explanation.waterfall, known=_is_established(comparison))
         if sides:
             title = f"Where the change of a {explanation.waterfall.per}'s time comes from"
             note = "Filled: takes longer. Hollow: takes less time. Whiskers are 95 % intervals of the change."
@@ -433,25 +434,28 @@ def _is_established(comparison: Comparison) -> bool:
     return lead is not None and lead.verdict in ESTABLISHED
 
 
-def _waterfall(found: Waterfall, *, known: bool) -> Table:
-    """Returns the change of each phase; a terminal without -v shows it for a change that is known."""
+def _waterfall(found: Waterfall, *, known: bool) -> Iterator[Table]:
+    """Yields the change of each phase; a terminal without -v shows the large parts of a change that is known."""
     total = phrases.total(found)
-    moves = [*phrases.moves(found), total]
-    cells = [
-        {"phase": one.phase, "change": one.change, "of the whole": one.share, "95 % interval": one.interval}
-        for one in moves
-    ]
-    changes = [phase.change for phase in found.phases]
-    expendable = ("95 % interval",)
     title = f"{total.phase}: {phrases.span(found)}"
-    return table(
-        title,
-        cells,
-        ("phase", "95 % interval"),
-        expendable=expendable,
-        sizes=changes,
-        on=TEXT if known else TEXT & ~Medium.BRIEF,
-    )
+    phases = list(zip(phrases.moves(found), found.phases, strict=True))
+    large = [one for one in phases if abs(one[1].change) >= LEAST_MOVE * found.baseline]
+    smaller = units.counted(len(phases) - len(large), "smaller change") + " with -v" if len(large) < len(phases) else ""
+    brief = [(large, smaller, Medium.BRIEF)] if known else []
+    for shown, rest, on in [*brief, (phases, "", TEXT & ~Medium.BRIEF)]:
+        cells = [
+            {"phase": one.phase, "change": one.change, "of the whole": one.share, "95 % interval": one.interval}
+            for one in [*(move for move, _ in shown), total]
+        ]
+        yield table(
+            title,
+            cells,
+            ("phase", "95 % interval"),
+            expendable=("95 % interval",),
+            sizes=[phase.change for _, phase in shown] if len(shown) > 1 else (),
+            rest=rest,
+            on=on,
+        )
 
 
 def _memory(memory: Memory | None, *, drawn: bool) -> Iterator[Block]:

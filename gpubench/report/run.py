@@ -156,10 +156,10 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
             made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
         found = blocks(run, unfolded=unfolded)
-        if comparisons:  # it has the figures of both
-            found = [replace(block, on=block.on & ~Medium.BRIEF) for block in found]
         found.append(Paragraph(run.problems, "warning", "warning: "))
-        made.append(Section(f"{name}{headline(run)}", found, "" if comparisons and ends else run.label, ""))
+        shown = EVERYWHERE & ~Medium.BRIEF if comparisons else EVERYWHERE
+        label = "" if comparisons and ends else run.label
+        made.append(Section(f"{name}{headline(run)}", found, label, "", on=shown))
         ends.append(Command(run.status, str(path)))
         if (html := path / directory.REPORT).is_file():
             ends.append(Command("page", str(html)))

@@ -14,7 +14,7 @@ from gpubench.runs.steps import SteadyWindow
 from gpubench.telemetry import STEAL, OtherLoad
 
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
-LEAST_SAID = 0.05  # cores; a smaller load rounds to 0.0
+LEAST_SAID = 0.05  # cores; processes that use less are not named
 DEAR_REMAINDER = 0.05  # largest cost of an uneven split, as a fraction of a fair share
 SAMPLES_NAMED = 5  # number of samples that a warning lists
 LONGER = "raise training.warmup_steps or --steps"
@@ -87,7 +87,7 @@ def contended(load: OtherLoad | None) -> str | None:
     if load is None:
         return None
     if load.busy:
-        named = ", ".join(f"{name} {cores:.1f}" for name, cores in load.processes.items() if cores >= LEAST_SAID)
+        named = ", ".join(name for name, cores in load.processes.items() if cores >= LEAST_SAID)
         said = f"other processes kept {load.cores:.1f} cores busy while it ran{f' ({named})' if named else ''}"
     elif load.steal and load.steal > STEAL:
         said = f"the hypervisor gave {units.percent(load.steal)} of the CPU to other guests while it ran"
