@@ -69,7 +69,9 @@ class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     guests. `worker_cpu` is the number of cores that the workers used, `context_switches` the number of involuntary
     switches of their main threads, and `memory_rss_bytes` their resident memory now; these are None while there is no
     worker. `processes` maps the names of the busiest other processes to the cores that they used since the last
-    listing; it is None if the processes were not listed.
+    listing; it is None if the processes were not listed. `waited` is the mean number of threads of the workers and of
+    their children that were ready to run and waited for a core, since the last sample that counted them; it is counted
+    only while other processes keep the CPU busy, and None without Linux's scheduler statistics.
     """
 
     load: float | None = None
@@ -78,6 +80,7 @@ class CpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     context_switches: int | None = None
     memory_rss_bytes: int | None = None
     processes: dict[str, float] | None = None
+    waited: float | None = None
 
 
 class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -199,9 +202,12 @@ class Telemetry:
         )
         count = psutil.cpu_count() or 1
         other = _other_cores(cpu, count)
-        if other is None or other <= IDLE_CORES or not self._processes.due():
+        if other is None or other <= IDLE_CORES:
             return cpu
-        return msgspec.structs.replace(cpu, processes=self._processes.busiest_except({os.getpid(), *self._workers}))
+        waits = [waited for worker in self._workers.values() if (waited := worker.waited()) is not None]
+        own = {os.getpid(), *self._workers}
+        listed = self._processes.busiest_except(own) if self._processes.due() else None
+        return msgspec.structs.replace(cpu, processes=listed, waited=sum(waits) if waits else None)
 
 
 class _Worker:
@@ -211,6 +217,8 @@ class _Worker:
         self._process = psutil.Process(pid)
         self._read = time.monotonic()
         self._cpu, self._switches, _ = self._counters()
+        self._waits: dict[str, int] = {}
+        self._waits_read = 0.0
 
     def usage(self) -> tuple[float, int, int]:
         """Returns the cores used and involuntary context switches since the last call, and the resident bytes now."""
@@ -223,6 +231,32 @@ class _Worker:
         with self._process.oneshot():
             times, switches = self._process.cpu_times(), self._process.num_ctx_switches()
             return times.user + times.system, switches.involuntary, self._process.memory_info().rss
+
+    def waited(self) -> float | None:
+        """Returns the mean number of threads of the process and of its children that waited for a core since the last
+        call; None in the first one, and without Linux's scheduler statistics.
+        """
+        before, since = self._waits, self._waits_read
+        self._waits, self._waits_read = _waits(self._process.pid), time.monotonic()
+        if not before or not self._waits:
+            return None
+        grown = sum(max(0, waited - before.get(thread, 0)) for thread, waited in self._waits.items())
+        return grown / 1e9 / (self._waits_read - since)
+
+
+def _waits(pid: int) -> dict[str, int]:
+    """Returns the nanoseconds that each thread of a process and of its children has waited for a core while it was
+    ready to run: the second number of /proc/PID/task/TID/schedstat (proc_pid_schedstat(5)).
+    """
+    found: dict[str, int] = {}
+    with suppress(OSError):
+        children = (PROC / f"{pid}/task/{pid}/children").read_text().split()
+        for process in (str(pid), *children):
+            with suppress(OSError, ValueError, IndexError):  # it may have ended by now
+                for thread in os.listdir(PROC / process / "task"):  # noqa: PTH208 - for all threads several times a second
+                    statistics = (PROC / process / "task" / thread / "schedstat").read_text()
+                    found[thread] = int(statistics.split()[1])
+    return found
 
 
 class _Processes:
@@ -294,8 +328,9 @@ class OtherLoad(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float | None
     """The possible slowdown of a step on the CPU, as a fraction; None on a GPU or on an idle machine.
 
-    It is the number of cores that other processes or guests used, divided by the number of cores that the workers used:
-    the slowdown if both competed for the same cores.
+    It is the smaller of two upper limits. One assumes that the workers would have used the cores that other processes
+    used: their number divided by the number of cores that the workers used. The other one assumes that the waits of
+    the workers' threads for a core followed each other. Time that a hypervisor gave to other guests is added.
     """
 
     @property
@@ -338,8 +373,10 @@ def other_load(
     own, steal = _mean([cpu.worker_cpu for cpu in cpus]), load.steal or 0.0
     if not (on_cpu and own and machine_cores) or not (load.busy or steal > STEAL):
         return load
-    others = max(0.0, load.cores or 0.0) + steal * machine_cores
-    return msgspec.structs.replace(load, slowdown=others / own)
+    slowdown, waited = max(0.0, load.cores or 0.0) / own, _mean([cpu.waited for cpu in cpus])
+    if waited is not None and waited < 1:
+        slowdown = min(slowdown, waited / (1 - waited))
+    return msgspec.structs.replace(load, slowdown=slowdown + steal * machine_cores / max(1.0, own))
 
 
 def _on_gpus(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[float]:

@@ -115,8 +115,9 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
     assert isinstance(torch.load(path, weights_only=False), nn.Sequential)
 
 
-def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path) -> None:
-    found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump())
+@pytest.mark.parametrize("stacks", [False, True], ids=["", "with stacks"])
+def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path, stacks: bool) -> None:
+    found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump() | {"with_stack": stacks})
     assert found.code == 0
     assert len(found.steps) == timeline.CERTAIN + RECORDED.units
     pieces = [event for event in found.all if event["event"] == "tracerecorded"]

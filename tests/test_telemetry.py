@@ -14,6 +14,7 @@ import psutil
 import pytest
 from fake_nvml import GPUS, FakeNvml
 
+from gpubench import telemetry
 from gpubench.host.recorder import Progress
 from gpubench.host.schedule import _listen
 from gpubench.runs import warnings
@@ -363,6 +364,29 @@ def test_the_load_of_other_processes_limits_the_reliability_of_the_times() -> No
     said = "other processes kept 1.0 cores busy while it ran (cc1plus, sh)"
     assert warnings.contended(found) == f"{said}: its steps may have taken up to 50.0 % longer than on an idle machine"
     assert warnings.contended(other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
+
+
+@pytest.mark.parametrize(("waited", "slowdown"), [(0.2, 0.25), (0.5, 1.0), (0.99, 2.0), (3.0, 2.0), (None, 2.0)])
+def test_a_step_is_slowed_down_by_no_more_than_its_threads_waited_for_a_core(
+    waited: float | None, slowdown: float
+) -> None:
+    samples = sampled(load=0.75, worker_cpu=1.0, steal=0.0, processes={}, waited=waited)
+    found = other_load(samples, [(0.0, 9.0)], 4, loaders=False, on_cpu=True)
+    assert found is not None
+    assert found.slowdown == pytest.approx(slowdown)
+
+
+def test_the_waits_of_all_threads_of_a_process_and_of_its_children_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "PROC", tmp_path)
+    waits = {"12/task/12": 5, "12/task/14": 7, "13/task/13": 1, "15/task/15": 9}
+    for thread, nanoseconds in waits.items():
+        (tmp_path / thread).mkdir(parents=True)
+        (tmp_path / thread / "schedstat").write_text(f"100 {nanoseconds} 3\n")
+    (tmp_path / "12/task/12/children").write_text("13 99 ")
+    assert telemetry._waits(12) == {"12": 5, "14": 7, "13": 1}
+    assert telemetry._waits(98) == {}
 
 
 def test_a_quiet_machine_is_not_said_to_be_busy() -> None:

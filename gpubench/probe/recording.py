@@ -94,15 +94,16 @@ class Recording:
 
     def _annotate(self) -> None:
         """Annotates the calls of the known modules, by wrapping the call of every module."""
-        call = torch.nn.Module.__call__
+        call, paths = torch.nn.Module.__call__, self._paths
 
+        # With stacks, PyTorch takes the variable `self` of this function, and no other, for the module.
         @functools.wraps(call)
-        def annotated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            name = self._paths.get(id(module))
+        def annotated(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = paths.get(id(self))
             if name is None:
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
             with record_function(name):
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
 
         torch.nn.Module.__call__ = annotated  # type: ignore[method-assign]
 
