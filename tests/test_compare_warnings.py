@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from scipy.signal import lfilter
-from simulated import Drift, run_of, side_of
+from simulated import Drift, SimulatedRun, run_of, side_of
 
 from gpubench.compare import warnings
 from gpubench.compare.compare import _rejections
@@ -282,6 +282,22 @@ def test_steps_that_were_held_up_are_told_with_their_share_of_the_time() -> None
         "such spikes account for 31.0 % of its time"
     )
     assert told(side_of([steps])) == [f"simulated: {said}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluating(SimulatedRun):
+    """Every twentieth step has an evaluation of 0.9 s."""
+
+    def series(self, metric: str) -> list[Series] | None:
+        found = super().series("step_time") or []
+        apart = [np.where(np.arange(len(times)) % 20 == 0, 0.9, 0.0) for times in found]
+        return apart if metric == "phase_evaluation" else [one + more for one, more in zip(found, apart, strict=True)]
+
+
+def test_steps_with_an_evaluation_are_no_spikes() -> None:
+    steady = run_of([Drift(steps=200, offset=0).repeat(np.random.default_rng(2))])
+    evaluating = Evaluating(**{one.name: getattr(steady, one.name) for one in fields(steady)})
+    assert told(Side("simulated", (evaluating,))) == []
 
 
 @pytest.mark.parametrize("total", [-0.04, 0.02])

@@ -7,7 +7,7 @@ import pytest
 
 from gpubench.errors import WorkerLost
 from gpubench.events import Failed, Hello
-from gpubench.host.supervision import Peer, blame, stalled
+from gpubench.host.supervision import Peer, blame, last_line, stalled
 from gpubench.worker.channel import EVERYONE, Activity, Doing
 
 NOW = 1000.0
@@ -178,3 +178,20 @@ def test_what_a_machine_lacks_is_its_ranks_trouble_only_where_there_are_several_
 )
 def test_how_a_rank_ended_is_named_by_its_exit_code(codes: list[int | None], said: str) -> None:
     assert blame({}, 2, [], codes, []).message == said
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (["step 1", "Traceback (most recent call last):", "KeyError: 'x'", "profiler_stop"], "KeyError: 'x'"),
+        (
+            ["Traceback (most recent call last):", "torch.OutOfMemoryError: no", "---"],
+            "torch.OutOfMemoryError: no",
+        ),
+        (["ValueError: mentioned in a log", "cannot open x"], "cannot open x"),
+        (["Traceback (most recent call last):", "Odd: end"], "Odd: end"),
+        (["---"], ""),
+    ],
+)
+def test_the_line_that_says_why_a_program_ended_is_that_of_its_exception(output: list[str], line: str) -> None:
+    assert last_line(output) == line

@@ -192,7 +192,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     path = outcome.recorder.writer.path
     low, high = outcome.summary["throughput"].interval or (0.0, 0.0)
     lies = f"{units.span(low, high, 'samples/s')}, too noisy to quote"
-    noisy = "throughput varies too much over 3 repeats to quote it: raise --repeats, or use a quieter machine"
+    noisy = "throughput varies too much over 3 repeats to quote it: the shortest one measured 400 ms; raise --steps"
     busy = (
         "other processes kept 1.5 cores busy while it ran (cc1plus, sh): "
         "its steps may have taken up to 4.0 times as long as on an idle machine"

@@ -1,6 +1,7 @@
 import math
 from statistics import stdev
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -108,6 +109,14 @@ def test_a_skipped_step_is_time_and_no_work() -> None:
     assert found["throughput"].estimate == pytest.approx(9 * 4 / 1.0)
     assert found["skipped_steps"].estimate == 1
     assert any("skipped" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(("every", "warned"), [(20, True), (4, False), (100, False)])
+def test_an_evaluation_in_a_few_steps_is_said_to_be_rough(every: int, warned: bool) -> None:
+    steps = [step(i, 0.1) for i in range(WARMUP + 40)]
+    for number in range(WARMUP + every, len(steps), every):
+        steps[number] = msgspec.structs.replace(steps[number], phases=steps[number].phases | {"evaluation": 0.05})
+    assert any("evaluation is in 1 of 40" in said for said in summary_of(repeat_of(steps)).warnings) == warned
 
 
 def test_a_slow_start_beyond_the_warmup_moves_the_window() -> None:

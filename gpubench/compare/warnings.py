@@ -306,10 +306,17 @@ def _step_metric(side: Side) -> str | None:
 
 
 def _step_times(side: Side) -> list[Series]:
-    """Returns the times of the steady steps of each repeat. Of a group it reads the first few runs."""
+    """Returns the times of the steady steps of each repeat, without evaluation, which is a phase of its own in a few.
+
+    Of a group it reads the first few runs.
+    """
     metric = _step_metric(side)
-    found = [run.series(metric) or [] for run in side.runs[:RUNS_READ] if metric in run.metrics] if metric else []
-    return [steps for repeats in found for steps in repeats if np.median(steps) > 0]
+    found = []
+    for run in side.runs[:RUNS_READ] if metric else ():
+        steps = run.series(metric or "") or [] if metric in run.metrics else []
+        apart = run.series("phase_evaluation") or [np.zeros(len(times)) for times in steps]
+        found += [times - evaluating for times, evaluating in zip(steps, apart, strict=True)]
+    return [times for times in found if np.median(times) > 0]
 
 
 def _scattered(side: Side) -> str | None:

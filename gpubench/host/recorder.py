@@ -185,10 +185,12 @@ class Recorder(ABC, Generic[S]):
             loaders=self.has_loaders,
             on_cpu=not self.on_gpu,
         )
+        # That one repeat only was completed of several is said by the status of the run.
+        own = [one for one in found.warnings if wanted.repeats == 1 or one != warnings.lone_repeat(1)]
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
             found,
-            warnings=[*found.warnings, *warnings.on_noise(beside, throughput), *warnings.collected(missed)],
+            warnings=[*own, *warnings.on_noise(beside, throughput, found.steady), *warnings.collected(missed)],
             others=beside,
             environment=self._main_facts(known),
             sampling=sampling(self.telemetry),
@@ -327,9 +329,8 @@ class Recorder(ABC, Generic[S]):
             if took := summary.sampling:
                 mean, largest = units.seconds(took.mean), units.seconds(took.largest)
                 log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
-            shown = warnings.on_noise(
-                summary.others, summary.get("throughput")
-            )  # reports print these beside the figures
+            # reports print these beside the figures
+            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady)
             for warning in summary.warnings:
                 if warning not in shown:
                     log.warning("%s", warning)
@@ -346,20 +347,28 @@ class Recorder(ABC, Generic[S]):
         """The paths of the profiler's traces, in order of time."""
         return sorted(self.writer.path.joinpath(TRACES).glob(TRACE_FILES), key=lambda path: path.name)
 
-    def diagnose(self) -> None:
-        """Reads the traces, if there are any, and keeps the profile and the findings."""
+    def diagnose(self, *, failed: bool = False) -> None:
+        """Reads the traces, if there are any, and keeps the profile and the findings.
+
+        Those of a run that `failed` before its recording was complete say more about the failure than about the run.
+        """
         if self.diagnosis or not self.traces:
             return
         self.listen_to_log(True)
         try:
             summary = self.summary()
-            self.diagnosis = found = of_run(
+            found = of_run(
                 self.traces,
                 self.diagnosed_settings,
                 {metric.name: metric for metric in summary.metrics},
                 flatten(self.environment),
                 self.unit_time(summary),
             )
+            wanted = self._values.get("profiling.active") or 1
+            if failed and any(len(rank.step_numbers) < wanted for rank in found.profile.ranks):
+                log.warning("no diagnosis, because the run ended while it was recorded")
+                return
+            self.diagnosis = found
             self.writer.replace(PROFILE, found.profile)
             self.conclude(self.addressed(found.findings))
             self.metrics.scalars(self.progress.repeat, 0, time.time(), shares(found.profile))

@@ -63,7 +63,7 @@ def run(
     with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if isinstance(error, RunFailed):
             for recorder in recorders:
-                recorder.diagnose()  # from the traces recorded so far
+                recorder.diagnose(failed=True)  # from the traces recorded so far
         outcomes = []
         elsewhere = next((recorder.elsewhere for recorder in recorders if recorder.elsewhere), None)
         for recorder in recorders:

@@ -1,5 +1,6 @@
 """What the host knows about its workers: their connections, their activity, and which of them caused a failure."""
 
+import re
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -143,10 +144,19 @@ def _lost(
     return WorkerLost(f"{subject} {verb}{when}", hint)
 
 
+TRACEBACK = "Traceback (most recent call last):"
+EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+"""The beginning of the line with which a traceback ends. Libraries may write more lines after it."""
+
+
 def last_line(output: Sequence[str]) -> str:
-    """Returns the last line with letters or digits, cut to a length for a message; "" if there is none."""
-    lines = (line.strip() for line in reversed(output) if any(character.isalnum() for character in line))
-    return next(lines, "")[:200]
+    """Returns the line of the last Python exception, or else the last line with letters or digits.
+
+    It is cut to a length for a message; "" if there is none.
+    """
+    lines = [line.strip() for line in reversed(output) if any(character.isalnum() for character in line)]
+    raised = (line for line in lines if EXCEPTION.match(line)) if TRACEBACK in lines else iter(())
+    return next(raised, next(iter(lines), ""))[:200]
 
 
 def exit_in_words(code: int) -> str:

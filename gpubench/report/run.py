@@ -156,7 +156,8 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
             made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
         found = blocks(run, unfolded=unfolded)
-        found.append(Paragraph(run.problems, "warning", "warning: "))
+        if run.status == directory.COMPLETED:  # others may lack files
+            found.append(Paragraph(run.problems, "warning", "warning: "))
         shown = EVERYWHERE & ~Medium.BRIEF if comparisons else EVERYWHERE
         label = "" if comparisons and ends else run.label
         made.append(Section(f"{name}{headline(run)}", found, label, "", on=shown))
@@ -225,7 +226,7 @@ def _measured(run: RunEvidence) -> str:
 def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     command = run.record.command if run.record else ""
-    doubts = on_noise(run.summary.others, run.metrics.get("throughput"))
+    doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or _diagnosed(run)):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))

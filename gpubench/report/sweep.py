@@ -26,7 +26,7 @@ def document(paths: Sequence[Path]) -> Document:
     columns = [*LATENCIES, *COLUMNS[1:]] if runs[0].settings.get("inference") else COLUMNS
     known = [name for name in columns if any(name in run.metrics for run in runs)]
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
-    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"))
+    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows)
     failures = [
         f"batch {_size(run)}: {run.record.error.get('message')}"
         for run in runs

@@ -217,7 +217,7 @@ def summarise(
             measured_peak=measured_peak,
             diverged=min(filter(None, map(_diverged, found)), default=None),
         )
-        + warnings.collected(_unknown_quantiles(found) if inference else None),
+        + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found)),
         work=[] if inference else [measured.repeat.work for measured in found],
     )
 
@@ -244,6 +244,12 @@ def _latencies(metrics: Metrics[Measured]) -> None:
 def _latency(measured: Measured) -> Floats:
     """Returns the latency of each step of all ranks, which answer independently of each other."""
     return np.concatenate([sum(steps.phase(name) for name in LATENCY) for steps in measured.ranks.values()])
+
+
+def _rare_evaluation(found: Sequence[Measured]) -> str | None:
+    """Warns of evaluation in a few steps, for the repeat in which it is in the fewest."""
+    counts = [(int(np.count_nonzero(one.steps.phase("evaluation"))), one.window.steps) for one in found]
+    return warnings.evaluated_rarely(*min(counts)) if counts else None
 
 
 def _unknown_quantiles(found: Sequence[Measured]) -> str | None:

@@ -15,6 +15,8 @@ from gpubench.telemetry import STEAL, OtherLoad
 
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
+OFTEN = 5  # evaluations in a repeat whose share of the time is known well
+SHORT = 1.0  # seconds; a shorter repeat is longer with more steps before more repeats are worth their start
 DEAR_REMAINDER = 0.05  # largest cost of an uneven split, as a fraction of a fair share
 SAMPLES_NAMED = 5  # number of samples that a warning lists
 LONGER = "raise training.warmup_steps or --steps"
@@ -49,9 +51,9 @@ def of_training(
     )
 
 
-def on_noise(load: OtherLoad | None, throughput: Metric | None) -> list[str]:
+def on_noise(load: OtherLoad | None, throughput: Metric | None, windows: Sequence[SteadyWindow]) -> list[str]:
     """Returns the warnings on noise, the most important first. Reports show them beside the figures."""
-    return collected(too_noisy(throughput), contended(load), others_on_gpus(load))
+    return collected(too_noisy(throughput, windows), contended(load), others_on_gpus(load))
 
 
 def collected(*warnings: str | None) -> list[str]:
@@ -72,12 +74,16 @@ def held_down(shares: Mapping[str, float]) -> str | None:
     return f"clocks were throttled by {', '.join(reasons)} of the steady time" if reasons else None
 
 
-def too_noisy(metric: Metric | None) -> str | None:
-    """Warns of an interval that is wider than a factor of two."""
+def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow] = ()) -> str | None:
+    """Warns of an interval that is wider than a factor of two. `windows` are what was measured of each repeat."""
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
     repeats = units.counted(len(metric.repeats), "repeat")
-    return f"{units.words(metric.name)} varies too much over {repeats} to quote it: {MORE}, or use a quieter machine"
+    said = f"{units.words(metric.name)} varies too much over {repeats} to quote it"
+    shortest = min((window.end - window.start for window in windows), default=SHORT)
+    if shortest < SHORT:
+        return f"{said}: the shortest one measured {units.seconds(shortest)}; raise --steps"
+    return f"{said}: {MORE}, or use a quieter machine"
 
 
 def contended(load: OtherLoad | None) -> str | None:
@@ -122,6 +128,13 @@ def imprecise(throughput: Metric | None, target: float | None, repeats: int, mos
 
 
 # Of training
+
+
+def evaluated_rarely(steps: int, of: int) -> str | None:
+    """Warns of an evaluation in a few of the steady steps of a repeat: one more or less changes its time notably."""
+    if not 0 < steps < OFTEN:
+        return None
+    return f"evaluation is in {steps} of {of} steady steps of a repeat, so its time is rough: raise --steps"
 
 
 def not_applied(missed: Mapping[str, str]) -> str | None:
