@@ -92,7 +92,8 @@ def main() -> None:
         code = error.exit_code
     except typer.TyperException as error:
         if message := error.format_message():  # empty if help was shown instead
-            show(UsageError(message, "gpubench --help shows the usage"))
+            context = getattr(error, "ctx", None)
+            show(UsageError(message, f"{context.command_path if context else 'gpubench'} --help shows the usage"))
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code

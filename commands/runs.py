@@ -355,7 +355,10 @@ def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool, spared: "Sequence
         return
     if not yes:
         if not (sys.stdin and sys.stdin.isatty()):
-            raise UsageError("nothing is removed without being asked", "add --yes to remove without a question")
+            raise UsageError(
+                "a removal has to be confirmed, and there is no terminal to ask on",
+                "add --yes to remove without a question",
+            )
         typer.confirm("remove them?", abort=True)
     failed: list[GpubenchError] = []
     freed = count = 0

@@ -249,8 +249,8 @@ def test_a_name_by_which_the_run_could_not_be_found_is_refused(results: Path, co
         (["tag", "latest", "--name", "1"], "--name '1' is no name of a run", "begin it with a letter"),
         (["prune"], "prune needs to know what to remove", "--keep N"),
         (["prune", "--keep", "x"], "--keep 'x' is no number of runs", "--keep 20"),
-        (["prune", "--keep", "0"], "nothing is removed without being asked", "--yes"),
-        (["remove", "latest"], "nothing is removed without being asked", "--yes"),
+        (["prune", "--keep", "0"], "a removal has to be confirmed", "--yes"),
+        (["remove", "latest"], "a removal has to be confirmed", "--yes"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -267,7 +267,7 @@ def test_a_listing_says_whether_there_are_no_runs_or_none_that_fit(results: Path
     results.mkdir()
     assert command_line("runs").stdout == "no runs in results\n"
     made(results)
-    assert command_line("runs", "--model", "gpt2").stdout == "of 1 run in results none fits\n"
+    assert command_line("runs", "--model", "gpt2").stdout == "none of 1 run in results fits\n"
 
 
 def test_a_screen_leads_with_the_counts_and_shows_the_newest_twenty(results: Path, command_line: CommandLine) -> None:

@@ -24,12 +24,12 @@ from gpubench.metrics import DEFINITIONS, LEADERS, Better
 from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
+from gpubench.runs.references import RESULTS
 
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE = 4.0
 """The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
 runs. docs/commands/history.md has the simulations."""
-RESULTS = "results"  # where runs are, unless the user says otherwise
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")

@@ -55,7 +55,7 @@ def _finding(finding: Finding, whole: str, *, tried: bool) -> document.Finding:
     lines.append(Line("set", options(finding.fix), code=True))
     if finding.expected:
         saving = f"saves up to {units.percent(finding.expected.estimate)} of the {whole}"
-        lines.append(Line("expected", saving, figures=True, brief=finding.measured is None))
+        lines.append(Line("expected", saving, figures=True, brief=_is_open(finding.measured)))
     if trial := finding.measured:
         lines.append(Line("measured", measured(trial, whole), OUTCOMES[trial.outcome], figures=True))
     elif tried and not finding.fix:
@@ -67,6 +67,11 @@ def _finding(finding: Finding, whole: str, *, tried: bool) -> document.Finding:
         lines=[line for line in lines if line.text],
         threshold=finding.threshold.rstrip("."),
     )
+
+
+def _is_open(trial: Trial | None) -> bool:
+    """Returns whether it is not known from a trial what the fix saves."""
+    return trial is None or trial.outcome == "inconclusive"
 
 
 def measured(trial: Trial, whole: str = "step") -> str:

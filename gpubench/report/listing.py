@@ -128,7 +128,7 @@ def age(started: str, now: datetime | None = None) -> str:
 
 def _headline(results: Path, entries: Sequence[Entry], others: int) -> str:
     if not entries:
-        return f"of {units.counted(others, 'run')} in {results} none fits" if others else f"no runs in {results}"
+        return f"none of {units.counted(others, 'run')} in {results} fits" if others else f"no runs in {results}"
     counts = Counter(entry.record.status for entry in entries)
     return f"{units.counted(len(entries), 'run')} in {results}: {_counts(counts)}"
 

@@ -71,7 +71,7 @@ class Run:
         except OSError as error:
             raise RunDirectoryError(f"{path / RUN} cannot be read: {error.strerror}", EXPECTED) from None
         except (ValueError, RecursionError) as error:
-            raise RunDirectoryError(f"{path / RUN} does not describe a run: {error}", EXPECTED) from None
+            raise RunDirectoryError(f"{path / RUN} is damaged: {error}", DAMAGED) from None
 
     @property
     def status(self) -> str:

@@ -24,6 +24,8 @@ NAME = re.compile(r"[A-Za-z][\w.+-]{0,99}", re.ASCII)
 TAG = re.compile(r"\w[\w.+:/@=-]{0,99}")
 """What a tag may be."""
 MOST_LISTED = 8
+RESULTS = "results"
+"""The name of the results folder, unless the user says otherwise."""
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
 WHAT = "give a run directory, a folder of runs, or latest"
@@ -176,12 +178,18 @@ class Lookup:
         are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
         of = wanted or (_spoken(command) if others else None)
         kind = f"{f' of {of}' if of else ''}{' with results' if empty else ''}"
-        hint = "latest is the newest, latest~1 the one before it" if found else WHAT
+        hint = "latest is the newest, latest~1 the one before it" if found else _instead(folder)
         if others:
             hint = f"latest:{other} and latest~1:{other} are the newest runs of {other}"
         raise RunDirectoryError(
             f"{asked[0] if within is None else asked[0].rpartition('/')[2]}: {are}{kind} in {folder}", hint
         )
+
+
+def _instead(folder: Path) -> str:
+    """Returns what to give in place of a name that stands for nothing in a folder."""
+    inside = folder / RESULTS
+    return f"--results {inside} names the folder inside of it" if is_folder(inside) else WHAT
 
 
 def check_name(name: str, results: Path | None = None) -> None:

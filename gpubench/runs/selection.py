@@ -171,8 +171,16 @@ WORDS: dict[str, Callable[[Entry], Any]] = {
     "name": lambda entry: (entry.name is None, entry.name or ""),
     "host": lambda entry: entry.record.host,
 }
-LABELS: dict[str, Callable[[Entry], str | None]] = {"name": lambda entry: entry.name, "run": lambda entry: entry.run_id}
-"""What a condition can also be about; commands, experiments and the like have options of their own."""
+LABELS: dict[str, Callable[[Entry], str | None]] = {
+    "run": lambda entry: entry.run_id,
+    "name": lambda entry: entry.name,
+    "command": lambda entry: entry.command,
+    "model": lambda entry: entry.model,
+    "status": lambda entry: entry.record.status,
+    "experiment": lambda entry: entry.record.experiment,
+    "host": lambda entry: entry.record.host,
+}
+"""What a condition can be about besides settings and facts: the columns of a listing."""
 NEWEST_FIRST = ("started", "ended")
 
 

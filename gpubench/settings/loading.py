@@ -384,9 +384,23 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
     try:
         return model.model_validate(nest(values))
     except ValidationError as error:
-        found = [_describe(problem) for problem in error.errors(include_url=False)]
+        found = [_describe(problem) for problem in _by_setting(cls, error.errors(include_url=False))]
     messages = [with_origins(message, keys, origins) for message, keys in found]
     raise SettingsError("; ".join(messages), SHOWN_BY, keys=[key for _, keys in found for key in keys])
+
+
+def _by_setting(cls: type[RunSettings], problems: Sequence["ErrorDetails"]) -> list["ErrorDetails"]:
+    """Returns one problem for each setting: of one with several types, pydantic reports a problem with each of them."""
+    known, found = fields(cls), dict[tuple[int | str, ...], "ErrorDetails"]()
+    for problem in problems:
+        place = problem["loc"]
+        longest = (place[:end] for end in range(len(place), 0, -1) if ".".join(map(str, place[:end])) in known)
+        place = next(longest, place) if problem["type"] != "value_error" else place
+        if earlier := found.get(place):
+            also = problem["msg"].removeprefix("Input should be ")
+            problem = {**problem, "msg": f"{earlier['msg']}, or {also}"}
+        found[place] = {**problem, "loc": place}
+    return list(found.values())
 
 
 def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str]]:

@@ -305,7 +305,9 @@ def _words(command: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"{command!r} is not a command line: {error}") from None
         if not words:
-            raise ValueError("names no program to run")
+            raise ValueError(
+                "names no program to run: write its command after --, as in: gpubench train-bench -- python train.py"
+            )
     return command
 
 
