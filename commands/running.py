@@ -1,6 +1,8 @@
 """Runs configurations and reports their results: what all commands that start workers share."""
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -80,12 +82,14 @@ def measure(
     *,
     independent: bool = False,
     order: Sequence[int] = (),
+    until: float = math.inf,
 ) -> "list[Outcome]":
     """Runs the configurations interleaved, and writes their reports.
 
-    `independent` and `order` are those of `schedule.run`. Under the user's own torchrun the function returns on rank 0
-    only; the other ranks become workers. For a program on several machines it returns on that of rank 0 only; on the
-    others it raises the error of the run or typer.Exit.
+    What still runs at the time `until`, in seconds of `time.monotonic()`, is interrupted. `independent` and `order` are
+    those of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the other ranks become
+    workers. For a program on several machines it returns on that of rank 0 only; on the others it raises the error of
+    the run or typer.Exit.
     """
     from gpubench.host import launch, schedule
     from gpubench.host.live import view_on
@@ -95,7 +99,13 @@ def measure(
         launch.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
     with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
-        outcomes: list[Outcome] = schedule.run(recorders, view, independent=independent, order=order)
+
+        def watch(recorder: "Recorder[Any]") -> None:
+            view(recorder)
+            if time.monotonic() > until:
+                raise KeyboardInterrupt
+
+        outcomes: list[Outcome] = schedule.run(recorders, watch, independent=independent, order=order)
     if outcomes[0].recorder.elsewhere:
         _leave_to(outcomes[0].recorder.elsewhere, outcomes, terminal)
     for outcome in outcomes:

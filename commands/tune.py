@@ -376,10 +376,10 @@ def _bench(
     recorder: Any = ProgramRecorder if is_program else TrainRecorder
     completing: Any = complete_program if is_program else complete
 
-    def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int]) -> Any:
+    def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int], until: float) -> Any:
         with terminal.errors_only():
             tagged = [replace(run, labels=Labels(tags=tuple(tags))) for run in runs]
-            return measure(tagged, recorder, drawing, terminal, order=order)
+            return measure(tagged, recorder, drawing, terminal, order=order, until=until)
 
     whole = folder.absolute()
     here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}

@@ -34,6 +34,8 @@ TUNE = "tune"
 """The origin of the settings that a search changes."""
 PEAKS = ("peak_memory_reserved", "peak_memory_rss")
 """The metrics of the peak memory on a GPU and on a CPU."""
+LATE = 0.1
+"""The part of the time limit by which a search may exceed it, if runs take longer than the ones before them."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
 TRIED: Mapping[str, Any] = {
     "profiling.enabled": False,
@@ -50,8 +52,9 @@ class Bench:
 
     complete: Callable[[Configuration[Any]], Configuration[Any]]
     """Completes a configuration. Raises GpubenchError if it cannot be run."""
-    run: Callable[[Sequence[Configuration[Any]], Sequence[int]], Sequence[Outcome]]
-    """Runs one repeat for each number of a configuration, in this order. A run that fails does not end the others."""
+    run: Callable[[Sequence[Configuration[Any]], Sequence[int], float], Sequence[Outcome]]
+    """Runs one repeat for each number of a configuration, in this order. A run that fails does not end the others. What
+    still runs at the given time, in seconds of `time.monotonic()`, is interrupted."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
         run = bench.complete(base.with_overrides(changes | {"profiling.enabled": True}, TUNE))
     except GpubenchError:
         run = bench.complete(base.with_overrides(changes, TUNE))
-    (outcome,) = bench.run([run], [0])
+    (outcome,) = bench.run([run], [0], math.inf)
     return outcome
 
 
@@ -201,7 +204,10 @@ class Tuner:
         return self.tuning.seconds_a_run or None
 
     def advance(self, block: Wanted) -> None:
-        """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it."""
+        """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it.
+
+        At the end of the time limit, with LATE for runs that take longer than expected, it is interrupted as well.
+        """
         began = time.monotonic()
         runs, interrupted = self._run(block)
         runs = self._judged(block, runs)
@@ -212,8 +218,13 @@ class Tuner:
         if runs:
             recorded = Block(stage=block.stage, why=block.why, limit=self._limit, runs=runs)
             self._keep(blocks=[*self.tuning.blocks, recorded])
-        if interrupted:
+        if interrupted and time.monotonic() < self._end:
             raise interrupted
+
+    @property
+    def _end(self) -> float:
+        """When the search has to have ended, in seconds of `time.monotonic()`."""
+        return self._began + (1 + LATE) * self.tuning.budget if self.tuning.budget else math.inf
 
     def conclude(self, error: GpubenchError | None = None) -> Tuning:
         """Returns and saves what follows from the results; `error` has ended the search early."""
@@ -271,7 +282,7 @@ class Tuner:
                 refused[combination] = error
         numbers = {group: number for number, group in enumerate(groups)}
         order = [numbers[group] for group in wanted if group in numbers]
-        outcomes = self._bench.run(list(groups.values()), order) if groups else []
+        outcomes = self._bench.run(list(groups.values()), order, self._end) if groups else []
         made = dict.fromkeys(groups, 0)
         runs: list[Run] = []
         for group in wanted:

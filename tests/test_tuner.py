@@ -40,7 +40,7 @@ class Program:
         self.harms: Callable[[Settings], bool] = lambda settings: False
         self.peak: Callable[[Settings], float] = lambda settings: 1e9
 
-    def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int]) -> list[Any]:
+    def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int], until: float) -> list[Any]:
         paces: list[list[float]] = [[] for _ in runs]
         errors: list[GpubenchError | None] = [None for _ in runs]
         for number in order or range(len(runs)):
@@ -113,6 +113,26 @@ def planted(settings: Settings) -> float:
     pace = 0.8 if settings["data.workers"] == 2 else 1.0
     pace *= 0.9 if settings["training.optimizer_impl"] == "fused" else 1.0
     return pace * (1.15 if settings["training.read_loss"] else 1.0)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_run_that_takes_too_long_ends_the_search_and_an_interruption_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gpubench.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(Program):
+        def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int], until: float) -> list[Any]:
+            self.interrupt_at = 12
+            made = super().run(runs, order, until)
+            if any(outcome.error for outcome in made):
+                now[0] = until if late else now[0]
+            return made
+
+    found = searched(tmp_path, Slow(tmp_path, planted), budget=1000.0)
+    assert found.status == ("completed" if late else "interrupted")
+    assert found.runs == 11  # and the first look
 
 
 def test_what_helps_is_kept_and_its_share_is_known(tmp_path: Path) -> None:
@@ -234,7 +254,9 @@ def test_nothing_is_said_of_what_was_never_run(tmp_path: Path) -> None:
 def test_the_live_table_gives_each_of_its_lines_a_row_and_no_gain_of_what_was_never_run(tmp_path: Path) -> None:
     state = searched(tmp_path, Program(tmp_path, planted), most_runs=3)
     state = msgspec.structs.replace(state, most_runs=30)
-    tuner = Tuner(tmp_path, state, of_tiny(), Bench(lambda changed: changed, lambda runs, order: []), lambda _: None)
+    tuner = Tuner(
+        tmp_path, state, of_tiny(), Bench(lambda changed: changed, lambda runs, order, until: []), lambda _: None
+    )
     block = tuner.next()
     assert block
     drawing = SearchDrawing(SimpleNamespace(draw=lambda experiment, progress: Text("the run")))

@@ -51,6 +51,7 @@ REASONS = {
 }
 MORE = 3
 """The factor by which a limit is raised that has proved too small."""
+FRESH = ", and the gain is that of fresh runs made after the choice"
 NOT_REACHED = "the search ended before it was run"
 SHOWN = 6
 """The settings that are not kept and that a terminal shows without -v."""
@@ -150,7 +151,7 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
         on = f" on {tuning.device}" if tuning.device else ""
         yield Paragraph(
             f"{made} in {units.seconds(tuning.seconds)}{on}; equal runs differ by {spread} (standard deviation); "
-            "intervals are 95 %, and the gain is that of fresh runs made after the choice",
+            f"intervals are 95 %{FRESH if found.gain else ''}",
             "quiet",
         )
     if _is_busy(found):
@@ -228,7 +229,7 @@ def _rest(left: int) -> str:
 def _dropped(tuning: Tuning, found: Conclusion, one: Dropped) -> dict[str, str | Cell]:
     why = REASONS[one.reason]
     kept = next((each.level for each in found.contributions if each.factor == one.factor), None)
-    if kept and one.reason == "no gain":
+    if tuning.keep and kept and one.reason == "no gain":
         why = f"{said(tuning.of_level(one.factor, kept))} is kept"
     return {
         "setting": said(tuning.of_level(one.factor, one.level)),
@@ -259,18 +260,22 @@ def _short(changes: Mapping[str, Any]) -> str:
 
 def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     """Yields the picture of the gain, with that of each setting."""
-    steps = [(_short(tuning.of_level(rung.factor, rung.level)), rung.gain) for rung in found.ladder]
+    steps = [
+        (_short(tuning.of_level(rung.factor, rung.level)), rung.gain)
+        for rung in found.ladder
+        if tuning.has_run(rung.factor, rung.level)
+    ]
     proved = [("all, confirmed", found.gain)] if found.gain and any(found.best) else []
     if drawing := bar_charts.gains("gain step by step", [*steps, *proved]):
-        note = (
-            "Each setting is added to those above it. Whiskers: 95 % intervals; the last row is from fresh runs alone."
-        )
+        note = "Each setting is added to those above it. Whiskers: 95 % intervals."
+        note += " The last row is from fresh runs alone." if proved else ""
         yield Figure("From the baseline to the result", drawing, note, shape="rows")
-    factors = list(dict.fromkeys(name for pair in found.interactions for name in pair.factors))
-    levels = {name: level for pair in found.interactions for name, level in zip(pair.factors, pair.levels, strict=True)}
+    pairs = [one for one in found.interactions if all(map(tuning.has_run, one.factors, one.levels))]
+    factors = list(dict.fromkeys(name for pair in pairs for name in pair.factors))
+    levels = {name: level for pair in pairs for name, level in zip(pair.factors, pair.levels, strict=True)}
     effects = {
         (factors.index(pair.factors[0]), factors.index(pair.factors[1])): pair.effect
-        for pair in found.interactions
+        for pair in pairs
         if not pair.effect.too_wide
     }
     names = [said(tuning.of_level(name, levels[name])) for name in factors]
