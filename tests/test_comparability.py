@@ -170,6 +170,20 @@ def test_a_setting_that_a_program_decided_itself_is_compared_where_both_are_know
     assert keys(measured({}), measured(workers)) == ["data.workers", "data.prefetch"]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "differ"),
+    [
+        ("python train.py", "python train.py --width 3", False),
+        ("python train.py", "torchrun --nproc-per-node 2 train.py", False),
+        ("python -m train", "python -m other.train", True),
+        ("python slow.py", "python fast.py", True),
+    ],
+)
+def test_different_programs_are_told(ours: str, theirs: str, differ: bool) -> None:
+    found = judge(*(side(run(settings={"program.command": each})) for each in (ours, theirs)))
+    assert any("different programs" in reason for reason in found.reasons) == differ
+
+
 def test_facts_of_the_model_that_ran_count_as_the_work() -> None:
     ours, theirs = run(workload={"parameters": 10, "task": "t"}), run(workload={"parameters": 11, "task": "t"})
     assert [(each.key, each.kind) for each in differences(ours, theirs)] == [("parameters", "workload")]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -359,11 +360,28 @@ def _remarks(baseline: Side, candidate: Side, found: Iterable[Difference]) -> li
         if side.runs[0].record and not side.runs[0].environment
     ]
     said += [remark for side in sides if (remark := _variety(side))]
+    said += [remark] if (remark := _other_program(baseline, candidate)) else []
     said += _counted(baseline, candidate)
     scale = [difference for difference in found if difference.kind == "scale"]
     if scale:
         said.append(f"{_sentence(scale)}: {_consequence(baseline, candidate)}")
     return said
+
+
+def _other_program(baseline: Side, candidate: Side) -> str | None:
+    """Returns a remark if the sides are different programs, whose work is not known to be the same."""
+    ours, theirs = (_script(str(side.runs[0].settings.get("program.command") or "")) for side in (baseline, candidate))
+    if not (ours and theirs) or ours == theirs:
+        return None
+    return f"{ours} and {theirs} are different programs, which need not do the same work"
+
+
+def _script(command: str) -> str:
+    """Returns the script or the module that a command line runs, or else its first word."""
+    words = command.split()
+    scripts = [word for word in words if word.endswith(".py")]
+    modules = [module for option, module in pairwise(words) if option == "-m"]
+    return next(iter(scripts or modules[-1:] or words), "")
 
 
 def _variety(side: Side) -> str | None:
