@@ -1,6 +1,6 @@
-"""Writes metrics to epochs.jsonl, TensorBoard and Weights & Biases.
+"""Writes metrics to epochs.jsonl, TensorBoard and Weights & Biases, and the host's own lines to run.log.
 
-They are written only by `MetricLogger`, which runs in the host, so that no tracker slows down a step.
+Metrics are written only by `MetricLogger`, which runs in the host, so that no tracker slows down a step.
 """
 
 import logging
@@ -16,7 +16,8 @@ import msgspec
 
 from gpubench.errors import UsageError
 from gpubench.events import Step
-from gpubench.runs.directory import EPOCHS, TENSORBOARD, RunWriter
+from gpubench.logs import PROGRAM_OUTPUT, LogfmtFormatter
+from gpubench.runs.directory import EPOCHS, LOG, TENSORBOARD, RunWriter
 from gpubench.runs.summary import Summary
 from gpubench.settings.sections import LoggingSettings
 
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
 log = logging.getLogger("gpubench.host.loggers")
+
+
+class RunLog(logging.Handler):
+    """The log handler that writes the host's own lines to run.log."""
+
+    def __init__(self, writer: RunWriter, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(LogfmtFormatter())
+        self.addFilter(lambda record: record.name != PROGRAM_OUTPUT)  # output.log has it
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.append_text(LOG, self.format(record))
 
 
 class Epoch(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ from gpubench.diagnosis.rules import Diagnosis, of_run
 from gpubench.errors import DataError, GpubenchError, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
-from gpubench.host.loggers import MetricLogger
+from gpubench.host.loggers import MetricLogger, RunLog
 from gpubench.host.supervision import silence
-from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, PROGRAM_OUTPUT, LogfmtFormatter, render_logfmt
+from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import warnings
@@ -122,7 +122,7 @@ class Recorder(ABC, Generic[S]):
             name=configuration.labels.name,
             tags=configuration.labels.tags,
         )
-        self._handler = _RunLog(self.writer, logging.getLevelName(settings.logging.level))
+        self._handler = RunLog(self.writer, logging.getLevelName(settings.logging.level))
         try:
             self.metrics = MetricLogger(self.writer, settings.logging, self._values, text)
         except GpubenchError as error:
@@ -437,19 +437,6 @@ class Recorder(ABC, Generic[S]):
         self.writer.append_text(
             LOG, render_logfmt(time.time(), logging.ERROR, event.rank, "gpubench.worker", text, {"doing": event.doing})
         )
-
-
-class _RunLog(logging.Handler):
-    """The log handler that writes the host's own lines to run.log."""
-
-    def __init__(self, writer: RunWriter, level: int) -> None:
-        super().__init__(level)
-        self.setFormatter(LogfmtFormatter())
-        self.addFilter(lambda record: record.name != PROGRAM_OUTPUT)  # output.log has it
-        self._writer = writer
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._writer.append_text(LOG, self.format(record))
 
 
 def say_choices(configuration: Configuration[S]) -> None:
