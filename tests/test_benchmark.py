@@ -38,7 +38,7 @@ class Run:
     def refutation(self, summary: Any) -> GpubenchError | None:
         return None
 
-    def diagnose(self) -> None:
+    def diagnose(self, *, failed: bool = False) -> None:
         self.diagnosed += 1
 
     def close(self, status: str, summary: Any, error: GpubenchError | None = None) -> None:

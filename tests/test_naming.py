@@ -10,5 +10,5 @@ def test_a_pipeline_is_named_by_what_was_built() -> None:
 
 
 def test_what_is_not_known_is_a_question_mark() -> None:
-    assert comparability.pipeline({}, None, None, 2) == "?, ?, ? steps of ?, ? samples over 2 ranks on ?"
+    assert comparability.pipeline({}, None, None, 2) == "?, ?, ? steps, ? samples over 2 ranks on ?"
     assert comparability.training({}, 2) == "?, ?, batch ? x 2 ranks"

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cases_made import case, cpu
 from piped import Line, finished
 from rich.console import Console
 
 from gpubench import events, units
+from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
+from gpubench.findings import Findings
 from gpubench.host import live, pipeline_recorder, schedule
 from gpubench.host import recorder as recorders
 from gpubench.host.pipeline_recorder import PipeRecorder
@@ -25,7 +28,7 @@ from gpubench.pipeline import defaults
 from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory
-from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE
+from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE, TRACES
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import PipeSettings, TrainSettings
@@ -51,6 +54,24 @@ def stepped(repeat: int, number: int) -> events.StepsMeasured:
     return events.StepsMeasured(
         rank=0, steps=[events.Step(repeat, 0, 0, number, 0.0, 0.1, {"forward": 0.1}, 0.1, samples=8)]
     )
+
+
+@pytest.mark.parametrize(("steps", "is_diagnosed"), [(1, False), (3, True)])
+def test_a_recording_that_a_failure_has_cut_short_is_not_diagnosed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, is_diagnosed: bool
+) -> None:
+    given = {"model": "gpt2-tiny", "results": str(tmp_path), "profiling.enabled": True, "profiling.active": 3} | ON_CPU
+    recorder = TrainRecorder(completed(load(TrainSettings, None, given), complete), ["gpubench"])
+    trace = recorder.writer.path / TRACES / "rank0.1.pt.trace.json"
+    trace.parent.mkdir()
+    trace.write_text("{}")
+    found = Diagnosis(case(cpu(step_numbers=list(range(steps)))).profile, Findings("", [], []), [trace])
+    monkeypatch.setattr("gpubench.host.recorder.of_run", lambda *_: found)
+    recorder.diagnose(failed=True)
+    assert (recorder.diagnosis is not None) == is_diagnosed
+    recorder.diagnose()
+    assert recorder.diagnosis is not None
+    recorder.close("failed", recorder.summary())
 
 
 def test_training_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def test_where_the_figures_come_from_and_doubts_about_them_stand_before_any_tabl
     assert lost.startswith("history truncated")
     assert note == "note: a note"
     assert memory.about(made.predicted()) == "predicted, not measured, for h200 with 141 GiB"
-    assert memory.about(made.on_cpu(rank=3)) == "measured on cpu, rank 3"
+    assert (
+        memory.about(made.on_cpu(rank=3)) == "measured on cpu, rank 3; tensors only, without Python and its libraries"
+    )
 
 
 @pytest.mark.parametrize(

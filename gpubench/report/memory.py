@@ -111,6 +111,8 @@ def about(footprint: Footprint, label: str = "") -> str:
         said += f" with {units.size(footprint.capacity)}"
     if footprint.rank:
         said += f", rank {footprint.rank}"
+    if footprint.device == "cpu" and footprint.source == "measured":
+        said += "; tensors only, without Python and its libraries"
     return f"{label}: {said}" if label else said
 
 
