@@ -1,9 +1,10 @@
 """Samples the state of the hardware during a run. The host takes the samples, never a timed process.
 
-A sample costs the host about 0.1 ms of CPU time with one worker and no GPU, and the cost is recorded with it. The host
-lists all processes only while other processes keep the CPU busy, and spends at most a hundredth of a core on it. It
-asks NVML for the processes on a GPU only between repeats, because that query takes a driver lock that programs need to
-launch kernels. A value that cannot be read is left out.
+A sample costs the host about 0.1 ms of CPU time with one worker and no GPU, and the cost is recorded with it. While
+other processes keep the CPU busy, the host also reads how long each thread of the workers waited for a core, which
+takes about 0.04 ms per thread, and lists all processes, on which it spends at most a hundredth of a core. It asks NVML
+for the processes on a GPU only between repeats, because that query takes a driver lock that programs need to launch
+kernels. A value that cannot be read is left out.
 """
 
 import os
