@@ -7,7 +7,6 @@ is known once they take their first optimizer step; see `gpubench.probe`.
 import json
 import logging
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from gpubench import events, probe, units
 from gpubench.errors import ProgramFailed
 from gpubench.host.launch import GRACE
 from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
-from gpubench.host.supervision import KILLED, Peer, exit_in_words, last_line
+from gpubench.host.supervision import EXCEPTION, KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.runs.directory import OUTPUT
 from gpubench.settings.schema import CommandSettings
@@ -33,9 +32,6 @@ ABSENT_SECONDS = 60.0
 """The seconds after the last step of this machine's ranks in which those of other machines must connect."""
 
 TORCHRUN_FAILED = "ChildFailedError"
-ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception)\b")
-"""The beginning of the line with which Python reports an error."""
-
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 log = logging.getLogger("gpubench.program")
@@ -273,5 +269,5 @@ class Program(SpreadWorkers):
         without = f"{ref} runs in a clone, which has no untracked files; " if ref else ""
         found = f"{without}{OUTPUT} has what it printed"
         if any(TORCHRUN_FAILED in line for line in self.output):  # its report comes after the errors of the ranks
-            return f"{found}, with the error: {next(filter(ERROR.match, self.output))[:200]}"
+            return f"{found}, whose first error is {next(filter(EXCEPTION.match, self.output))[:200]}"
         return f"{found}, last: {line}" if (line := last_line(self.output)) else found

@@ -145,8 +145,8 @@ def _lost(
 
 
 TRACEBACK = "Traceback (most recent call last):"
-EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
-"""The beginning of the line with which a traceback ends. Libraries may write more lines after it."""
+EXCEPTION = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""The beginning of the line with which Python reports an error. Libraries may write more lines after it."""
 
 
 def last_line(output: Sequence[str]) -> str:
