@@ -49,6 +49,21 @@ def test_columns_are_those_of_the_steps(count: int) -> None:
     assert table.phase("unheard of").tolist() == [0.0] * count
 
 
+@pytest.mark.parametrize("at", ["_reserve", "_write"])
+def test_an_interruption_loses_no_step(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    growing, real = collected(*map(step, range(WAITING - 1))), getattr(GrowingSteps, at)
+
+    def interrupted(*arguments: object) -> None:
+        monkeypatch.setattr(GrowingSteps, at, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GrowingSteps, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        growing.append(step(WAITING - 1))
+    growing.append(step(WAITING))
+    assert growing.table().step.tolist() == list(range(WAITING + 1))
+
+
 def test_a_table_holds_the_steps_so_far() -> None:
     growing = collected(*map(step, range(10)))
     before = growing.table()

@@ -145,11 +145,15 @@ class GrowingSteps:
 
     def append(self, step: Step) -> None:
         self._waiting.append(step)
-        if len(self._waiting) == WAITING:
+        if len(self._waiting) >= WAITING:
             self._convert_waiting()
 
     def extend(self, columns: Mapping[str, Column], phases: Mapping[str, Column]) -> None:
         """Adds steps: the columns of `TYPES`, and by phase its time in each of them. None becomes NaN."""
+        self._length = self._write(columns, phases)
+
+    def _write(self, columns: Mapping[str, Column], phases: Mapping[str, Column]) -> int:
+        """Writes steps behind the others, which they do not belong to yet. Returns the length that includes them."""
         end = self._length + len(columns["step"])
         self._reserve(end, phases)
         own = slice(self._length, end)
@@ -157,7 +161,7 @@ class GrowingSteps:
             column[own] = columns[name]
         for name, times in phases.items():
             self._phases[name][own] = times
-        self._length = end
+        return end
 
     def table(self) -> StepTable:
         """Returns the steps so far in their order, as views."""
@@ -169,12 +173,13 @@ class GrowingSteps:
         return self._length + len(self._waiting)
 
     def _convert_waiting(self) -> None:
-        steps, self._waiting = self._waiting, []
+        steps = self._waiting
         names = dict.fromkeys(name for step in steps for name in step.phases)  # in their order
-        self.extend(
+        end = self._write(
             {name: [getattr(step, name) for step in steps] for name in TYPES},
             {name: [step.phases.get(name, 0.0) for step in steps] for name in names},
         )
+        self._length, self._waiting = end, []  # only now, because Ctrl-C may interrupt the lines above
 
     def _reserve(self, length: int, phases: Iterable[str]) -> None:
         """Makes room for `length` steps with the phases known so far and these."""
