@@ -253,10 +253,9 @@ def _waits(pid: int) -> dict[str, int]:
     with suppress(OSError):
         children = (PROC / f"{pid}/task/{pid}/children").read_text().split()
         for process in (str(pid), *children):
-            with suppress(OSError, ValueError, IndexError):  # it may have ended by now
-                for thread in os.listdir(PROC / process / "task"):  # noqa: PTH208 - for all threads several times a second
-                    statistics = (PROC / process / "task" / thread / "schedstat").read_text()
-                    found[thread] = int(statistics.split()[1])
+            for statistics in PROC.glob(f"{process}/task/*/schedstat"):
+                with suppress(OSError, ValueError, IndexError):  # the thread may have ended by now
+                    found[statistics.parent.name] = int(statistics.read_text().split()[1])
     return found
 
 

@@ -311,9 +311,11 @@ def _step_times(side: Side) -> list[Series]:
     Of a group it reads the first few runs.
     """
     metric = _step_metric(side)
+    if metric is None:
+        return []
     found = []
-    for run in side.runs[:RUNS_READ] if metric else ():
-        steps = run.series(metric or "") or [] if metric in run.metrics else []
+    for run in side.runs[:RUNS_READ]:
+        steps = run.series(metric) or [] if metric in run.metrics else []
         apart = run.series("phase_evaluation") or [np.zeros(len(times)) for times in steps]
         found += [times - evaluating for times, evaluating in zip(steps, apart, strict=True)]
     return [times for times in found if np.median(times) > 0]

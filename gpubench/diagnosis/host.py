@@ -406,10 +406,10 @@ def too_few_threads(case: ProfileCase) -> Answers:
 
 
 def too_many_threads(case: ProfileCase) -> Answers:
-    threads, cores, each = case.threads, case.cores, _for_each(case)
+    threads, cores = case.threads, case.cores
     if threads is None:
         return
-    if each is not None and threads > 1 and _too_short_to_share(case):
+    if threads > 1 and (each := _too_short_to_share(case)):
         yield Finding(
             id="too-many-threads",
             title="operators are too short to be shared among threads",
@@ -439,10 +439,10 @@ def too_many_threads(case: ProfileCase) -> Answers:
         )
 
 
-def _too_short_to_share(case: ProfileCase) -> bool:
-    """Returns whether the operators are on average so short that sharing them among threads does not pay."""
+def _too_short_to_share(case: ProfileCase) -> float | None:
+    """Returns the nanoseconds of the clean step per operator if they are so few that sharing one does not pay."""
     each = _for_each(case)
-    return each is not None and each < SHARED
+    return each if each is not None and each < SHARED else None
 
 
 def _with_threads(number: int) -> str:

@@ -183,8 +183,8 @@ class OfProgram(Recorder[P]):
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None
-    _observed: Mapping[str, Any] = {}
-    _adjustable: Mapping[str, Any] | None = None
+    _observed: Mapping[str, Any] | None = None
+    """How the program runs, by the settings that change it; None until the probe has found it out."""
     _places: Mapping[str, str] = {}
     _optimizers: Mapping[str, Sequence[str]] = {}
 
@@ -224,7 +224,7 @@ class OfProgram(Recorder[P]):
 
     @property
     def has_loaders(self) -> bool:
-        return bool(self._observed.get("data.workers", True))
+        return bool((self._observed or {}).get("data.workers", True))
 
     def in_code(self, changes: Mapping[str, Any]) -> str:
         return in_code(changes, self._places, self._optimizers)
@@ -232,7 +232,7 @@ class OfProgram(Recorder[P]):
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
-        return self.diagnosis.settings if self.diagnosis else self._adjustable
+        return self.diagnosis.settings if self.diagnosis else self._observed
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
@@ -263,7 +263,6 @@ class OfProgram(Recorder[P]):
         """Keeps what the probe has found out about the program."""
         self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
         self._observed = built.settings
-        self.writer.update(observed=built.settings)
 
     def _treatments(self) -> dict[str, Any]:
         """Returns the values that are given of the settings that the probe changes in the program."""
@@ -343,19 +342,26 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
     def variables(self) -> Mapping[str, str]:
         return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
 
-    def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        self._observe(built)
-        self._adjustable = {
-            **(built.settings or {}),
+    @property
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        if self.diagnosis or self._observed is None:
+            return super().diagnosed_settings
+        return {
+            **self._observed,
             "inference": self.settings.inference,
             **{key: value for key, value in self._values.items() if key.startswith("profiling.")},
             "profiling.keep_compile": True,  # a program is recorded as it runs
         }
-        return super().workload(built) | {"device": built.device, "samples_per_step": self._samples_per_step()}
+
+    def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
+        self._observe(built)
+        found = super().facts_of(built)
+        own = {"device": built.device, "samples_per_step": self._samples_per_step()}
+        return {"workload": found["workload"] | own, "observed": built.settings}
 
     def end_repeat(self) -> None:
         if (built := self._in_order[-1].built) is not None:
-            self.writer.update(workload=self.workload(built))
+            self.writer.update(**self.facts_of(built))
         super().end_repeat()
 
     def sum_up(self) -> Summary:
@@ -431,9 +437,8 @@ class ProgramMemoryRecorder(
                 self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
             case events.ModelBuilt(rank=0):
                 self._observe(event)
-                self._adjustable = event.settings
                 shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
-                self.writer.update(workload=shown)
+                self.writer.update(workload=shown, observed=event.settings)
             case events.MemoryRecorded():
                 self._keep_part(event)
             case _:

@@ -530,16 +530,17 @@ class StepRecorder(Recorder[S]):
     def _start_repeat(self, built: events.ModelBuilt) -> None:
         self.turn_to(built.repeat)
         self._repeats[built.repeat].built = built
-        self.writer.update(workload=self.workload(built))
+        self.writer.update(**self.facts_of(built))
 
-    def workload(self, built: events.ModelBuilt) -> dict[str, Any]:
-        """Returns the facts of the built model for run.json."""
-        return {
+    def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
+        """Returns the fields of run.json that describe the built model."""
+        workload = {
             "parameters": built.parameters,
             "trainable_parameters": built.trainable_parameters,
             "sample_shape": built.sample_shape,
             "tokens_per_sample": built.tokens_per_sample,
         }
+        return {"workload": workload}
 
     def _keep_profiled(self, event: events.Message) -> bool:
         """Keeps only the progress of the profiled repeat, because the profiler changes its times."""

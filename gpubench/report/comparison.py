@@ -267,12 +267,12 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
 def _section(
     comparison: Comparison, whole: Comparisons, sides: Sequence[Side], everything: bool, number: int
 ) -> Section:
-    reasons = comparison.comparability.reasons
+    answer, reasons = headline(comparison), comparison.comparability.reasons
     blocks: list[Block] = [
         Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
         Heading("Can these be compared?"),
         Paragraph(_comparable(comparison), on=Medium.PAGE),
-        Paragraph([one for one in reasons if headline(comparison) != f"withheld: {one}"], listed=True, on=Medium.BRIEF),
+        Paragraph([one for one in reasons if answer != f"withheld: {one}"], listed=True, on=Medium.BRIEF),
         Paragraph(reasons, listed=True, on=UNASKED),
         *differences(comparison.comparability.differences),
         Heading("Verdicts"),
@@ -288,7 +288,7 @@ def _section(
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
     name = comparison.candidate.label if number else ""
-    return Section(headline(comparison), blocks, name, f"candidate-{number}", _lead_chip(comparison))
+    return Section(answer, blocks, name, f"candidate-{number}", _lead_chip(comparison))
 
 
 def _first_warnings(warnings: Sequence[str]) -> list[str]:

@@ -126,9 +126,7 @@ def key_of(name: str, entries: Iterable[Entry], option: str) -> str:
 
 
 def value_of(entry: Entry, key: str) -> Any:
-    """Returns the value of a setting, fact or label; None if the run does not have it."""
-    if key in LABELS:
-        return LABELS[key](entry)
+    """Returns the value of a setting or fact; None if the run does not have it."""
     if key.startswith(ENVIRONMENT):
         return entry.environment.get(key.removeprefix(ENVIRONMENT))
     return entry.settings.get(key)
@@ -161,16 +159,6 @@ def _rank(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
-WORDS: dict[str, Callable[[Entry], Any]] = {
-    "started": lambda entry: (entry.record.started, entry.run_id),
-    "ended": lambda entry: entry.record.ended or "",
-    "experiment": lambda entry: entry.record.experiment,
-    "command": lambda entry: entry.command,
-    "model": lambda entry: entry.model,
-    "status": lambda entry: entry.record.status,
-    "name": lambda entry: (entry.name is None, entry.name or ""),
-    "host": lambda entry: entry.record.host,
-}
 LABELS: dict[str, Callable[[Entry], str | None]] = {
     "run": lambda entry: entry.run_id,
     "name": lambda entry: entry.name,
@@ -181,6 +169,13 @@ LABELS: dict[str, Callable[[Entry], str | None]] = {
     "host": lambda entry: entry.record.host,
 }
 """What a condition can be about besides settings and facts: the columns of a listing."""
+WORDS: dict[str, Callable[[Entry], Any]] = {
+    "started": lambda entry: (entry.record.started, entry.run_id),
+    "ended": lambda entry: entry.record.ended or "",
+    "name": lambda entry: (entry.name is None, entry.name or ""),
+    **{name: LABELS[name] for name in ("experiment", "command", "model", "status", "host")},
+}
+"""What a listing can be sorted by besides metrics and settings."""
 NEWEST_FIRST = ("started", "ended")
 
 
@@ -191,14 +186,14 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
     sign, asked = parts["sign"], parts["value"].strip()
     if not entries:
         return lambda _: True
-    key = parts["key"] if parts["key"] in LABELS else key_of(parts["key"], entries, "--where")
+    key, read = _readable(parts["key"], entries)
     if sign == "=":
-        return lambda entry: _equals(value_of(entry, key), asked)
+        return lambda entry: _equals(read(entry), asked)
     if sign == "!=":
-        return lambda entry: not _equals(value_of(entry, key), asked)
+        return lambda entry: not _equals(read(entry), asked)
     if _number(asked) is None and not VERSION.match(asked):
         raise UsageError(f"--where {text!r}: {asked!r} is not a number", f"{sign} compares numbers and versions")
-    known = [value for entry in entries if (value := value_of(entry, key)) is not None]
+    known = [value for entry in entries if (value := read(entry)) is not None]
     if known and not any(map(_is_ordered, known)):
         raise UsageError(
             f"--where {text!r}: {key} is neither a number nor a version, but for example {known[0]!r}",
@@ -206,10 +201,18 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
         )
 
     def holds(entry: Entry) -> bool:
-        value = value_of(entry, key)
+        value = read(entry)
         return _is_ordered(value) and _SIGNS[sign](*_comparable(value, asked))
 
     return holds
+
+
+def _readable(name: str, entries: Sequence[Entry]) -> tuple[str, Callable[[Entry], Any]]:
+    """Returns what a condition is about, by its whole name, and what reads it from a run."""
+    if name in LABELS:
+        return name, LABELS[name]
+    key = key_of(name, entries, "--where")
+    return key, lambda entry: value_of(entry, key)
 
 
 def _is_ordered(value: Any) -> bool:

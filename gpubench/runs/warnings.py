@@ -74,7 +74,7 @@ def held_down(shares: Mapping[str, float]) -> str | None:
     return f"clocks were throttled by {', '.join(reasons)} of the steady time" if reasons else None
 
 
-def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow] = ()) -> str | None:
+def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow]) -> str | None:
     """Warns of an interval that is wider than a factor of two. `windows` are what was measured of each repeat."""
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
