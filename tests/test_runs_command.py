@@ -98,6 +98,12 @@ def test_runs_are_filtered_by_what_they_are_and_how_they_were_set(
     assert listed("--limit", "2") == [third, second]
 
 
+def test_sorting_by_a_column_that_is_listed_anyway_adds_none(results: Path, command_line: CommandLine) -> None:
+    write_run(results)
+    heads = {command_line("runs", "--sort", key).stdout.splitlines()[2] for key in ("started", "model", "host")}
+    assert len(heads) == 1
+
+
 def test_a_listing_sorted_by_a_metric_begins_with_the_best(results: Path, listed: Callable[..., list[Path]]) -> None:
     slow, fast = made(results, pace=2.0), made(results)
     none = write_run(results, repeats=0, status=FAILED)
