@@ -94,7 +94,7 @@ def write_run(plan: Plan) -> Path:
     measured = []
     began = time.time()
     for number in range(plan.repeats):
-        repeat = Repeat(number, built=built(number))
+        repeat = Repeat(number, WARMUP, built=built(number))
         totals = random.normal(1, 0.01) * random.normal(1, 0.02, plan.steps).clip(0.5) * 0.01 / plan.speed
         for place, total in enumerate(totals.tolist()):
             phases = {name: round(total * share, 9) for name, share in PHASES.items()}  # clocks have nanoseconds
@@ -104,7 +104,7 @@ def write_run(plan: Plan) -> Path:
             writer.append(STEPS, step)
             repeat.steps[0].append(step)
         measured.append(repeat)
-    write_summary(summarise(measured, WARMUP, None, "fp32"), writer)
+    write_summary(summarise(measured, None, "fp32"), writer)
     writer.update(repeats=plan.repeats)
     writer.finish(COMPLETED)
     return writer.path

@@ -11,8 +11,7 @@ import msgspec
 from bars import CODES, MET, MISSED, UNDECIDED, Bar
 from processes import observe
 
-from gpubench import __version__, units
-from gpubench.runs.directory import git_state
+from gpubench import __version__, git, units
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "diffusers", "transformers", "numpy", "scipy")
@@ -56,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def _commit() -> str:
-    state = git_state(ROOT) or {}
+    state = git.state(ROOT) or {}
     commit = state.get("commit")
     if commit is None:
         return "not from a repository"

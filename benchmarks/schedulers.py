@@ -1,26 +1,40 @@
 """What must be handed over between ranks for each scheduler of diffusers, and the effect of leaving it out.
 
-    .venv/bin/python benchmarks/schedulers.py
+    .venv/bin/python benchmarks/schedulers.py [--pipelines]
 
 Writes docs/schedulers.md. A loop with a toy model as the denoiser is cut once at every border between two evaluations,
 continued by a new scheduler, and compared bit by bit with the uncut loop: once with the latents alone and a newly
 seeded generator, once with everything that gpubench hands over. Bar: the latter is exact everywhere.
+
+With --pipelines it compares small pipelines with random weights instead, of six families, in bf16 and fp16, with each
+of these schedulers, over 1, 2 and 3 ranks: the reference is `from_pretrained(folder, torch_dtype=...)` of diffusers, a
+scheduler by `from_config`, and the pipeline's call. It takes minutes. Bar: every final latent is equal in every bit.
 """
 
 import sys
+from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import bars
 import torch
+from tables import table
 
 from gpubench.errors import SettingsError
+from gpubench.pipeline.denoiser import LOOP, Denoiser
+from gpubench.pipeline.models import load, load_reference
 from gpubench.pipeline.packing import pack, unpack
-from gpubench.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.pipeline.sampler import Batch, Sampler, build, create, quiet
 from gpubench.pipeline.schedulers import parse_options, scheduler_names
+from gpubench.pipeline.split import assign
 from gpubench.pipeline.verification import TOY_LATENT, prove, toy_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedulers.md"
 SEED = 7
@@ -229,8 +243,139 @@ model as the denoiser. For each row, the loop is cut once at every border betwee
 new scheduler and a new generator. The tests check every row (`tests/test_schedulers.py`)."""
 
 
+CPU = torch.device("cpu")
+FAMILIES = ("stable_diffusion", "stable_diffusion_xl", "stable_diffusion_3", "pixart_alpha", "pixart_sigma", "flux")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WORLD_SIZES = (1, 2, 3)
+STEPS = 4
+PROMPT = "two dogs"
+SIZE = 32
+"""The size in pixels that all but Flux were trained on, for which PixArt holds the positions of its patches."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One scheduler in one pipeline and precision."""
+
+    family: str
+    precision: str
+    scheduler: str
+    outcome: str
+    """"call": equal to the pipeline's call; "loop": equal to a plain loop, since diffusers' pipeline does not run this
+    scheduler as it should be; "refused"; "differs"."""
+    why: str = ""
+
+
+def compare(folder: Path, family: str, precision: str, scheduler: str) -> Compared:
+    """Makes one sample over each number of ranks, one rank after another, and the reference."""
+    from cases_made import completed_pipeline
+
+    dtype = HALVES[precision]
+    given = {"model.name": folder, "model.height": SIZE, "model.width": SIZE, "precision": precision, "seed": SEED}
+    given |= {"sampling.scheduler": scheduler, "sampling.steps": STEPS, "sampling.guidance_scale": 4.5}
+    settings = completed_pipeline(given)
+    try:
+        loaded = load(settings, CPU, dtype, first=True, last=False, images=False)
+        loaded.set_conditioning(loaded.encode([PROMPT]))
+        made = [split(loaded, world_size, dtype) for world_size in WORLD_SIZES]
+    except SettingsError as error:
+        return Compared(family, precision, scheduler, "refused", error.message)
+    if loaded.reference_name == LOOP:
+        reference = load_reference(settings, CPU, dtype)
+        reference.set_conditioning(reference.encode([PROMPT]))
+        theirs = reference.reference(sampler_for(reference), [0], [SEED])
+    else:
+        theirs = called(folder, scheduler, dtype)
+    apart = [world_size for world_size, ours in zip(WORLD_SIZES, made, strict=True) if bits_of(ours) != bits_of(theirs)]
+    if apart or not theirs.isfinite().all():
+        return Compared(family, precision, scheduler, "differs", f"over {apart} ranks" if apart else "it is not finite")
+    return Compared(family, precision, scheduler, "loop" if loaded.reference_name == LOOP else "call")
+
+
+def sampler_for(loaded: Denoiser) -> Sampler:
+    return build(loaded.scheduler(), STEPS, CPU, **loaded.set_timesteps_kwargs(STEPS))
+
+
+def split(loaded: Denoiser, world_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the final latents after `world_size` ranks, between which the batch is packed and unpacked."""
+    sampler = sampler_for(loaded)
+    ranges = assign(sampler.total, world_size, "balanced")
+    prove(sampler, ranges, 1, dtype)
+    batch = loaded.prepare(sampler, [0], [SEED])
+    for begin, end in ranges:
+        if begin:
+            packed, payload = pack(batch, sampler)
+            batch = unpack(packed, payload, sampler, [SEED])
+        while batch.done < end:
+            sampler.step(batch, loaded.predict(batch, sampler))
+    return batch.latents
+
+
+def called(folder: Path, scheduler: str, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the latents that a user of diffusers gets."""
+    import diffusers
+
+    with quiet(transformers=True):
+        pipe = diffusers.DiffusionPipeline.from_pretrained(folder, torch_dtype=dtype, local_files_only=True)
+        if "StableDiffusion3" in type(pipe).__name__:
+            pipe.transformer.to(dtype)  # without accelerate, diffusers leaves it in fp32, in which it cannot run
+        pipe.scheduler = getattr(diffusers, scheduler).from_config(pipe.scheduler.config)
+        pipe.set_progress_bar_config(disable=True)
+        if scheduler == "DPMSolverSDEScheduler":
+            pipe.scheduler.noise_sampler_seed = SEED
+        given: dict[str, Any] = {"use_resolution_binning": False} if "PixArt" in type(pipe).__name__ else {}
+        latents: torch.Tensor = pipe(
+            PROMPT,
+            height=SIZE,
+            width=SIZE,
+            num_inference_steps=STEPS,
+            guidance_scale=4.5,
+            generator=[torch.Generator().manual_seed(SEED)],
+            output_type="latent",
+            return_dict=False,
+            **given,
+        )[0]
+    return latents
+
+
+def bits_of(latents: torch.Tensor) -> tuple[torch.dtype, bytes]:
+    return latents.dtype, latents.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def compare_pipelines() -> int:
+    import pipelines_made
+
+    found = []
+    with TemporaryDirectory() as folder:
+        for family in FAMILIES:
+            path = getattr(pipelines_made, family)(Path(folder) / family)
+            for precision in HALVES:
+                found += [compare(path, family, precision, scheduler) for scheduler in scheduler_names()]
+    rows = [["family", "precision", "equal to its call", "equal to a loop", "refused"]]
+    for family in FAMILIES:
+        for precision in HALVES:
+            count = Counter(one.outcome for one in found if (one.family, one.precision) == (family, precision))
+            rows.append([family, precision, *(str(count[outcome]) for outcome in ("call", "loop", "refused"))])
+    print(table(rows))
+    for one in found:
+        if one.outcome == "differs":
+            print(f"{one.family} {one.precision} {one.scheduler}: {one.why}")
+    for (scheduler, why), times in Counter(
+        (one.scheduler, one.why) for one in found if one.outcome == "refused"
+    ).items():
+        print(f"refused {times} times: {scheduler}: {why}")
+    run = [one for one in found if one.outcome != "refused"]
+    return bars.conclude(
+        [bars.every("equal to diffusers over 1, 2 and 3 ranks", sum(one.outcome != "differs" for one in run), len(run))]
+    )
+
+
 def main() -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--pipelines", action="store_true", help="compare pipelines of diffusers")
     torch.set_num_threads(1)
+    if parser.parse_args().pipelines:
+        return compare_pipelines()
     rows, refused = [], {}
     for scheduler in scheduler_names():
         for options in OPTIONS.get(scheduler, ("",)):

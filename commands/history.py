@@ -11,7 +11,7 @@ import typer
 from gpubench.commands import options, output
 from gpubench.commands.compare import exit_code, fraction_of
 from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen
-from gpubench.errors import RunFailed, UsageError
+from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document
@@ -125,14 +125,17 @@ def _one_thread() -> Iterator[None]:
 def _write_page(document: "Document", html: Path | None, results: Path) -> Path | None:
     """Writes the page, and returns its path; None if the results folder cannot be written, or has a page of others."""
     from gpubench.report.page import is_of_others, render
+    from gpubench.runs.directory import write_document
 
     target = html or results / PAGE
     if not html and is_of_others(target):
         return None
+    text = render(document)
+    if html:
+        output.write_file(target, text)
+        return target
     try:
-        output.write_file(target, render(document))
-    except RunFailed:
-        if html:
-            raise
+        write_document(target, text)  # not through a link, as one that the user has named
+    except OSError:
         return None
     return target

@@ -111,6 +111,7 @@ def memory(
     snapshot: Snapshot = None,
     trace: Trace = None,
     config: options.Config = None,
+    trust: options.Trust = False,
     model: options.Model = None,
     data: options.Data = None,
     precision: options.Precision = None,

@@ -132,13 +132,19 @@ Inference = Annotated[
 ]
 Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
 WorldSize = Annotated[str | None, option("N", "Number of ranks; each is one process.", MEASUREMENT)]
+WorldSizes = Annotated[
+    str | None,
+    option("N[,N...]", "Number of ranks; each is one process. Several numbers are measured in one table.", MEASUREMENT),
+]
 Repeats = Annotated[
     str | None, option("N", "Number of repeats of the measurement, each in fresh processes.", MEASUREMENT)
 ]
 TargetPrecision = Annotated[
     str | None,
     option(
-        "P%", "Repeat until the 95 % interval of the throughput is within P % of it; ignores --repeats.", MEASUREMENT
+        "P%",
+        "Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.",
+        MEASUREMENT,
     ),
 ]
 MeasurePeak = Annotated[
@@ -212,6 +218,32 @@ RunsFolder = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code that the results of somebody else name, without a question.",
+        rich_help_panel=MODEL,
+    ),
+]
+SortTables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sort",
+        metavar="[TABLE=]COLUMN",
+        help="Show this table ordered by a column, such as kernels=calls; repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+TableRows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rows",
+        metavar="[TABLE=]N",
+        help="Show this number of rows of a table, such as kernels=30, or all; repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 PrintConfig = Annotated[
     bool,
     typer.Option("--print-config", help="Print every setting and its source, and exit.", rich_help_panel=OUTPUT),
@@ -281,17 +313,25 @@ def check_tags(tags: Iterable[str]) -> None:
 def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int = 0) -> "list[Configuration[Any]]":
     """Returns the configurations of one command with the name and the tags on the command line.
 
-    The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags.
-    Raises UsageError for a name or a tag that no run there can have.
+    The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags, and
+    with --trust none is of received results. Raises UsageError for a name or a tag that no run there can have.
     """
     from dataclasses import replace
 
     found = labels(ctx, runs[0].settings.results)
+    runs = [trusted(ctx, run) for run in runs]
     if name := found.name:
         others = (f"{name}-{number}" for number in range(2, len(runs) + 1))
         names = [name if index == own else next(others) for index in range(len(runs))]
         return [replace(run, labels=found._replace(name=one)) for run, one in zip(runs, names, strict=True)]
     return [replace(run, labels=found) for run in runs]
+
+
+def trusted(ctx: typer.Context, run: "Configuration[Any]") -> "Configuration[Any]":
+    """Returns the configuration, with --trust as one that is not received."""
+    from dataclasses import replace
+
+    return replace(run, received=None) if ctx.params.get("trust") else run
 
 
 def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:
@@ -303,3 +343,23 @@ def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:
             f"--world-size is {requested}, but torchrun started {actual} processes", "leave out --world-size"
         )
     return {"world_size": actual}
+
+
+def several(given: dict[str, Any], cls: "type[RunSettings[Any]]", key: str) -> list[str]:
+    """Removes the setting `key` from the given ones and returns its values, if it has several between commas.
+
+    Raises UsageError for a value that is given twice, or that is empty.
+    """
+    from gpubench.settings.loading import canonical
+
+    name = next((name for name in given if canonical(cls, name) == key), None)
+    if name is None or "," not in str(given[name]):
+        return []
+    text = str(given.pop(name))
+    values = [value.strip() for value in text.split(",")]
+    words = key.rpartition(".")[2].replace("_", " ")
+    if not all(values):
+        raise UsageError(f"{words} {text!r} has an empty value", f"write {','.join(filter(None, values)) or '1,2'}")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise UsageError(f"{words} {twice[0]!r} is given twice", f"give each {words} once")
+    return values

@@ -48,12 +48,14 @@ def write_file(path: Path, text: str) -> None:
 
     If `path` is a link, its target is replaced. A pipe or a device is written to directly.
     """
-    from gpubench.runs.directory import write_document  # imported here, because help does not need it
+    from gpubench import foreign_files  # imported here, because help does not need it
+    from gpubench.runs.directory import write_document
 
     target = Path(os.path.realpath(path))
     try:
         if target.is_symlink() or (path.exists() and not target.is_file()):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            with foreign_files.written(path) as file:
+                file.write(text.encode(errors="backslashreplace"))
         else:
             write_document(target, text)
     except OSError as error:

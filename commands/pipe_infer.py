@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import completion, options, output
-from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import PipeSettings
 
+WORLD_SIZE, BASELINE = "distributed.world_size", "measurement.baseline"
+
 EPILOG = """Examples:
 
 gpubench pipe-infer --world-size 4
+
+gpubench pipe-infer --world-size 1,2,4
 
 gpubench pipe-infer --world-size 4 --unet dummy --step-ms 20
 
@@ -60,10 +64,14 @@ def pipe_infer(
         str | None, options.option("X", "Scale of classifier-free guidance; 1 or less turns it off.", options.SAMPLING)
     ] = None,
     samples: Annotated[str | None, options.option("N", "Images to generate.", options.SAMPLING)] = None,
+    seeds: Annotated[
+        str | None,
+        options.option("S,S,...", "Seeds with each of which every prompt is made: 1,2,3 or 0-7.", options.SAMPLING),
+    ] = None,
     micro_batch: Annotated[
         str | None, options.option("N", "Images that are evaluated and handed over together.", options.SAMPLING)
     ] = None,
-    world_size: options.WorldSize = None,
+    world_size: options.WorldSizes = None,
     split: Annotated[
         str | None,
         options.option(
@@ -116,28 +124,42 @@ def pipe_infer(
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
     from gpubench.pipeline.defaults import complete
-    from gpubench.settings.loading import complete_all, load
+    from gpubench.settings.keys import COMMAND_LINE
+    from gpubench.settings.loading import complete_all, completed, load
     from gpubench.settings.schema import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
-    done = None
+    sizes, done = options.several(overrides, PipeSettings, WORLD_SIZE), None
+    if sizes:
+        refuse_beside_several(vs, resume)
     if resume is not None:
         done, base = resumed(resume, config, overrides, vs)
     else:
         base = load(PipeSettings, config, overrides)
-    runs = options.labelled(ctx, complete_all(base, vs, complete))
+    if sizes:
+        # one rank alone is a row of the table, so that its time need not be measured for the others as well
+        quicker = {} if BASELINE in base.origins else {BASELINE: "off"}
+        several = [base.with_overrides({WORLD_SIZE: size} | quicker, COMMAND_LINE) for size in sizes]
+        runs = [completed(one, complete) for one in several]
+    else:
+        runs = complete_all(base, vs, complete)
+    runs = options.labelled(ctx, runs)
     if print_config:
         print_configurations(runs, "pipe-infer")
         return
     total = runs[0].settings.work.samples
     if done and not done.missing(total):
-        print(f"nothing to do: all {total} samples of {resume} are finished", file=sys.stderr)
-        show_finished(done.path, json=json)
-        return
+        made = f"all {total} samples of {resume} are finished"
+        if not (runs[0].settings.verify and unverified(done.path)):
+            print(f"nothing to do: {made}", file=sys.stderr)
+            show_finished(done.path, json=json, quiet=quiet, verbose=verbose)
+            return
+        print(f"{made} and were never verified: this run compares them with diffusers", file=sys.stderr)
 
     from gpubench.host import pipeline_recorder
 
-    run_and_report(
+    report = sweep_and_report if sizes else run_and_report
+    report(
         runs,
         partial(pipeline_recorder.PipeRecorder, finished=done),
         pipeline_recorder,
@@ -147,6 +169,19 @@ def pipe_infer(
     )
 
 
+def refuse_beside_several(vs: list[str] | None, resume: str | None) -> None:
+    """Raises UsageError for what does not go with several numbers of ranks."""
+    if vs:
+        raise UsageError("--vs and several numbers of ranks are different comparisons", "give one of them")
+    if resume is not None:
+        raise UsageError("--resume completes one run, and several numbers of ranks start several", "give one number")
+    if launched_by_torchrun():
+        raise UsageError(
+            "several numbers of ranks take fresh processes on one machine, and torchrun has started a fixed number",
+            "start it without torchrun on one machine, or start torchrun once for each number with one --world-size",
+        )
+
+
 def _found(run: str, overrides: dict[str, Any]) -> Path:
     """Returns the directory of the run that is named. Raises RunDirectoryError if there is none, or no single one."""
     from gpubench.runs.references import Lookup
@@ -154,18 +189,38 @@ def _found(run: str, overrides: dict[str, Any]) -> Path:
     return Lookup(Path(overrides.get("results") or os.environ.get("GPUBENCH_RESULTS") or "results")).run(run)
 
 
-def show_finished(path: Path, *, json: bool) -> None:
-    """Shows the results of the run at `path`. If the run failed although its samples are complete, raises its error."""
-    from gpubench.errors import recorded
-    from gpubench.report import run
-    from gpubench.runs.directory import FAILED
+def unverified(path: Path) -> bool:
+    """Returns whether no sample of the run at `path` was compared with single-process diffusers."""
     from gpubench.runs.reader import Run
 
-    if json:
-        output.write(run.to_json([path]), "the run directory has all results")
-    record = Run.open(path).record
-    if record.status == FAILED and record.error:
-        raise recorded(record.error)
+    summary = Run.open(path).summary
+    return not (summary and summary.pipeline and summary.pipeline.verification)
+
+
+def show_finished(path: Path, *, json: bool, quiet: bool, verbose: int) -> None:
+    """Shows the results of the run at `path`, whose samples are complete, and says how it ended if it did not complete.
+
+    Raises the error of a run whose verification found samples that differ: to make them again would change nothing.
+    """
+    from gpubench.errors import recorded
+    from gpubench.report import run
+    from gpubench.report.terminal import Terminal
+    from gpubench.runs.directory import COMPLETED, FAILED
+    from gpubench.runs.reader import Run
+
+    found = Run.open(path)
+    summary, error, terminal = found.summary, found.record.error, Terminal(quiet=quiet, verbosity=verbose)
+    text = run.to_json([path]) if json else terminal.render(run.document([path])) if summary else f"samples: {path}\n"
+    output.write(text, "the run directory has all results")
+    verification = summary.pipeline.verification if summary and summary.pipeline else None
+    if error and verification and verification.identical < verification.samples:
+        raise recorded(error)
+    if found.status != COMPLETED:
+        how = "failed" if found.status == FAILED else "was interrupted"
+        why = f": {error['message']}" if error and error.get("message") else ""
+        print(f"that run {how} after its last sample{why}", file=sys.stderr)
+        if verification is None:
+            print("its samples were not verified: add --verify to compare them", file=sys.stderr)
 
 
 def resumed(
@@ -178,7 +233,7 @@ def resumed(
     """
     from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
     from gpubench.runs.directory import CONFIG
-    from gpubench.settings.keys import flatten
+    from gpubench.settings.keys import COMMAND_LINE, flatten
     from gpubench.settings.loading import canonical, load, validate
     from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
@@ -198,6 +253,8 @@ def resumed(
     run = load(PipeSettings, str(path / CONFIG), {"inject": None} | single | requested)
     refuse_changes(before.settings, run.settings)
     settings = validate(CompletedPipeSettings, flatten(run.settings.model_dump()), run.origins)
-    done = finished(old, settings)
-    refuse_other_files(done, settings)
+    done = finished(old, settings, before.settings.work.samples)
+    refuse_other_files(done, settings, before.settings.work.samples)
+    if not done.missing(settings.work.samples):  # nothing is evaluated, at most verified
+        run = run.with_overrides({BASELINE: "off", "profiling.enabled": False}, COMMAND_LINE)
     return done, run

@@ -12,6 +12,7 @@ from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
+    from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedTrainSettings
 
@@ -29,6 +30,8 @@ gpubench profile --trace run.pt.trace.json.gz
 
 gpubench profile --trace rank0.json.gz --trace rank1.json.gz --html profile.html
 
+gpubench profile --trace run.pt.trace.json.gz --sort kernels=calls --rows kernels=30
+
 gpubench profile --trace before.json.gz --against after.json.gz
 
 Every setting of --print-config is an option by its dotted name: --profiling.with_stack=true.
@@ -41,7 +44,7 @@ Traces = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Diagnose an existing trace of any PyTorch program; repeat it for more ranks.",
+        help="Diagnose an existing trace of any PyTorch program, - from standard input; repeat it for more ranks.",
         autocompletion=completion.traces,
         rich_help_panel=INPUT,
     ),
@@ -77,6 +80,7 @@ def profile(
     trace: Traces = None,
     against: Against = None,
     config: options.Config = None,
+    trust: options.Trust = False,
     model: options.Model = None,
     data: options.Data = None,
     precision: options.Precision = None,
@@ -88,6 +92,8 @@ def profile(
     device: options.Device = None,
     verify: Verify = False,
     html: Html = None,
+    sort: options.SortTables = None,
+    rows: options.TableRows = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
     name: options.Name = None,
@@ -98,23 +104,23 @@ def profile(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Find the bottleneck of training, inference or your own program, and estimate what fixing it saves."""
+    from gpubench.report.profile_tables import arrangement
     from gpubench.settings.schema import ProfileSettings
 
+    arranged = arrangement(sort or [], rows or [], unfolded=verbose > 1)
     if trace or against:
-        options.refuse_beside(ctx, ProfileSettings, "--trace", "trace", "against", "html", "json", "quiet", "verbose")
+        allowed = ("trace", "against", "html", "sort", "rows", "json", "quiet", "verbose")
+        options.refuse_beside(ctx, ProfileSettings, "--trace", *allowed)
         if launched_by_torchrun() and not is_rank_zero():
             return
-        _of_files(trace or [], against or [], html, json=json, verbose=verbose)
-        return
-    if program.is_given(ctx, config):
-        if html:
-            raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.diagnose(ctx, config, shown, verify=verify, print_config=print_config)
+        _of_files(trace or [], against or [], html, arranged, json=json, verbose=verbose)
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
-
+    if program.is_given(ctx, config):
+        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
+        program.diagnose(ctx, config, shown, arranged, verify=verify, print_config=print_config)
+        return
     from gpubench.settings.defaults import complete
     from gpubench.settings.keys import naming_origins
     from gpubench.settings.loading import complete_all, load
@@ -132,10 +138,18 @@ def profile(
     if print_config:
         print_configurations([run], "profile")
         return
-    _of_run(run, verify=verify, json=json, quiet=quiet, verbose=verbose)
+    _of_run(run, arranged, verify=verify, json=json, quiet=quiet, verbose=verbose)
 
 
-def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, json: bool, verbose: int) -> None:
+def _of_files(
+    traces: list[Path],
+    against: list[Path],
+    html: Path | None,
+    arranged: "Arrangement",
+    *,
+    json: bool,
+    verbose: int,
+) -> None:
     from gpubench.diagnosis.rules import of_files
     from gpubench.report import page
     from gpubench.report import profile as report
@@ -144,6 +158,10 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
     from gpubench.runs.directory import to_json
     from gpubench.trace.profile import kernel_changes
 
+    if against and arranged and not html:
+        raise UsageError("--sort and --rows: --against shows the tables of a profile on a page only", "add --html FILE")
+    if [*traces, *against].count(Path("-")) > 1:
+        raise UsageError("--trace - is given twice: there is one standard input", "give the other trace as a file")
     if not traces:
         raise UsageError("--against needs --trace", "gpubench profile --trace BEFORE --against AFTER")
     if html:
@@ -156,16 +174,22 @@ def _of_files(traces: list[Path], against: list[Path], html: Path | None, *, jso
         before = Against(first.profile, first.findings, changes)
     profile, findings = found.profile, found.findings
     if html:
-        output.write_file(html, page.render(report.document(profile, findings, against=before)))
+        output.write_file(html, page.render(report.document(profile, findings, arranged=arranged, against=before)))
     if json:
         text = to_json(report.to_document(profile, findings, before))
     else:
-        text = terminal.render(report.document(profile, findings, against=before, unfolded=verbose > 1))
+        text = terminal.render(report.document(profile, findings, arranged=arranged, against=before))
     output.write(text, "gpubench profile --trace FILE --html PAGE")
 
 
 def _of_run(
-    run: "Configuration[CompletedTrainSettings]", *, verify: bool, json: bool, quiet: bool, verbose: int
+    run: "Configuration[CompletedTrainSettings]",
+    arranged: "Arrangement",
+    *,
+    verify: bool,
+    json: bool,
+    quiet: bool,
+    verbose: int,
 ) -> None:
     from gpubench.host import live
     from gpubench.host.recorder import ProfileRecorder, TrainRecorder
@@ -175,6 +199,6 @@ def _of_run(
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure([run], ProfileRecorder, live, terminal)
     stopped = try_fixes(run, outcomes[0], terminal, complete, TrainRecorder) if verify else None
-    finish(outcomes, None, terminal, json=json, unfolded=verbose > 1)
+    finish(outcomes, None, terminal, json=json, arranged=arranged)
     if stopped:
         raise stopped

@@ -1,7 +1,7 @@
 """Runs a program of the user, which stands behind `--` on the command line of train-bench, profile and memory."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -12,6 +12,7 @@ from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
+    from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import RunSettings
 
@@ -21,13 +22,13 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     if options.program(ctx) is not None:
         return True
 
+    from gpubench.settings.keys import RUN_BY
     from gpubench.settings.loading import find_config, read_settings, writer_of
-    from gpubench.settings.schema import PROGRAM, PROGRAM_MEMORY
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
         return False
     path = find_config(config)
-    return writer_of(path) in (PROGRAM, PROGRAM_MEMORY) or "program.command" in read_settings(path)
+    return writer_of(path) in RUN_BY or "program.command" in read_settings(path)
 
 
 class Versus(NamedTuple):
@@ -54,7 +55,7 @@ def measure(
     from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
-    base = configuration(ctx, config, {}, ProgramSettings, TrainSettings)
+    base = configuration(ctx, config, ProgramSettings, TrainSettings)
     runs, labels = _versions(base, versus, complete_program)
     runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if print_config:
@@ -87,20 +88,27 @@ def _versions(
     return runs, []
 
 
-def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, verify: bool, print_config: bool) -> None:
+def diagnose(
+    ctx: typer.Context,
+    config: str | None,
+    shown: options.Shown,
+    arranged: "Arrangement",
+    *,
+    verify: bool,
+    print_config: bool,
+) -> None:
     """Measures and records the program, and diagnoses the recording; with `verify`, tries each fix without an edit.
 
-    Raises the errors of `measure`.
+    `arranged` is how the tables of the profile are shown. Raises the errors of `measure`.
     """
     from gpubench.host import live
-    from gpubench.host.program_recorder import ProgramRecorder, complete_program
+    from gpubench.host.program_recorder import ProgramProfileRecorder, ProgramRecorder, complete_program
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.loading import completed
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
+    from gpubench.settings.loading import complete_all
+    from gpubench.settings.schema import ProfileSettings, ProgramProfileSettings
 
-    defaults = {"profiling.enabled": "true", "experiment": "profile"}
-    base = configuration(ctx, config, defaults, ProgramSettings, TrainSettings)
-    (run,) = options.labelled(ctx, [completed(base, complete_program)])
+    base = configuration(ctx, config, ProgramProfileSettings, ProfileSettings)
+    (run,) = options.labelled(ctx, complete_all(base, None, complete_program))
     if not run.settings.profiling.enabled:
         raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
     if verify:
@@ -109,13 +117,13 @@ def diagnose(ctx: typer.Context, config: str | None, shown: options.Shown, *, ve
         running.print_configurations([run], "profile")
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    outcomes = running.measure([run], ProgramRecorder, live, terminal)
+    outcomes = running.measure([run], ProgramProfileRecorder, live, terminal)
     stopped: GpubenchError | None = None
     if verify and outcomes[0].recorder.is_spread:
         stopped = _spread("train-bench")
     elif verify:
         stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder)
-    running.finish(outcomes, None, terminal, json=shown.json, unfolded=shown.verbose > 1)
+    running.finish(outcomes, None, terminal, json=shown.json, arranged=arranged)
     if stopped:
         raise stopped
 
@@ -144,7 +152,7 @@ def follow(
 
     if verify and any(versus):
         raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
-    base = configuration(ctx, config, {}, ProgramMemorySettings, MemorySettings)
+    base = configuration(ctx, config, ProgramMemorySettings, MemorySettings)
     runs, labels = _versions(base, versus, complete_program_memory)
     runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if verify:
@@ -172,11 +180,10 @@ def follow(
 def configuration(
     ctx: typer.Context,
     config: str | None,
-    defaults: Mapping[str, Any],
     cls: "type[RunSettings]",
     of_models: "type[RunSettings]",
 ) -> "Configuration[Any]":
-    """Returns the settings `cls` of the program from all sources; `defaults` are those of the command, by dot-key.
+    """Returns the settings `cls` of the program from all sources.
 
     `of_models` are the settings that the command takes without a program.
     """
@@ -193,7 +200,7 @@ def configuration(
             f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
             "leave it out, or give the program an argument of its own after --",
         )
-    given = {**defaults, **options.overrides(ctx, cls)}
+    given = options.overrides(ctx, cls)
     if words is not None:
         given["program.command"] = shlex.join(words)
     return load(cls, config, given)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 
 from gpubench.commands import output
-from gpubench.errors import GpubenchError, Interrupted, SettingsError
+from gpubench.commands.trust import permit
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryLost, SettingsError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gpubench.host.live import Drawing
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
+    from gpubench.report.profile_tables import Arrangement
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings
@@ -64,9 +66,9 @@ def sweep_and_report(
     quiet: bool,
     verbose: int,
 ) -> None:
-    """Runs configurations that differ in their batch size, interleaved, and prints them as one table.
+    """Runs configurations that differ in one number, interleaved, and prints them as one table.
 
-    A batch size that fails does not end the others, unless it is the first one. Raises the first error at the end.
+    One that fails does not end the others, unless it is the first one. Raises the first error at the end.
     """
     from gpubench.report.terminal import Terminal
 
@@ -89,12 +91,13 @@ def measure(
     What still runs at the time `until`, in seconds of `time.monotonic()`, is interrupted. `independent` and `order` are
     those of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the other ranks become
     workers. For a program on several machines it returns on that of rank 0 only; on the others it raises the error of
-    the run or typer.Exit.
+    the run or typer.Exit. Raises UsageError as `trust.permit` does.
     """
     from gpubench.host import launch, schedule
     from gpubench.host.live import view_on
     from gpubench.report import after_run
 
+    permit(runs, terminal)
     if launched_by_torchrun() and not is_rank_zero():
         launch.become_worker(runs[0].settings)
     recorders = schedule.open_runs(recorder, runs, sys.argv)
@@ -130,22 +133,32 @@ def finish(
     terminal: "Terminal",
     *,
     json: bool,
-    unfolded: bool = False,
+    arranged: "Arrangement | None" = None,
     swept: bool = False,
 ) -> None:
     """Prints the results from the run directories, and raises the error of the run, if any.
 
-    Runs that were `swept` differ in their batch size, and are printed as one table.
+    `arranged` is how the tables of a profile are shown, also on the page of the run. Runs that were `swept` differ in
+    one number, and are printed as one table.
     """
-    from gpubench.report import index, run, sweep
+    from gpubench.report import after_run, index, run, sweep
+    from gpubench.report.profile_tables import PLAIN
 
     if terminal.err.is_terminal and not terminal.quiet:
         terminal.err.print()  # between the progress and the results
+    for outcome in outcomes:
+        try:
+            outcome.recorder.writer.check()
+        except RunDirectoryLost as lost:  # there is nothing to print
+            raise outcome.error or lost from None
     paths = [outcome.recorder.writer.path for outcome in outcomes]
+    if arranged:
+        for path in paths:
+            after_run.write_up(path, arranged)
     if json:
         text = run.to_json(paths, pair)
     else:
-        text = terminal.render(sweep.document(paths) if swept else run.document(paths, pair, unfolded=unfolded))
+        text = terminal.render(sweep.document(paths) if swept else run.document(paths, pair, arranged or PLAIN))
     output.write(text, "the run directory has all results")
     index.refresh(paths[0].parent.parent)
     for outcome in outcomes:

@@ -182,16 +182,27 @@ def runs(
 
 @app.command(cls=PlainCommand, epilog="Example: gpubench runs show latest")
 def show(
-    ctx: typer.Context, run: Run, results: Within = None, json: options.Json = False, verbose: options.Verbose = 0
+    ctx: typer.Context,
+    run: Run,
+    results: Within = None,
+    sort: options.SortTables = None,
+    rows: options.TableRows = None,
+    json: options.Json = False,
+    verbose: options.Verbose = 0,
 ) -> None:
     """Show the report of a run again, or of a search by tune."""
     folder = _results(ctx, results)
     path = _path(run, folder)
 
     from gpubench.foreign_files import SEARCH
+    from gpubench.report.profile_tables import arrangement
     from gpubench.report.terminal import Terminal
+    from gpubench.runs.directory import PROFILE
 
     terminal = Terminal(quiet=False, verbosity=verbose)
+    arranged = arrangement(sort or [], rows or [], unfolded=verbose > 1)
+    if arranged and not (path / PROFILE).is_file():
+        raise UsageError(f"--sort and --rows arrange the tables of a profile, and {path} has none", "leave them out")
     if (path / SEARCH).exists():
         from gpubench.report import tuning
         from gpubench.tuning.result import read
@@ -201,7 +212,7 @@ def show(
     else:
         from gpubench.report import run as report
 
-        text = report.to_json([path]) if json else terminal.render(report.document([path], unfolded=verbose > 1))
+        text = report.to_json([path]) if json else terminal.render(report.document([path], arranged=arranged))
     output.write(text, f"{path} has all results")
 
 

@@ -1,7 +1,5 @@
 """gpubench train-bench"""
 
-from typing import Any
-
 import typer
 
 from gpubench.commands import options, program
@@ -46,6 +44,7 @@ Built-in models: {", ".join(MODELS)}.
 def train_bench(
     ctx: typer.Context,
     config: options.Config = None,
+    trust: options.Trust = False,
     model: options.Model = None,
     data: options.Data = None,
     precision: options.Precision = None,
@@ -79,18 +78,20 @@ def train_bench(
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
     from gpubench.settings.defaults import complete
     from gpubench.settings.keys import COMMAND_LINE
-    from gpubench.settings.loading import complete_all, completed, load
+    from gpubench.settings.loading import complete_all, completed, load, refuse_idle
     from gpubench.settings.schema import TrainSettings
 
     given = options.overrides(ctx, TrainSettings)
-    sizes = _several_sizes(given)
+    sizes = options.several(given, TrainSettings, BATCH_SIZE)
     if sizes and vs:
         raise UsageError("--vs and several batch sizes are different comparisons", "give one of them")
     if sizes and launched_by_torchrun():
         raise UsageError("several batch sizes take fresh processes, which torchrun does not start", "give one")
     base = load(TrainSettings, config, given)
     if sizes:
-        runs = [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
+        runs = refuse_idle(
+            [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
+        )
     else:
         runs = complete_all(base, vs, complete)
     runs = options.labelled(ctx, runs)
@@ -103,20 +104,3 @@ def train_bench(
 
     report = sweep_and_report if sizes else run_and_report
     report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
-
-
-def _several_sizes(given: dict[str, Any]) -> list[str]:
-    """Removes the batch size from the given settings and returns its values, if it has several between commas.
-
-    Raises UsageError for a value that is given twice.
-    """
-    from gpubench.settings.loading import canonical
-    from gpubench.settings.schema import TrainSettings
-
-    name = next((name for name in given if canonical(TrainSettings, name) == BATCH_SIZE), None)
-    if name is None or "," not in str(given[name]):
-        return []
-    sizes = [size.strip() for size in str(given.pop(name)).split(",")]
-    if twice := [size for size in sizes if sizes.count(size) > 1]:
-        raise UsageError(f"batch size {twice[0]!r} is given twice", "give each batch size once")
-    return sizes

@@ -12,12 +12,14 @@ import typer
 from gpubench.commands import options, output, program
 from gpubench.commands.options import option
 from gpubench.commands.running import measure, print_configurations
+from gpubench.commands.trust import permit
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFailed, SettingsError, UsageError
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
+    from gpubench.settings.schema import RunSettings
     from gpubench.tuner import Bench, Wishes
     from gpubench.tuning.result import Tuning
 
@@ -75,6 +77,7 @@ Resume = Annotated[Path | None, option("DIR", "Continue the search in this direc
 def tune(
     ctx: typer.Context,
     config: options.Config = None,
+    trust: options.Trust = False,
     model: options.Model = None,
     data: options.Data = None,
     precision: options.Precision = None,
@@ -112,7 +115,7 @@ def tune(
     if print_config:
         print_configurations([base], "tune")
         return
-    _search(base, wishes, options.labels(ctx), shown)
+    _search(options.trusted(ctx, base), wishes, options.labels(ctx), shown)
 
 
 def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
@@ -128,7 +131,7 @@ def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
-    return completed(program.configuration(ctx, config, {}, ProgramSettings, TrainSettings), complete_program)
+    return completed(program.configuration(ctx, config, ProgramSettings, TrainSettings), complete_program)
 
 
 def _wishes(
@@ -141,7 +144,7 @@ def _wishes(
     **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
-    from gpubench.settings.field import fields, setting
+    from gpubench.settings.field import fields
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
     from gpubench.settings.schema import RunSettings
@@ -165,7 +168,7 @@ def _wishes(
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
     for flag, names in (("--only", named), ("--try", asked)):
-        if fixed := [name for name in names if name in NOT_TUNED or setting(known[name]).role not in TUNED]:
+        if fixed := [name for name in names if not _is_tuned(cls, name)]:
             raise UsageError(
                 f"{flag} {fixed[0]}: it changes the work itself, so it cannot be tried",
                 "name settings of performance, data, training or distributed",
@@ -268,17 +271,16 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
 
     from gpubench.report.terminal import Terminal
     from gpubench.runs.catalogue import Catalogue
-    from gpubench.settings.keys import THE_RUN
     from gpubench.settings.loading import Configuration, validate
     from gpubench.settings.schema import COMMANDS
     from gpubench.tuning.result import FILE, read
 
     given = options.given(ctx)
-    others = given.keys() - {"resume", "budget", "runs", "json", "quiet", "verbose"}
+    others = given.keys() - {"resume", "budget", "runs", "trust", "json", "quiet", "verbose"}
     if others or ctx.args or options.program(ctx) is not None:
         raise UsageError(
             "--resume continues with the settings of the search",
-            "leave out all options but --budget, --runs, --json, -q and -v",
+            "leave out all options but --budget, --runs, --trust, --json, -q and -v",
         )
     tuning = read(folder)
     if tuning.command not in COMMANDS:
@@ -287,14 +289,33 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
         tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
     if runs := given.get("runs"):
         tuning = msgspec.structs.replace(tuning, most_runs=_count(runs))
-    origins = dict.fromkeys(tuning.settings, THE_RUN)
+    source = str(folder / FILE)
+    origins = dict.fromkeys(tuning.settings, source)
     settings = validate(COMMANDS[tuning.command], tuning.settings, origins)
-    base: Configuration[Any] = Configuration(settings, origins)
+    base: Configuration[Any] = options.trusted(ctx, Configuration(settings, origins, received=source))
     drawing = _drawing()
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    _refuse_untried(tuning, type(settings), folder / FILE)
+    permit([base], terminal)
     tags = next((entry.tags for entry in Catalogue(folder).entries()), ())
     bench = _bench(base, folder, drawing, terminal, tags)
     _go_on(folder, tuning, base, bench, drawing, terminal, shown)
+
+
+def _refuse_untried(tuning: "Tuning", cls: "type[RunSettings]", file: Path) -> None:
+    """Raises RunDirectoryError if a search would change a setting that none tries, such as the command itself."""
+    from gpubench.settings.loading import canonical
+
+    changed = [key for treatment in tuning.treatments for level in treatment.levels for key in level]
+    if wrong := next((key for key in changed if not _is_tuned(cls, canonical(cls, key))), None):
+        raise RunDirectoryError(f"{file} changes {wrong}, which no search tries", "start a new search")
+
+
+def _is_tuned(cls: "type[RunSettings]", key: str) -> bool:
+    """Returns whether a search may try values of a setting."""
+    from gpubench.settings.field import fields, setting
+
+    return key in fields(cls) and key not in NOT_TUNED and setting(fields(cls)[key]).role in TUNED
 
 
 def _go_on(

@@ -10,8 +10,10 @@ GpubenchError                 1  the base class
 │   ├── ModelError               the model cannot be found or built, or no batches can be made for it
 │   └── DataError                the data cannot be found, read or batched
 ├── RunFailed                 1  a run started and did not finish
+│   ├── RunDirectoryLost         a run directory was removed or replaced while its run went on
 │   ├── ProgramFailed            a program of the user failed, or takes no optimizer step
 │   ├── WorkerLost               a worker died without a report, or stopped making progress
+│   │   └── InvalidEvent         a rank sent something that cannot be right
 │   ├── HostLost                 a worker on another machine cannot reach the host
 │   ├── OutOfMemory              the device has not enough memory
 │   ├── NonFiniteLoss            the loss became NaN or infinite
@@ -84,8 +86,23 @@ class RunFailed(GpubenchError):
     exit_code = 1
 
 
+class RunDirectoryLost(RunFailed):
+    pass
+
+
 class WorkerLost(RunFailed):
     pass
+
+
+class InvalidEvent(WorkerLost):
+    @classmethod
+    def of(cls, rank: object, wrong: object) -> "InvalidEvent":
+        """Returns the error for a rank that sent an event which no rank sends; `wrong` says what cannot be."""
+        who = f"rank {rank}" if isinstance(rank, int) else rank
+        return cls(
+            f"{who} sent an event that cannot be right: {' '.join(str(wrong).split())[:300]}",
+            "something else than gpubench has written to its connection, or its gpubench is of another version",
+        )
 
 
 class ProgramFailed(RunFailed):
@@ -127,9 +144,12 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float =
     return offer(get_close_matches(name, list(known), n=most, cutoff=cutoff))
 
 
+NO_MESSAGE = "it failed, and its error has no message"
+
+
 def recorded(record: Mapping[str, str | None]) -> GpubenchError:
     """Returns the error for the result of `GpubenchError.record`."""
-    return by_name(record.get("kind") or "")(record.get("message") or "", record.get("hint") or "")
+    return by_name(record.get("kind") or "")(record.get("message") or NO_MESSAGE, record.get("hint") or "")
 
 
 def by_name(name: str) -> type[GpubenchError]:

@@ -14,6 +14,8 @@ NOTIMPORTANT = 5
 MODIFIABLE = 25
 CHOICES = "gpubench.choices"
 """The logger of the settings that were chosen for a run. The console shows the line of a command's first run only."""
+WORKER_OUTPUT = "gpubench.worker.output"
+"""The logger of what workers print."""
 PROGRAM_OUTPUT = "gpubench.program.output"
 """The logger of what a program of the user prints. Its lines go to the console only."""
 

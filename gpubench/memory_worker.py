@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import psutil
@@ -21,6 +20,7 @@ from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.schema import CompletedMemorySettings
+from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
@@ -72,7 +72,7 @@ def _measure(
             yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(forecast.batch_sizes()))
         return
     tracker = Tracker(device)
-    with TemporaryDirectory(prefix="gpubench-") as folder:
+    with folder_of_worker() as folder:
         path = Path(folder) / f"rank{ranks.rank}.snapshot.pickle"
         try:
             with recorded(device, path):

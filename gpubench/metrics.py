@@ -255,7 +255,7 @@ DEFINITIONS: dict[str, Definition] = {
         "fraction", "lower", "share of the makespan in which a rank does not compute, mean over the ranks"
     ),
     "ideal_bubble": Definition(
-        "fraction", "lower", "bubble of the same split if all evaluations took equally long and hand-offs took no time"
+        "fraction", "lower", "bubble of the same work in the same order with hand-offs that take no time"
     ),
     "pipeline_efficiency": Definition(
         "fraction",
@@ -276,16 +276,10 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "sequential_makespan": Definition("s", "lower", "time to make the same samples one after another on a single rank"),
     "pipeline_speedup": Definition("x", "higher", "sequential_makespan / makespan"),
-    "replicas_bound": Definition(
-        "s",
-        "lower",
-        "lower bound of replicas_makespan: ceil(micro-batches / ranks) x time of one micro-batch on one rank; "
-        "that time is measured alone and scaled by the number of ranks per device, or else estimated from "
-        "evaluation_time",
-    ),
     "replicas_makespan": Definition(
         "s", "lower", "time of the slowest rank if every rank makes its share of the samples from noise to the end"
     ),
+    "replicas_speedup": Definition("x", "higher", "replicas_makespan / makespan of the same repeat"),
     "verified_samples": Definition(
         "fraction", "higher", "share of samples whose final latent is bit-identical to that of single-process diffusers"
     ),

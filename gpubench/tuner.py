@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from gpubench import devices
-from gpubench.compare.comparability import headline
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
@@ -36,7 +35,11 @@ PEAKS = ("peak_memory_reserved", "peak_memory_rss")
 """The metrics of the peak memory on a GPU and on a CPU."""
 LATE = 0.1
 """The part of the time limit by which a search may exceed it, if runs take longer than the ones before them."""
+MOST_STEPS = 50
+"""The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
+LENGTH = ("training.steps", "training.warmup_steps")
+"""The settings that every run of a search has from its first look."""
 TRIED: Mapping[str, Any] = {
     "profiling.enabled": False,
     "logging.graph": False,
@@ -102,8 +105,9 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         argv=list(argv),
         started=timestamp(),
         seconds=time.monotonic() - began,
-        settings=msgspec.to_builtins(flatten(base.settings.model_dump(mode="json"))),
-        subject=headline(run),
+        settings=msgspec.to_builtins(flatten(base.settings.model_dump(mode="json")) | _steps(outcome)),
+        workload=dict(run.workload),
+        world_size=_ranks(run),
         device=run.summary.environment.device if run.summary.environment else None,
         precision=None if is_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
@@ -114,6 +118,15 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         look=recorder.writer.path.name,
         codes=codes,
     )
+
+
+def _steps(outcome: Outcome) -> dict[str, int]:
+    """Returns the steps of each run of the search, if the user has set no number and the first run has found it."""
+    found = outcome.recorder.length if outcome.recorder.is_open else None
+    if found is None:
+        return {}
+    measured = min(found.steps - found.warmup, MOST_STEPS)
+    return {"training.steps": measured, "training.warmup_steps": found.warmup}
 
 
 def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
@@ -166,7 +179,8 @@ class Tuner:
         """
         self.tuning = tuning
         self._folder = folder
-        self._base = Configuration(base.settings, dict.fromkeys(flatten(base.settings.model_dump()), THE_RUN))
+        given = Configuration(base.settings, dict.fromkeys(flatten(base.settings.model_dump()), THE_RUN))
+        self._base = given.with_overrides({key: tuning.settings[key] for key in LENGTH if key in tuning.settings}, TUNE)
         self._bench = bench
         self._save = save
         self._began = time.monotonic() - tuning.seconds

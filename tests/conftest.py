@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,7 +43,14 @@ hypothesis.settings.load_profile("gpubench")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts the fork servers, once for all processes of pytest. With a GPU, or to measure coverage, all are real."""
+    """Starts the fork servers, once for all processes of pytest. With a GPU, or to measure coverage, all are real.
+
+    What the tests run is not noted in the state of the user.
+    """
+    if not hasattr(config, "workerinput"):
+        state = tempfile.TemporaryDirectory(prefix="gpubench-state-", ignore_cleanup_errors=True)
+        os.environ["XDG_STATE_HOME"] = state.name
+        config.add_cleanup(state.cleanup)
     real = "COVERAGE_PROCESS_START" in os.environ or SIMULATED or Path("/dev/nvidiactl").exists()
     if not hasattr(config, "workerinput") and not real:
         running = ExitStack()

@@ -31,11 +31,14 @@ def run(loaded: Denoiser, sampler: Sampler, samples: list[int]) -> tuple[Batch, 
     return batch, trajectory
 
 
-def assert_as_reference(loaded: Denoiser, samples: list[int], eta: float = 0.0) -> None:
+def assert_as_reference(
+    loaded: Denoiser, samples: list[int], eta: float = 0.0, reference: Denoiser | None = None
+) -> None:
+    """`reference` is what makes the samples again; the same object by default."""
     sampler = sampler_of(loaded, eta=eta)
     batch, ours = run(loaded, sampler, samples)
     theirs: list[Tensor] = []
-    final = loaded.reference(
+    final = (reference or loaded).reference(
         sampler, samples, [100 + sample for sample in samples], lambda step, latents: theirs.append(latents.clone())
     )
     assert denoiser.compare(ours, theirs) is None

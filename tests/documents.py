@@ -63,3 +63,17 @@ def _of(words: list[str]) -> Iterator[list[str]]:
         started = place == 0 and (word == "gpubench" or word.endswith("/gpubench"))
         if started or (word == "gpubench" and words[place - 1] == "-m"):
             yield [argument for argument in words[place + 1 :] if argument != "..."]
+
+
+def outputs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields each command line of a console block with the output below it."""
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+def figures_to_read(text: str) -> set[str]:
+    """Returns what a page tells its reader to read in an output: "read `this`", or the name that begins a list item."""
+    told = re.findall(r"\bread\s+`([a-z][^`]*)`", text) + re.findall(r"^- \*\*`([a-z][^`]*)`\*\*", text, re.MULTILINE)
+    return {one for one in told if "/" not in one and "." not in one}

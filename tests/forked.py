@@ -46,6 +46,8 @@ PROGRAMS = "FORK_PROGRAMS"
 """The variable of a host that is to fork the programs of users, which then only seem to import torch."""
 PRECISE = "PRECISE_REFERENCE"
 """The variable of a program that is to measure the reference workload as long as it does for a user."""
+SECONDS_EACH = 0.1
+"""The time of the steps of a repeat in place of the user's twelve seconds."""
 HOST = (
     "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
     "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
@@ -401,7 +403,8 @@ def carry_out(request: Mapping[str, Any]) -> NoReturn:
 
 
 def fork_workers() -> None:
-    """Has the host in this process fork its workers."""
+    """Has the host in this process fork its workers, and measure for less time where no number of steps is given."""
+    importlib.import_module("gpubench.host.schedule").__dict__["MOST_EACH"] = SECONDS_EACH
     launch = importlib.import_module("gpubench.host.launch")
     launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpubench.pipeline import link, packing
 from gpubench.pipeline.link import FRAME, Message, Terms, Transport, decode, encode
 from gpubench.pipeline.packing import PackedBatch, pack, unpack
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch, Sampler, build, create
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def handed_off(batch: Batch, sampler: Sampler, seeds: list[int], receiver: Sampl
 def terms(shape: tuple[int, ...] = (4, 8, 8), *, run: bytes = RUN, source: int = 1, done: int = 12) -> Terms:
     """Of a link whose batches have latents of this shape and a scheduler without state."""
     sampler = build(create("DDIMScheduler", {}, {}), 20, CPU)
-    return Terms(run, 0, source, source + 1, done, sampler, torch.float32, shape, 0)
+    return Terms(run, 0, source, source + 1, done, sampler, torch.float32, shape, Requests([], 0))
 
 
 def batch_of(terms: Terms, *samples: int) -> Batch:

@@ -23,7 +23,15 @@ class Line:
     """How many times as long an evaluation takes on some ranks."""
     jitter: float = 0.0
     """Standard deviation of an evaluation's time, as a fraction."""
+    dear: dict[int, float] | None = None
+    """How many times as long some evaluations take, by their number, on any rank."""
+    delays: dict[tuple[int, int], float] | None = None
+    """What is added to the work of a rank on a micro-batch, once."""
+    late: dict[tuple[int, int], float] | None = None
+    """What is added to the hand-off of a micro-batch by a rank, once."""
     transfer: float = 0.0
+    slow_transfer: dict[int, float] | None = None
+    """The time of a hand-off of some ranks, in place of `transfer`."""
     in_flight: int = 2
     decode: float = 0.0
 
@@ -49,6 +57,8 @@ class _Simulation:
         self.repeat = PipeRepeat(number)
         self.free = [self.began] * len(line.counts)
         """When each rank's loop can go on."""
+        self.sent = list(self.free)
+        """When each rank has sent its last hand-off."""
         self.taken: list[list[float]] = [[] for _ in line.counts]
         """When each rank took up each micro-batch."""
 
@@ -104,8 +114,9 @@ class _Simulation:
         self.taken[rank].append(self.free[rank])
         start, end = line.ranges[rank]
         for step in range(start, end):
-            usual = line.evaluation * (line.slow or {}).get(rank, 1.0)
-            self.span(rank, "evaluate", sample, usual * max(0.1, self.random.gauss(1, line.jitter)), step)
+            usual = line.evaluation * (line.slow or {}).get(rank, 1.0) * (line.dear or {}).get(step, 1.0)
+            once = (line.delays or {}).get((rank, batch), 0.0) if step == start else 0.0
+            self.span(rank, "evaluate", sample, usual * max(0.1, self.random.gauss(1, line.jitter)) + once, step)
         if rank == len(line.counts) - 1:
             if line.decode:
                 self.span(rank, "decode", sample, line.decode)
@@ -117,8 +128,9 @@ class _Simulation:
         before = batch - line.in_flight
         if before >= 0 and self.taken[rank + 1][before] > packed:
             self.span(rank, "send_wait", sample, self.taken[rank + 1][before] - packed)
-        begun = self.free[rank]
-        arrival = begun + line.transfer
+        begun = max(self.free[rank], self.sent[rank])  # hand-offs of a rank follow one another
+        transfer = (line.slow_transfer or {}).get(rank, line.transfer) + (line.late or {}).get((rank, batch), 0.0)
+        self.sent[rank] = arrival = begun + transfer
         self.handoff(rank, rank + 1, "send", batch, step, packed, arrival - packed, begun - packed)
         self.handoff(rank + 1, rank, "recv", batch, step, begun, arrival - begun, 0.0)
         return arrival

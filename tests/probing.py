@@ -61,11 +61,13 @@ def probed(
     treatments: dict[str, Any] | None = None,
     follow: int | None = None,
     leaves: bool = False,
+    seconds: float | None = None,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
     `profiling` are the settings of a repeat that is recorded; None for one that is measured. `follow` is the number of
     steps whose memory is followed; None if it is not. `leaves` means that the host is gone after the handshake.
+    `seconds` is the time for the steps, instead of their number.
     """
     address = str(folder / "host")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -75,7 +77,9 @@ def probed(
         if not child:
             os._exit(run_probed(address, loop, treatments, follows=follow is not None))
         found: list[dict[str, Any]] = []
-        serving = threading.Thread(target=_serve, args=(listener, steps, profiling, follow, leaves, found))
+        serving = threading.Thread(
+            target=_serve, args=(listener, None if seconds else steps, seconds, profiling, follow, leaves, found)
+        )
         serving.start()
         _, status = os.waitpid(child, 0)
         listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which would try again if the listener had a timeout
@@ -104,7 +108,8 @@ def run_probed(
 
 def _serve(
     listener: socket.socket,
-    steps: int | str,
+    steps: int | str | None,
+    seconds: float | None,
     profiling: dict[str, Any] | None,
     follow: int | None,
     leaves: bool,
@@ -116,7 +121,7 @@ def _serve(
         return
     job = {
         "settings": {
-            "training": {"steps": steps, "warmup_steps": WARMUP},
+            "training": {"steps": steps, "warmup_steps": None if seconds else WARMUP},
             "profiling": profiling,
             "memory": {"steps": follow},
         },
@@ -124,12 +129,16 @@ def _serve(
         "profiled": 0 if profiling else None,
         "clock": [time.time(), time.monotonic()],
         "machine": machine(),
+        "seconds": seconds,
+        "length": None,
     }
     with connection, connection.makefile("rb") as lines:
         found.append(json.loads(lines.readline()))
         connection.sendall(json.dumps(job).encode() + b"\n")
         if not leaves:
-            found += map(json.loads, lines)
+            found += (
+                json.loads(line) for line in lines if line.endswith(b"\n")
+            )  # as a host, which ignores half a line
 
 
 def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":

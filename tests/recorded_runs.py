@@ -68,7 +68,7 @@ def write_run(
     """
     writer = RunWriter(results, experiment, CONFIG, command="train-bench", argv=[], world_size=ranks, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": [], "torch": {"version": "2.13.0"}})
-    measured = [Repeat(number) for number in range(repeats)]
+    measured = [Repeat(number, WARMUP) for number in range(repeats)]
     for repeat, number, rank in itertools.product(measured, range(steps), range(ranks)):
         made = step(number, repeat.number, rank, **changes)
         phases = {name: pace * seconds for name, seconds in made.phases.items()}
@@ -77,7 +77,7 @@ def write_run(
         writer.append(STEPS, made)
     for second in range(3):
         writer.append(TELEMETRY, TelemetrySample(time=1e9 + second, cost=1e-4, cpu=CpuSample(load=0.5)))
-    summary = summarise(measured, WARMUP, None, "fp32")
+    summary = summarise(measured, None, "fp32")
     writer.replace(SUMMARY, {"schema_version": SCHEMA_VERSION, **msgspec.to_builtins(summary)})
     writer.update(repeats=repeats)
     ended_well = status in (COMPLETED, RUNNING)

@@ -15,7 +15,7 @@ from gpubench.commands import app, plain_help
 from gpubench.metrics import DEFINITIONS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import canonical
-from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RunSettings
+from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -127,7 +127,7 @@ class Setting:
     """What the description says of an open default."""
 
 
-NAMES = {PROGRAM: "a program", PROGRAM_MEMORY: "memory of a program"}
+NAMES = {PROGRAM: "a program", PROGRAM_PROFILE: "profile of a program", PROGRAM_MEMORY: "memory of a program"}
 
 
 def settings() -> str:

@@ -39,6 +39,7 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (["--experiment", "a/b"], "experiment = 'a/b': should be a plain folder name", "--print-config"),
         (["--experiment", ".."], "experiment = '..': should be a plain folder name", "--print-config"),
         (["--experiment", ""], "experiment = '': should be a plain folder name", "--print-config"),
+        (["--results", "r\udcff"], "results = 'r\\udcff' is not UTF-8", "rename it"),
         (["--config", "nowhere.yaml"], "no preset or file 'nowhere.yaml'", "presets are bert-base,"),
         (["--config", "resnet5O"], "no preset or file 'resnet5O'", "did you mean 'resnet50'?"),
         (["--config", ""], "no preset or file ''", "presets are bert-base,"),
@@ -113,7 +114,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(
         (b"training: {5: 3}", "unknown setting 'training.5' (from mine.yaml)"),
         (b"training: {epochs: x}", "training.epochs = 'x': input should be a valid integer"),
         (b"training: {epochs: [1]}", "training.epochs = [1]: input should be a valid integer"),
-        (b"training:", "training = None: a section of settings takes no value (from mine.yaml)"),
+        (b"training: 5", "training = 5: a section of settings takes no value (from mine.yaml)"),
         (b"experiment: ../x", "experiment = '../x': should be a plain folder name"),
     ],
 )

@@ -91,10 +91,12 @@ def test_a_rank_that_hangs_is_named_and_its_stack_is_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VICTIM", "1")
-    done = accident(tmp_path, "time.sleep(1000)", "--world-size", "2", "--measurement.stall_timeout=9")
+    done = accident(
+        tmp_path, "time.sleep(1000)", "--world-size", "2", "--measurement.stall_timeout=9", "--logging.level=CRITICAL"
+    )
     assert done.code == 1
     assert "made no progress" in error_of(done)
-    assert "unlucky.py" in (done.run / "run.log").read_text()  # the stack of the one that sleeps
+    assert "unlucky.py" in (done.run / "run.log").read_text()  # the stack of the one that sleeps, at any level
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

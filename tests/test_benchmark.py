@@ -16,6 +16,8 @@ from gpubench.settings.schema import TrainSettings
 class Run:
     """What `benchmark` asks of a recorder."""
 
+    is_open = False
+
     def __init__(
         self, name: str, *, repeats: int = 2, recorded: bool = False, measurement: dict[str, Any] | None = None
     ) -> None:

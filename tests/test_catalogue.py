@@ -203,10 +203,10 @@ def test_runs_of_searches_and_trials_are_known_as_such(tmp_path: Path) -> None:
 
 def test_a_program_is_called_by_its_command_line(tmp_path: Path) -> None:
     path = write_run(tmp_path, "program", repeats=1, steps=12)
-    edit(path / RUN, command="program")
-    (path / CONFIG).write_text("program:\n  command: /usr/bin/python3 train.py\nprofiling:\n  enabled: true\n")
+    edit(path / RUN, command="program-profile")
+    (path / CONFIG).write_text("program:\n  command: /usr/bin/python3 train.py\n")
     (entry,) = catalogue(tmp_path)
-    assert (entry.model, entry.command, entry.record.command) == ("python3 train.py", "profile", "program")
+    assert (entry.model, entry.command, entry.record.command) == ("python3 train.py", "profile", "program-profile")
 
 
 def test_no_folder_is_no_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_print_config_shows_the_sources(
     assert lines["seed: 3"] == "GPUBENCH_SEED"
     for entry in ("device: cpu", "batch_size: 4", "grad_accumulation: 4", "compile: true", "epochs: 4"):
         assert lines[entry] == "command line"
-    assert lines["warmup_steps: 10"] == "default"
+    assert lines["warmup_steps: null"] == "default"
     assert lines["name: resnet18"] == "default: ResNet in a size that suits the device"
     assert not (tmp_path / "results").exists()
 

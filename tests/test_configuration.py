@@ -23,7 +23,7 @@ from gpubench.settings.loading import (
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, RunSettings, TrainSettings
+from gpubench.settings.schema import COMMANDS, PipeSettings, RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:
@@ -33,12 +33,12 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_each_source_yields_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = ("warmup_steps", "grad_accumulation", "batch_size", "learning_rate")
+    keys = ("momentum", "grad_accumulation", "batch_size", "learning_rate")
     file = write(tmp_path, "training: {grad_accumulation: 2, batch_size: 2, learning_rate: 2}")
     monkeypatch.setenv("GPUBENCH_TRAINING__BATCH_SIZE", "3")
     monkeypatch.setenv("GPUBENCH_TRAINING__LEARNING_RATE", "3")
     loaded = load(TrainSettings, file, {"training.learning_rate": "4"})
-    assert [getattr(loaded.settings.training, key) for key in keys] == [10, 2, 3, 4]
+    assert [getattr(loaded.settings.training, key) for key in keys] == [0.9, 2, 3, 4]
     assert [loaded.origins.get(f"training.{key}") for key in keys] == [
         None,
         file,
@@ -201,6 +201,16 @@ def test_an_unknown_key_is_answered_with_the_nearest(key: str, offered: str) -> 
     assert refusal.value.hint == f"did you mean {offered!r}?"
 
 
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [("work.seed", "seed"), ("work.sample", "work.samples"), ("sampling.step", "sampling.steps")],
+)
+def test_a_name_that_resembles_a_setting_of_another_section_more_is_answered_with_that(key: str, offered: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        load(PipeSettings, None, {key: "1"})
+    assert refusal.value.hint == f"did you mean {offered!r}?"
+
+
 def test_a_key_that_resembles_none_is_sent_to_the_list() -> None:
     with pytest.raises(SettingsError) as refusal:
         load(TrainSettings, None, {"qqq": "1"})
@@ -235,7 +245,64 @@ def test_an_unknown_variable_is_answered_with_the_nearest(
     assert refusal.value.hint == f"did you mean '{offered}'?"
 
 
-@pytest.mark.parametrize("text", ["training: 5", "training:", "training: [1]"])
+@pytest.mark.parametrize("null", [":", ": null", ": {}", ": ~"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_section_has_the_defaults(tmp_path: Path, command: str, null: str) -> None:
+    cls = COMMANDS[command]
+    sections = dict.fromkeys(key.partition(".")[0] for key in fields(cls) if "." in key)
+    loaded = load(cls, write(tmp_path, "\n".join(f"{name}{null}" for name in sections)))
+    assert loaded.settings == load(cls).settings
+    assert set(loaded.origins) <= set(aliases(cls).values()), "an alias of a setting may be the name of a section"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_null_is_the_default_of_every_setting(tmp_path: Path, command: str) -> None:
+    cls = COMMANDS[command]
+    everything = "\n".join(f"{key}: null" for key in fields(cls))
+    assert load(cls, write(tmp_path, everything)).settings == load(cls).settings
+    assert load(cls, None, dict.fromkeys(fields(cls), "null")).settings == load(cls).settings
+
+
+def test_an_empty_section_takes_back_what_a_file_sets_in_it(tmp_path: Path) -> None:
+    loaded = load(TrainSettings, write(tmp_path, "training: {steps: 5, seconds: null}\nseed: 3"), {"training": "null"})
+    assert (loaded.settings.training.steps, loaded.settings.seed) == (None, 3)
+    assert list(loaded.origins) == ["seed"]
+
+
+HOW = {
+    "option": ({"profiling.active": "2"}, "", {}),
+    "file": ({}, "profiling: {active: 2}", {}),
+    "variable": ({}, "", {"GPUBENCH_PROFILING__ACTIVE": "2"}),
+}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "memory" not in command])
+@pytest.mark.parametrize(("overrides", "text", "variables"), HOW.values(), ids=HOW)
+def test_who_says_how_to_record_is_given_a_recording(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    overrides: dict[str, str],
+    text: str,
+    variables: dict[str, str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    loaded = load(COMMANDS[command], write(tmp_path, text), overrides)
+    assert (loaded.settings.profiling.enabled, loaded.settings.profiling.active) == (True, 2)
+    if "profile" not in command:
+        assert "enabled: true" in loaded.to_yaml()
+        assert loaded.origins["profiling.enabled"] == "default: profiling.active is set"
+    silent = load(COMMANDS[command], write(tmp_path, text), {**overrides, "profiling.enabled": "false"})
+    assert not silent.settings.profiling.enabled
+
+
+@pytest.mark.parametrize("text", ["", "profiling:", "profiling: {enabled: null}", "profiling: {active: null}"])
+def test_nothing_is_recorded_without_a_word_about_it(tmp_path: Path, text: str) -> None:
+    assert not load(TrainSettings, write(tmp_path, text)).settings.profiling.enabled
+
+
+@pytest.mark.parametrize("text", ["training: 5", "training: []", "training: [1]", "training: ''", "training: false"])
 def test_a_section_is_not_a_value(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError, match=r"^training = .*: a section of settings takes no value") as refusal:
         load(TrainSettings, write(tmp_path, text))
@@ -278,7 +345,7 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
 def test_every_command_that_has_settings_is_known_by_them() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has_settings = {name for name, one in commands.items() if any("--print-config" in each.opts for each in one.params)}
-    run_by_others = {PROGRAM, PROGRAM_MEMORY}  # what train-bench and memory run after --; tune has settings of both
+    run_by_others = set(RUN_BY)  # what they run after --; tune has settings of both
     assert has_settings - {"tune"} | run_by_others == COMMANDS.keys()
     assert len(set(COMMANDS.values())) == len(COMMANDS), "a class does not tell whose it is"
     assert all(issubclass(cls, RunSettings) for cls in COMMANDS.values())

@@ -255,11 +255,15 @@ def test_each_prompt_makes_a_sample_where_no_number_is_given(tmp_path: Path) -> 
 
 
 def test_prompts_that_are_left_over_are_named() -> None:
-    assert unused_prompts(12, 12) is unused_prompts(0, 8) is unused_prompts(3, 8) is None
-    assert unused_prompts(12, 8) == (
+    assert unused_prompts(12, 0, 12) is unused_prompts(0, 0, 8) is unused_prompts(3, 0, 8) is None
+    assert unused_prompts(12, 0, 8) == (
         "prompts 9 to 12 are not used: --samples 8 is less than the 12 prompts; leave it out for one of each"
     )
-    assert (unused_prompts(9, 8) or "").startswith("prompt 9 is not used")
+    assert (unused_prompts(9, 0, 8) or "").startswith("prompt 9 is not used")
+    assert unused_prompts(2, 3, 4) is unused_prompts(0, 3, 2) is None
+    assert unused_prompts(2, 3, 3) == (
+        "prompt 2 is not used: --samples 3 is less than the 2 prompts with 3 seeds each; leave it out for all"
+    )
 
 
 def test_a_number_of_threads_that_is_not_the_machines_is_told_with_what_follows() -> None:

@@ -17,10 +17,16 @@ CPU = torch.device("cpu")
 
 
 def load(
-    unet: Any = "tiny", *, seed: int = 0, dtype: torch.dtype = torch.float32, model: Any = None, **sampling: Any
+    unet: Any = "tiny",
+    *,
+    seed: int = 0,
+    seeds: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    model: Any = None,
+    **sampling: Any,
 ) -> Denoiser:
     model = {"unet": unet, "step_ms": 0} | (model or {})
-    settings = completed_pipeline(flatten({"seed": seed, "model": model, "sampling": sampling}))
+    settings = completed_pipeline(flatten({"seed": seed, "work.seeds": seeds, "model": model, "sampling": sampling}))
     loaded = models.load(settings, CPU, dtype, first=True, last=True, images=False)
     loaded.set_conditioning(loaded.encode(["one", "two", "three"]))
     return loaded
@@ -84,6 +90,15 @@ def test_a_reference_knows_of_eta() -> None:
     assert_as_reference(load(scheduler="DDIMScheduler", eta=0.5), [0], eta=0.5)
 
 
+@pytest.mark.parametrize("guidance_scale", [7.5, 1.0])
+def test_guidance_is_rescaled_as_by_the_pipeline(guidance_scale: float) -> None:
+    plain = load(guidance_scale=guidance_scale)
+    loaded = load(guidance_scale=guidance_scale, guidance_rescale=0.7)
+    assert_as_reference(loaded, [0, 1])
+    batch, other = (run(one, sampler_of(one), [0])[0] for one in (plain, loaded))
+    assert torch.equal(batch.latents, other.latents) == (guidance_scale == 1.0)  # without guidance there is nothing
+
+
 def test_a_reference_gives_the_brownian_noise_the_seed_of_its_sample() -> None:
     pytest.importorskip("torchsde")
     assert_as_reference(load(scheduler="DPMSolverSDEScheduler"), [2])
@@ -137,6 +152,8 @@ def test_samples_use_the_prompts_in_turn() -> None:
     outputs = {sample: loaded.predict(batch, sampler) for sample, batch in batches.items()}
     assert torch.equal(outputs[0], outputs[3])
     assert not torch.equal(outputs[0], outputs[1])
+    assert [loaded.index(sample) for sample in range(4)] == [0, 1, 2, 0]
+    assert [load(guidance_scale=1.0, seeds="5,9").index(sample) for sample in range(7)] == [0, 0, 1, 1, 2, 2, 0]
 
 
 def test_weights_follow_from_the_seed_alone() -> None:

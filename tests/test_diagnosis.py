@@ -143,3 +143,20 @@ def test_nothing_is_promised_of_a_gap_whose_next_work_was_launched(ending: list[
     assert profile.ranks[0].idle["queued"] > 0.99 * profile.ranks[0].wall
     assert [one for one in findings.findings if one.expected and one.expected.estimate > 0.01] == []
     assert "comes after the launch of the next work (queued, or work that was not recorded)" in findings.headline
+
+
+def test_the_headline_names_no_phase_with_little_of_the_computing() -> None:
+    assert headline(case(gpu(phases=[phase("forward", device=9 * PERCENT)]))) == "GPU computes 100 % of the time"
+    assert headline(case(gpu(phases=[phase("forward", device=10 * PERCENT)]))).endswith("10 % in forward")
+
+
+def test_nothing_is_called_python_on_a_host_whose_device_was_not_recorded() -> None:
+    known = cpu(host={"python": 60 * PERCENT}, work_missing=True)
+    assert headline(case(known)).endswith(": 60 % of the step outside operators, 40 % in operators")
+
+
+def test_neighbours_that_overlap_a_little_are_not_said_to_overlap() -> None:
+    known = case(gpu())
+    assert known.time_per_step(known.whole * 104 // 100).endswith("(100.0 %)")
+    assert "streams overlap" in known.time_per_step(known.whole * 106 // 100)
+    assert known.calls_per_step(0) == "0 times a step"

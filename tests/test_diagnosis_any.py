@@ -1,7 +1,9 @@
 """Any profile at all: a diagnosis, never a traceback, and no saving of more than there is."""
 
+import re
 from typing import Any
 
+import msgspec
 from cases_made import (
     WALL,
     case,
@@ -22,9 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.diagnosis.case import ProfileCase
+from gpubench.diagnosis.headline import HEADLINE_MINIMUM, IDLE_CAUSES_IN_WORDS, OF_IDLE
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
-from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Rank, Straggler
+from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Held, Profile, Rank, Straggler
 
 TIMES = st.integers(0, 2 * WALL)
 COUNTS = st.integers(0, 500)
@@ -64,6 +67,7 @@ PARTS = {
     | st.builds(launches, calls=COUNTS, works=COUNTS, short=COUNTS, short_total=TIMES, late=COUNTS),
     "collectives": st.lists(st.builds(Collective, st.just("nccl"), COUNTS, TIMES, TIMES, st.none()), max_size=2),
     "compiled": st.none() | st.builds(Compiled, COUNTS, COUNTS, COUNTS, TIMES),
+    "held": st.lists(st.builds(Held, st.sampled_from(["", "aten::mul"]), COUNTS, TIMES), max_size=2),
     "zeroed_gradients": COUNTS,
     "python": st.none()
     | st.builds(
@@ -133,3 +137,20 @@ def check(case: ProfileCase, findings: Findings) -> None:
 @given(cases())
 def test_every_profile_has_a_diagnosis(case: ProfileCase) -> None:
     check(case, diagnose(case))
+
+
+@given(cases())
+def test_the_headline_names_the_cause_of_the_first_finding_on_idle_time(case: ProfileCase) -> None:
+    found = diagnose(case)
+    causes = [OF_IDLE[one.id] for one in found.findings if one.id in OF_IDLE]
+    idle = case.rank.device.idle if case.rank.device else 0
+    if found.headline.startswith("GPU idle") and causes and case.rank.idle[causes[0]] >= HEADLINE_MINIMUM * idle:
+        assert IDLE_CAUSES_IN_WORDS[causes[0]] in found.headline
+
+
+@given(cases())
+def test_nothing_is_told_of_steps_where_none_were_recorded(case: ProfileCase) -> None:
+    one = msgspec.structs.replace(case.rank, step_numbers=[])
+    for finding in diagnose(ProfileCase(Profile([one], []))).findings:
+        told = [finding.title, finding.threshold, *finding.evidence]
+        assert not [text for text in told if re.search(r"\b(the|a|every|many|each) steps?\b|in \d+ steps?\b", text)]

@@ -34,6 +34,13 @@ def test_a_busy_gpu_with_short_kernels_gets_a_larger_batch() -> None:
     assert ids(short_work(50 * PERCENT - 1)) == []
 
 
+def test_a_few_short_kernels_tell_nothing_of_a_batch() -> None:
+    def short(number: int) -> list[str]:
+        return ids(case(gpu(launches=launches(short=number, works=number, short_total=100 * PERCENT))))
+
+    assert (short(19), short(20)) == ([], ["small-batch"])
+
+
 def test_a_batch_is_not_doubled_where_memory_is_half_full() -> None:
     assert only(short_work(80 * PERCENT, held=50e9, settings=training(training__batch_size=8))).fix == {}
 

@@ -1,7 +1,8 @@
+import re
 from typing import Any
 
 import pytest
-from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, saving, training
+from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, phase, saving, training
 
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
@@ -190,3 +191,63 @@ def test_the_size_of_buckets_is_no_matter_of_an_exchange_among_all_ranks() -> No
 def test_what_is_little_beside_the_rest_changes_no_advice() -> None:
     both = exchanging(("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20), ("ncclDevKernel_Broadcast_RING_LL", 1))
     assert only(both).fix == {"distributed.bucket_mb": 100.0}
+
+
+def test_of_some_ranks_of_a_job_the_latest_is_not_said_to_keep_the_others_waiting() -> None:
+    found = [Straggler(1, PERCENT // 2, 36, 40, 40, 2, whole=False), Straggler(0, 0, 0, 40, 40, 2, whole=False)]
+    ranks = [communicating(20 * PERCENT, rank=number, world_size=128) for number in range(2)]
+    diagnosed = diagnose(case(*ranks, stragglers=found))
+    late = next(one for one in diagnosed.findings if one.id == "straggler")
+    assert late.title == "rank 1 is later than the other ranks that were given"
+    assert late.evidence[0].startswith("rank 1 was the last of the 2 ranks that were given to reach 36 of 40")
+    assert late.severity == "low"
+    assert "keeps" not in diagnosed.headline
+    waiting = next(one for one in diagnosed.findings if one.id == "exposed-communication")
+    assert waiting.advice.startswith("give the traces of the other 126 ranks too, as --trace; if none is late: ")
+    assert saving(waiting) == pytest.approx(0.2)
+    assert Unanswered("straggler", "traces of the other ranks", "traces of all 128 ranks: 2 were given") in (
+        diagnosed.unanswered
+    )
+
+
+def test_chance_is_judged_by_the_collectives_of_a_ranks_own_group() -> None:
+    """In pairs a rank is last in half of its collectives by chance."""
+    pairs = [Straggler(rank, PERCENT // 2, last, 40, 40, 2) for rank, last in enumerate((26, 14, 24, 16))]
+    ranks = [communicating(20 * PERCENT, rank=number) for number in range(4)]
+    assert "straggler" not in ids(case(*ranks, stragglers=pairs))
+    assert "straggler" in ids(case(*ranks, stragglers=[Straggler(0, PERCENT // 2, 32, 40, 40, 2), *pairs[1:]]))
+
+
+def test_the_fix_for_many_kinds_of_collectives_is_short() -> None:
+    kinds = ("AllReduce", "ReduceScatter", "Broadcast", "SendRecv", "AllGather")
+    finding = only(exchanging(*((f"ncclDevKernel_{kind}", 10) for kind in kinds), ("mscclpp_all_to_all", 11)))
+    assert finding.advice.startswith("all-gather and reduce-scatter: ")
+    assert len(finding.advice) < 400
+    assert sum(" exposed" in one for one in finding.evidence) == 5
+
+
+def test_all_reduces_of_a_program_that_is_not_known_to_train_are_not_taken_for_gradients() -> None:
+    def waiting(*phases: str, calls: int = 1) -> Finding:
+        parts = [phase(name, device=10 * PERCENT) for name in phases]
+        ranks = [communicating(20 * PERCENT, calls, rank=number, world_size=2, phases=parts) for number in range(2)]
+        return only(case(*ranks))
+
+    for calls in (1, 4, 40):
+        inference = waiting("forward", calls=calls)
+        assert not re.search("gradient|backward|bucket|no_sync", f"{inference.cause} {inference.advice}")
+        assert "tensor parallelism" in inference.cause
+    assert "bucket_cap_mb" in waiting("forward", "backward").advice
+
+
+def test_all_gathers_of_a_program_that_is_not_known_to_train_are_not_taken_for_fsdp() -> None:
+    def gathering(*phases: str) -> str:
+        parts = [phase(name, device=10 * PERCENT) for name in phases]
+        names = ("ncclDevKernel_AllGather", "ncclDevKernel_ReduceScatter")
+        kinds = [Collective(name, 10, 10 * PERCENT, 10 * PERCENT, None) for name in names]
+        about = {"exposed_communication": 20 * PERCENT, "world_size": 2, "phases": parts, "collectives": kinds}
+        ranks = [gpu(rank=number, **about) for number in range(2)]
+        finding = only(case(*ranks))
+        return f"{finding.cause} {finding.advice}"
+
+    assert not re.search("FSDP|gradient|reshard", gathering("forward"))
+    assert "FSDP" in gathering("forward", "backward")

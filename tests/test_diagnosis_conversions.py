@@ -77,3 +77,12 @@ def test_convolutions_of_miopen_are_told_what_pytorch_needs_to_pass_nhwc_on() ->
     assert "MIOpen computes these convolutions in NHWC" in finding.cause
     assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in finding.advice
     assert "MIOPEN" not in only(converting(2 * PERCENT)).advice
+
+
+def test_products_that_transpose_their_tensors_are_no_convolutions() -> None:
+    def transposing(operator: str) -> list[str]:
+        return ids(case(gpu(kernels=[kernel("batched_transpose_64x64", 3 * PERCENT, operator=operator)])))
+
+    assert transposing("aten::mm") == []
+    for operator in ("", "aten::miopen_convolution", "aten::convolution_backward", "Torch-Compiled Region: 0/0"):
+        assert transposing(operator) == ["nchw-convolutions"]

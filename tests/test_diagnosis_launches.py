@@ -6,7 +6,7 @@ from cases_made import PERCENT, case, gpu, ids, launches, only, saving, training
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
-from gpubench.trace.profile import Compiled
+from gpubench.trace.profile import Compiled, FirstCall, Held
 
 
 def waiting(
@@ -80,3 +80,27 @@ def test_what_recording_cost_is_taken_off_before_the_host_is_blamed() -> None:
     )
     assert ids(case(rank, overhead=0.5)) == ["launch-bound"]
     assert ids(case(rank, overhead=0.6)) == []
+
+
+def test_few_long_waits_are_no_matter_of_many_launches() -> None:
+    def held(*found: Held) -> ProfileCase:
+        rank = gpu(idle={"python_and_launch": 40 * PERCENT}, launches=launches(short=900, late=900), held=list(found))
+        return case(rank)
+
+    in_call = only(held(Held("aten::mul", 3, 21 * PERCENT), Held("", 1, 9 * PERCENT)))
+    assert in_call.id == "slow-calls"
+    assert in_call.evidence[1].startswith("in aten::mul: 3 times in 10 steps")
+    assert saving(in_call) == pytest.approx(0.21)  # what is outside of it stays
+    outside = only(held(Held("", 4, 21 * PERCENT)))
+    assert (outside.id, "graph" in outside.advice) == ("python-bound", False)
+    assert only(held(Held("aten::mul", 3, 19 * PERCENT))).id == "launch-bound"
+
+
+def test_delays_of_a_program_that_warms_up_are_not_those_of_its_later_steps() -> None:
+    def warming(first: int) -> list[str]:
+        idle = {"first_calls": first, "python_and_launch": 15 * PERCENT, "allocator": 15 * PERCENT}
+        found = FirstCall("load", "cudaLaunchKernel of a", 1, first)
+        return ids(case(gpu(idle=idle, launches=launches(short=900, late=400), first_calls=[found])))
+
+    assert warming(30 * PERCENT) == ["not-warmed-up"]
+    assert sorted(warming(29 * PERCENT)) == ["allocator", "launch-bound", "not-warmed-up"]

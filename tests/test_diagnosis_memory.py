@@ -1,12 +1,17 @@
 from typing import Any
 
+import msgspec
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, kernel, only, operator, phase, saving, training
+from traces_made import call, made, slice_, step, work
 
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
-from gpubench.trace.kernels import MOVES_MEMORY, family
-from gpubench.trace.profile import Attention, Compiled
+from gpubench.findings import Finding
+from gpubench.trace.kernels import MOVES_MEMORY, KernelKind, family, moves_memory
+from gpubench.trace.profile import Attention, Compiled, Reservations
+from gpubench.trace.reservations import reservations
+from gpubench.trace.slices import Program
 
 
 def repeating(part: int, held: float = 20e9, **settings: Any) -> ProfileCase:
@@ -48,6 +53,64 @@ def test_a_little_recomputing_is_a_fair_price() -> None:
 def test_memory_from_the_driver_in_every_step_is_a_finding() -> None:
     assert "empty_cache" in only(case(gpu(idle={"allocator": PERCENT}))).advice
     assert ids(case(gpu(idle={"allocator": PERCENT - 1}))) == []
+
+
+def reserving(by_step: list[int], *, tensors: int = 1000, names: tuple[str, ...] = ("cudaMalloc",)) -> Finding:
+    """The finding for so many calls in each step, or without steps if there is one number."""
+    calls = sum(by_step)
+    steps = by_step if len(by_step) > 1 else []
+    pinned = calls * 1000 * ("Host" in names[0])
+    found = Reservations(
+        dict.fromkeys(names, calls), calls * 1000, pinned, calls, calls * (len(names) > 1), tensors,
+        "Map" in names[0], steps,
+    )  # fmt: skip
+    return only(case(gpu(idle={"allocator": 10 * PERCENT}, reservations=found, step_numbers=list(range(len(steps))))))
+
+
+BOTH = ("cudaMalloc", "cudaFree")
+
+
+@pytest.mark.parametrize(
+    ("found", "cause", "advice"),
+    [
+        (
+            reserving([40, 40, 40], tensors=120, names=BOTH),
+            "for nearly every tensor (120 calls",
+            "unset PYTORCH_NO_CUDA",
+        ),
+        (reserving([400], tensors=400, names=BOTH), "for nearly every tensor (400 calls", "unset PYTORCH"),
+        (reserving([24], tensors=30, names=BOTH), "the trace alone does not show which", "had just begun"),
+        (reserving([400], tensors=400), "the trace alone does not show which", "had just begun"),
+        (reserving([9, 9, 9], names=BOTH), "every step calls the driver as often as the others", "expandable_segments"),
+        (reserving([9, 4, 0]), "sizes change from step to step", "expandable_segments"),
+        (reserving([9, 4, 0], names=("cuMemMap",)), "sizes change from step to step", "pad batches to few sizes"),
+        (reserving([9, 0, 0]), "only the first recorded step", "record after a few steps"),
+        (reserving([9, 4, 1], names=("cudaHostAlloc",)), "page-locked memory of the host", "reuse page-locked tensors"),
+    ],
+)
+def test_memory_from_the_driver_has_the_cause_that_the_calls_show(found: Finding, cause: str, advice: str) -> None:
+    said = f"{found.cause} {found.advice} {found.evidence}"
+    assert cause in found.cause
+    assert advice in found.advice
+    assert ("from step to step" in said) == ("change" in cause)
+    assert ("expandable" in said) == ("expandable" in advice)
+    assert "already be cached" not in said
+    assert (found.expected is None) == ("first recorded" in cause)
+
+
+def test_calls_of_the_driver_for_memory_are_counted_by_step() -> None:
+    events = [step(1, 0, 100), step(2, 100, 200)]
+    for at in (10, 110, 120):
+        events += [
+            slice_("aten::empty", at, at + 6),
+            call("cudaMalloc", at + 1, at + 5),
+            call("cudaFree", at + 7, at + 8),
+        ]
+    events += [call("cudaHostAlloc", 150, 152), call("cudaLaunchKernel", 160, 161, 1), work("k", 170, 180, 1)]
+    found = reservations(Program.of(made(events)))
+    calls = {"cudaMalloc": 3, "cudaFree": 3, "cudaHostAlloc": 1}
+    assert found == Reservations(calls, 17_000, 2_000, 4, 3, 3, False, [2, 5])
+    assert reservations(Program.of(made(events[:2], slice_("aten::empty", 0, 1)))) is None
 
 
 def test_a_cache_that_is_switched_off_is_named_as_the_cause() -> None:
@@ -114,7 +177,7 @@ def test_products_of_few_rows_count_where_their_intensity_is_known_and_ask_for_a
 def test_in_a_compiled_program_what_is_left_outside_of_its_regions_counts() -> None:
     fused = kernel("triton_poi_fused_add_gelu_0", 60 * PERCENT)
     compiled = {"compiled": Compiled(regions=2, graph_breaks=0, compilations=0, compiling=0)}
-    assert ids(case(gpu(kernels=[fused], **compiled))) == []
+    assert "memory-bound" not in ids(case(gpu(kernels=[fused], **compiled)))
     assert "into the compiled regions" in only(moving(30 * PERCENT, parts=compiled)).advice
 
 
@@ -162,11 +225,12 @@ def test_attention_is_left_to_its_own_rule() -> None:
         "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>",
         "void pytorch_flash::flash_fwd_kernel<...softmax...>",
         "attn_fwd",
+        "bmm_Bfloat16_Bfloat16Bfloat16_Fp32_t128x8x128u2_s6_et128x8_swiGlu_dynBatch_sm100f",
+        "fused_moe_kernel_gelu",
         "triton_poi_fused_add_0",
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>",
         "ncclDevKernel_ReduceScatter_Sum_bf16",
         "void cudnn::ops::nchwToNhwcKernel<float>",
-        "Memcpy HtoD (Pageable -> Device)",
     ],
 )
 def test_products_attention_and_what_is_fused_already_are_no_operators_to_fuse(name: str) -> None:
@@ -178,7 +242,6 @@ def test_products_attention_and_what_is_fused_already_are_no_operators_to_fuse(n
     [
         (GELU, "elementwise"),
         (COPY, "copy"),
-        ("Memcpy DtoD (Device -> Device)", "copy"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>", "copy"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
         ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>", "normalisation"),
@@ -189,3 +252,46 @@ def test_products_attention_and_what_is_fused_already_are_no_operators_to_fuse(n
 )
 def test_kernels_that_move_memory_are_told_by_their_names(name: str, expected: str) -> None:
     assert family(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "operator", "moves"),
+    [
+        ("copy", "Memcpy DtoD (Device -> Device)", "aten::copy_", True),
+        ("copy", "CopyDeviceToDevice", "", True),
+        ("copy", "Memcpy HtoD (Pinned -> Device)", "aten::copy_", False),
+        ("copy", "Memcpy DtoH (Device -> Pageable)", "aten::copy_", False),
+        ("copy", "Memcpy PtoP (Device -> Device)", "aten::copy_", False),
+        ("copy", "CopyHostToDevice", "aten::copy_", False),
+        ("copy", "Memcpy M2D (Host -> Device)", "aten::copy_", False),
+        ("set", "Memset (Device)", "aten::zero_", False),
+        ("communication", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "aten::copy_", False),
+        ("compute", "my_kernel", "aten::add", True),
+    ],
+)
+def test_only_work_within_the_devices_memory_is_limited_by_it(
+    kind: KernelKind, name: str, operator: str, moves: bool
+) -> None:
+    assert moves_memory(kind, name, operator) == moves
+
+
+def test_copies_over_a_link_are_not_memory_bound() -> None:
+    """They overlap in both directions, so that together they take longer than the step."""
+    both = [
+        kernel("Memcpy HtoD (Pinned -> Device)", 99 * PERCENT),
+        kernel("Memcpy DtoH (Device -> Pinned)", 58 * PERCENT),
+    ]
+    copies = [msgspec.structs.replace(one, kind="copy", operator="aten::copy_") for one in both]
+    step = case(gpu(kernels=copies, fusible=58 * PERCENT, exposed_copies=99 * PERCENT))
+    assert "memory-bound" not in ids(step)
+    assert "memory-bound" not in diagnose(step).headline
+
+
+def test_work_that_is_not_on_the_critical_path_saves_nothing() -> None:
+    hidden = {"compute": 5 * PERCENT, "copies": 4 * PERCENT, "communication": 91 * PERCENT}
+    assert saving(only(moving(20 * PERCENT, 20 * PERCENT, parts={"critical_path": hidden}))) == pytest.approx(0.09)
+
+
+def test_work_of_several_streams_is_not_given_as_more_than_the_whole_step() -> None:
+    finding = only(moving(90 * PERCENT, 70 * PERCENT))
+    assert finding.evidence[0].startswith("160 ms a step (1.6 x the step, as streams overlap) in memory-bound work")

@@ -64,7 +64,7 @@ def test_elementwise_operators_of_a_real_program_count_though_a_third_of_them_ha
     assert (found.id, found.severity) == ("memory-bound", "high")
     assert "(43.1 %) in memory-bound work: elementwise 27.3 %, copies 13.9 %" in found.evidence[0]
     assert "rms_norm" in found.advice
-    assert "20 % in its 21 Qwen2Attention layers" in findings.headline
+    assert "20 % in its 24 Qwen2Attention layers" in findings.headline
 
 
 def test_inference_on_a_small_model_is_bound_by_its_launches() -> None:

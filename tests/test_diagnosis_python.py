@@ -53,8 +53,8 @@ def in_phase(name: str, *phases: str) -> str:
 
 
 def test_the_loop_is_blamed_for_time_between_its_phases() -> None:
-    assert "between its phases" in in_phase("other", "forward", "other")
-    assert "between its phases" not in in_phase("forward", "forward", "other")
+    assert "between the phases" in in_phase("other", "forward", "other")
+    assert "between the phases" not in in_phase("forward", "forward", "other")
 
 
 def test_in_the_backward_pass_it_is_hooks_and_not_the_code_of_the_loop() -> None:
@@ -62,7 +62,7 @@ def test_in_the_backward_pass_it_is_hooks_and_not_the_code_of_the_loop() -> None
 
 
 def test_a_trace_without_phases_has_no_time_between_them() -> None:
-    assert "between its phases" not in in_phase("other", "other")
+    assert "between the phases" not in in_phase("other", "other")
 
 
 def fed(waiting: int, *found: Stretch, **known: Any) -> ProfileCase:

@@ -118,3 +118,16 @@ def test_the_wait_for_the_result_of_a_forward_pass_is_that_of_the_benchmark_itse
     assert ids(case(rank, settings=training(model__name="gpt2", inference=True))) == []
     assert ids(case(rank, settings=training(model__name="gpt2"))) == ["synchronisation"]
     assert ids(case(rank, settings={"inference": True})) == ["synchronisation"]  # a program's own wait
+
+
+def test_waits_that_the_program_asks_for_are_removed_and_not_read_less_often() -> None:
+    asked = wait("cudaDeviceSynchronize", call="cudaDeviceSynchronize", idle=6 * PERCENT)
+    finding = only(case(gpu(idle={"synchronisation": 6 * PERCENT}, synchronisations=[asked])))
+    assert "torch.cuda.synchronize()" in finding.advice
+    assert ".item()" not in finding.advice
+
+
+def test_a_trace_without_steps_is_no_loop() -> None:
+    read = wait("aten::item", idle=6 * PERCENT)
+    finding = only(case(gpu(idle={"synchronisation": 6 * PERCENT}, synchronisations=[read], step_numbers=[])))
+    assert (finding.title, "steps" in finding.advice) == ("the host waits for the device", False)

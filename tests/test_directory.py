@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL.Image import Image
 from gpubench.errors import ModelError, SettingsError
 from gpubench.pipeline import denoiser, folders, models
 from gpubench.pipeline.denoiser import Denoiser
+from gpubench.pipeline.sampler import quiet
 from gpubench.settings.keys import flatten
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
@@ -54,6 +56,7 @@ def load(
     *,
     first: bool = True,
     last: bool = True,
+    by: Callable[..., Denoiser] | None = None,
     dtype: torch.dtype = torch.float32,
     negative_prompt: str = "",
     height: int | None = None,
@@ -63,7 +66,7 @@ def load(
     model = {"name": folder, "height": height, "width": width}
     work = {"negative_prompt": negative_prompt}
     settings = completed_pipeline(flatten({"model": model, "sampling": sampling, "work": work}))
-    loaded = models.load(settings, CPU, dtype, first=first, last=last, images=True)
+    loaded = (by or partial(models.load, first=first, last=last, images=True))(settings, CPU, dtype)
     if first:
         loaded.set_conditioning(loaded.encode(["a cat", "two dogs"]))
     return loaded
@@ -131,20 +134,29 @@ def test_transformers_are_evaluated_as_by_their_pipelines(made: Made, kind: str,
         assert_as_reference(loaded, samples)
 
 
+def users_pipeline(folder: Path, dtype: torch.dtype) -> Any:
+    import diffusers
+    from diffusers.utils import is_accelerate_available
+
+    with quiet(transformers=True):
+        pipe = diffusers.DiffusionPipeline.from_pretrained(folder, torch_dtype=dtype, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    if folder.name.startswith("stable_diffusion_3") and not is_accelerate_available():
+        pipe.transformer.to(dtype)  # without accelerate, diffusers leaves it in fp32, in which it cannot run
+    return pipe
+
+
 @pytest.mark.parametrize(
     ("kind", "negative_prompt"),
     [(kind, "") for kind in (*UNETS, *TRANSFORMERS)]
     + [(kind, "dull colours") for kind in (*UNETS, *TRANSFORMERS) if kind != "flux"],
 )
 def test_prompts_give_the_image_that_diffusers_makes_of_them(made: Made, kind: str, negative_prompt: str) -> None:
-    import diffusers
-
     loaded = load(made(kind), negative_prompt=negative_prompt, height=32, width=48)
     batch, _ = run(loaded, sampler_of(loaded), [1])
     [ours] = loaded.decode(batch)
 
-    pipe = diffusers.DiffusionPipeline.from_pretrained(made(kind), local_files_only=True)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = users_pipeline(made(kind), torch.float32)
     arguments: dict[str, Any] = {"negative_prompt": negative_prompt} if negative_prompt else {}
     if kind.startswith("pixart"):
         arguments["use_resolution_binning"] = False
@@ -161,13 +173,58 @@ def test_prompts_give_the_image_that_diffusers_makes_of_them(made: Made, kind: s
     assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("kind", [*UNETS, *TRANSFORMERS, "ddpm"])
-def test_half_precision_gives_the_same_bits_too(made: Made, kind: str) -> None:
-    loaded = load(made(kind), dtype=torch.bfloat16, height=32, width=32)
-    assert_as_reference(loaded, [0, 1])
-    batch, _ = run(loaded, sampler_of(loaded), [0, 1])
-    assert batch.latents.dtype == torch.bfloat16
-    assert [image.size for image in loaded.decode(batch)] == [(32, 32)] * 2
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+QUICK_HALVES = {"stable_diffusion": "fp16", "pixart_alpha": "bf16", "stable_diffusion_3": "fp16", "flux": "bf16"}
+"""One case of each family that loads in a way of its own."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        pytest.param(kind, precision, marks=() if QUICK_HALVES.get(kind) == precision else pytest.mark.stress)
+        for kind in (*UNETS, *TRANSFORMERS, "ddpm")
+        for precision in HALVES
+    ],
+)
+def test_half_precision_is_loaded_as_users_load_it_and_gives_their_image(made: Made, kind: str, precision: str) -> None:
+    dtype = HALVES[precision]
+    given: dict[str, Any] = {} if kind == "ddpm" else {"height": 32, "width": 32}  # whose positions PixArt holds
+    loaded: Any = load(made(kind), dtype=dtype, **given)
+    pipe = users_pipeline(made(kind), dtype)
+    for name, component in pipe.components.items():
+        if isinstance(component, torch.nn.Module):
+            own = getattr(loaded.pipe, name)
+            assert own.training is component.training is False
+            assert types(own) == types(component), name
+    batch, _ = run(loaded, sampler_of(loaded), [1])
+    assert batch.latents.dtype == dtype
+    [ours] = loaded.decode(batch)
+    if kind != "ddpm":
+        given |= {"prompt": "two dogs", "guidance_scale": 7.5}
+        given |= {"use_resolution_binning": False} if kind.startswith("pixart") else {}
+    elif dtype == torch.bfloat16:
+        return  # in which diffusers itself makes no image
+    with quiet():
+        theirs = pipe(**given, num_inference_steps=4, generator=torch.Generator().manual_seed(101)).images[0]
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def types(module: torch.nn.Module) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+@pytest.mark.parametrize("kind", ["stable_diffusion", "pixart_alpha"])
+def test_a_reference_is_loaded_apart_from_what_it_checks(made: Made, kind: str) -> None:
+    given: dict[str, Any] = {"dtype": torch.bfloat16}
+    loaded, reference = load(made(kind), **given), load(made(kind), by=models.load_reference, **given)
+    assert_as_reference(loaded, [0, 1], reference=reference)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.5)
+    with pytest.raises(AssertionError):
+        assert_as_reference(loaded, [0], reference=reference)
 
 
 def test_the_xl_vae_decodes_in_single_precision_where_half_would_overflow(made: Made) -> None:

@@ -1,6 +1,7 @@
 """The documentation against the code: links that lead somewhere, commands that exist, tables that are up to date."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import reference
 import typer
 import yaml
 
+from gpubench import units
 from gpubench.commands import app, options, program
 from gpubench.compare.gate import parse_condition
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError
+from gpubench.metrics import DEFINITIONS
+from gpubench.report import pipeline, run
 from gpubench.settings.field import declared_key
+from gpubench.settings.keys import RUN_BY
 from gpubench.settings.loading import canonical, load, parse_assignments
-from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY
+from gpubench.settings.schema import COMMANDS
 
 ROOT = documents.ROOT
 PAGES = documents.pages()
@@ -59,6 +64,28 @@ def test_every_link_leads_to_something(page: Path) -> None:
         assert target.is_relative_to(ROOT), link
         assert target.exists(), link
         assert not anchor or anchor in documents.anchors(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "commands"], ids=relative)
+def test_what_a_page_tells_to_read_is_in_an_output_that_it_shows_without_details(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    brief = [output for command, output in documents.outputs(text) if not {"-v", "-vv"} & {*command.split()}]
+    for figure in documents.figures_to_read(text):
+        assert any(figure in output for output in brief), figure
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"), [("pipe-infer.md", pipeline.IN_BRIEF), ("train-bench.md", run.IN_BRIEF)], ids=["pipe", "train"]
+)
+def test_rows_of_metrics_in_a_documented_output_are_those_that_the_command_prints(
+    page: str, shown: tuple[str, ...]
+) -> None:
+    text = (ROOT / "docs" / "commands" / page).read_text(encoding="utf-8")
+    names = {units.words(name): name for name in DEFINITIONS}
+    for command, output in documents.outputs(text):
+        rows = [re.split(r"\s{2,}", line)[0] for line in output.splitlines() if re.search(r"\S\s{2,}\S", line)]
+        listed = {names[row] for row in rows if row in names}
+        assert not listed - {*shown} or {"-v", "-vv"} & {*command.split()}, command
 
 
 @functools.cache
@@ -104,8 +131,8 @@ def _refused_settings(name: str, context: Any) -> str | None:
         return None
     cls = of_models
     if options.program(context) is not None:
-        cls = COMMANDS[PROGRAM_MEMORY if name == "memory" else PROGRAM]
-        program.configuration(context, None, {}, cls, of_models)
+        cls = COMMANDS[next(one for one, command in RUN_BY.items() if command == name.replace("tune", "train-bench"))]
+        program.configuration(context, None, cls, of_models)
     config = context.params.get("config") or ""
     known = {*presets(), *(path.name for path in (ROOT / "examples").rglob("*.yaml"))}
     if not (config.isupper() or "/" in config or config in {"", *known}):
@@ -116,8 +143,8 @@ def _refused_settings(name: str, context: Any) -> str | None:
     for key, value in given:
         if declared_key(cls, canonical(cls, key)) is None:
             return f"no setting {key}"
-        several = name == "train-bench" and canonical(cls, key) == "training.batch_size"
-        for one in str(value).split(",") if several else [value]:
+        several = {"train-bench": "training.batch_size", "pipe-infer": "distributed.world_size"}.get(name)
+        for one in str(value).split(",") if canonical(cls, key) == several else [value]:
             if not str(one).isupper() and "PLACEHOLDER" not in str(one):  # of which N is one, too
                 load(cls, None, {key: one})
     return None
@@ -195,9 +222,9 @@ def test_every_number_in_the_table_of_settings_has_a_bound() -> None:
 def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
     groups = {group.splitlines()[0] for group in reference.settings().split("## ") if "`profiling." in group}
     assert groups == {
-        "train-bench, profile, pipe-infer and a program",
+        "train-bench, profile, pipe-infer, a program and profile of a program",
         "train-bench, pipe-infer and a program",
-        "profile",
+        "profile and profile of a program",
     }
 
 

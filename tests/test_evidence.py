@@ -144,7 +144,7 @@ def test_a_torn_last_line_is_passed_over_and_named(tmp_path: Path) -> None:
         {"samples": True},
         {"skipped": "no"},
         {"phases": {"forward": "0.1"}},
-        {"phases": {'for"ward': 0.1}},
+        {"phases": {"for\nward": 0.1}},
         {"phases": {f"phase{number}": 0.1 for number in range(100)}},
         {"phases": []},
     ],

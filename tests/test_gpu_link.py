@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpubench.pipeline.background import Receiver, Sender, beside_evaluations
 from gpubench.pipeline.link import FRAME, Link, Terms, Transport
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch, Sampler, build, create
 from gpubench.worker.timing import CudaClock
 
@@ -108,7 +109,7 @@ class Ends:
     """A sender and a receiver at the two ends of one connection."""
 
     def __init__(self, wire: Wire, sampler: Sampler, batches: int = 1, delay: int = 0) -> None:
-        terms = Terms(b"thisrun!", 0, 0, 1, 3, sampler, torch.float32, (4, 64, 64), 0)
+        terms = Terms(b"thisrun!", 0, 0, 1, 3, sampler, torch.float32, (4, 64, 64), Requests([], 0))
         link = Watched(wire, terms, delay)
         self.unpacked = link.unpacked
         self.sender = Sender(Link(wire, terms, now=time.time, report=lambda handoff: None), time.time, bound=2)

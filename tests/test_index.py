@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_trials_of_another_runs_fixes_are_not_on_the_page(tmp_path: Path) -> Non
     write_run(tmp_path, "one", steps=14)
     write_run(tmp_path, f"one{TRIALS}", steps=14)
     assert [row["experiment"] for row in data(index.render(tmp_path, catalogue(tmp_path)))] == ["one"]
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_listed_and_linked(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    path = write_run(folder, os.fsdecode(b"one\xff"), steps=14)
+    assert index.refresh(folder) == folder / "index.html"
+    (row,) = data((folder / "index.html").read_text())
+    assert row["link"] == f"one%FF/{path.name}/report.html"
+    assert [entry.path for entry in catalogue(folder)] == [path]
 
 
 def test_text_of_a_run_cannot_become_part_of_the_page(results: Path) -> None:

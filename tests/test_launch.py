@@ -22,6 +22,7 @@ from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, 
 from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
 from gpubench.host.machines import SpreadWorkers
+from gpubench.probe.connection import Connection
 from gpubench.probe.host import Host
 from gpubench.ranks import machine
 from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
@@ -79,11 +80,35 @@ def test_a_worker_that_dies_in_silence_is_lost_with_its_last_words(worker: Calla
     assert "segmentation something" in str(caught.value.hint)
 
 
+def test_a_model_that_closes_all_descriptors_is_named_and_keeps_those_that_it_opens_then(
+    worker: Callable[..., None], tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    worker(f"os.closerange(3, 4096); files = [open({str(own)!r}, 'ab') for _ in range(8)]; time.sleep(30)")
+    with pytest.raises(WorkerLost, match=r"rank 0 \(pid \d+ on .*\) exited with code 75") as caught:
+        said()
+    assert "the model or its data has closed the file descriptor of the connection" in str(caught.value.hint)
+    assert own.read_bytes() == b""
+
+
 def test_a_worker_that_never_reports_is_lost_with_its_last_words(worker: Callable[..., None]) -> None:
     worker("raise SystemExit('no torch here')", prelude="")
     with pytest.raises(WorkerLost, match="rank 0 exited with code 1 before it reported") as caught:
         said()
     assert "no torch here" in str(caught.value.hint)
+
+
+def test_a_worker_that_is_stopped_as_it_imports_is_lost_as_soon_as_a_silent_one(
+    worker: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "SHORTEST_SILENCE", 0.5)
+    monkeypatch.setattr(supervision, "LONGEST_SILENCE", 0.5)
+    worker("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", prelude="")
+    with pytest.raises(
+        WorkerLost, match=r"rank 0 \(pid \d+\) has been stopped for \d+ s, before it connected"
+    ) as caught:
+        said(stall_timeout=600.0)
+    assert "SIGCONT" in str(caught.value.hint)
 
 
 def test_a_worker_that_babbles_is_cut_off(worker: Callable[..., None]) -> None:
@@ -99,7 +124,7 @@ def test_a_worker_without_a_heartbeat_is_silent_and_without_progress_stuck(
     with pytest.raises(WorkerLost, match=r"made no progress for \d+ s, in backward of step 4"):
         said(stall_timeout=3.0)
     monkeypatch.setattr(supervision, "LONGEST_SILENCE", 1.5)
-    worker("channel._closing.set(); time.sleep(60)")
+    worker("channel.send(events.Planned(rank=0, repeat=0, steps=7)); channel._closing.set(); time.sleep(60)")
     with pytest.raises(WorkerLost, match=r"has been silent for \d+ s"):
         said()
 
@@ -138,7 +163,7 @@ def test_a_host_that_goes_at_the_last_word_ends_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr("gpubench.worker.channel.os._exit", exits.append)
     host, worker = socket.socketpair()
 
-    class Impatient(socket.socket):
+    class Impatient(Connection):
         def sendall(self, data: Any, flags: int = 0) -> None:
             super().sendall(data, flags)
             host.close()

@@ -1,10 +1,13 @@
 import logging
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from gpubench import logs, units
+from gpubench.host.loggers import RunLog
 from gpubench.logs import LogfmtFormatter, render_logfmt
+from gpubench.runs.directory import LOG, RunWriter
 from gpubench.settings.sections import LoggingSettings
 
 
@@ -16,6 +19,22 @@ def test_the_two_levels_have_names_and_stand_where_they_should() -> None:
 @pytest.mark.parametrize("level", get_args(LoggingSettings.model_fields["level"].annotation))
 def test_every_level_that_can_be_chosen_is_one_of_loggings(level: str) -> None:
     assert isinstance(logging.getLevelName(level), int)
+
+
+@pytest.mark.parametrize("level", get_args(LoggingSettings.model_fields["level"].annotation))
+def test_every_run_has_a_log_with_its_level_and_whatever_workers_print(tmp_path: Path, level: str) -> None:
+    writer = RunWriter(tmp_path, "made", "", command="train-bench", argv=[], world_size=1, git=None)
+    handler = RunLog(writer, logging.getLevelName(level))
+    assert writer.path.joinpath(LOG).read_text() == ""
+    printed = (logs.WORKER_OUTPUT, logs.PROGRAM_OUTPUT)
+    for name in ("gpubench.run", *printed):
+        for number in (logging.INFO, logging.CRITICAL):
+            handler.handle(logging.LogRecord(name, number, "", 0, f"{name} at {number}", None, None))
+    writer.finish("completed")
+    found = writer.path.joinpath(LOG).read_text()
+    expected = {"gpubench.run at 20": logging.getLevelName(level) <= logging.INFO, "gpubench.run at 50": True}
+    expected |= {f"{name} at 20": name == logs.WORKER_OUTPUT for name in printed}
+    assert {text: text in found for text in expected} == expected
 
 
 def test_the_levels_are_in_order_and_end_with_critical() -> None:

@@ -99,6 +99,18 @@ def test_somebody_elses_program_gets_words_and_no_overrides() -> None:
     assert all(finding.fix == {} and finding.advice for finding in findings)
 
 
+def test_a_backward_pass_is_told_of_only_where_one_is_known() -> None:
+    """A snapshot of inference without inference_mode keeps activations too, and one of training may end before it."""
+    passes = found(at_peak("backward", activations=40), "activations-kept", None)
+    assert "backward pass reaches it" in passes.cause
+    assert "inference" not in passes.advice
+    forward = at_peak("forward", activations=40)
+    kept, batch = found(forward, "activations-kept", None), found(forward, "micro-batch", None)
+    assert "the backward pass" not in kept.title + kept.cause + batch.cause
+    assert "torch.inference_mode()" in kept.advice
+    assert ", in training, double the passes" in batch.advice
+
+
 def test_what_checkpointing_leaves_is_not_counted_for_it() -> None:
     """The loss's own tensors lie in no block."""
     loss = held("activations", 20, "aten::_log_softmax", "float32[16384, 50257]")

@@ -479,12 +479,11 @@ def test_what_stands_in_itself_or_in_many_places_is_not_unrolled(file: Path) -> 
         (b"\x80", "cut short", "copy it again"),
         (pickle.dumps({"a": 1}, 4), "a pickle of something else", "_dump_snapshot"),
         (pickle.dumps(7, 4), "a pickle of something else", "_dump_snapshot"),
-        (pickle.dumps(snapshot([alloc(0, 8)]) | {"half a character \ud800": 1}, 4), "damaged", "_dump_snapshot"),
         (pickle.dumps([{"address": 0}], 4), "has no history: it is a list of segments", "_record_memory_history"),
         (pickle.dumps(snapshot([]), 4), "has no history", 'stacks="python"'),
         (pickle.dumps({"segments": []}, 4), "has no history", 'stacks="python"'),
         (pickle.dumps(snapshot([alloc(0, -1)]), 4), "`$.device_traces[0][0].size`", "_dump_snapshot"),
-        (pickle.dumps(snapshot([alloc(0, 2**48)]), 4), "`$.device_traces[0][0].size`", "_dump_snapshot"),
+        (pickle.dumps(snapshot([alloc(0, 2**48)]), 4), "alloc of 281,474,976,710,656 bytes", "_dump_snapshot"),
         (pickle.dumps(snapshot([{"addr": 0}]), 4), "missing required field `action`", "_dump_snapshot"),
         (pickle.dumps(snapshot([alloc(0, 8) | {"frames": 3}]), 4), "a stack", "_dump_snapshot"),
         (pickle.dumps(snapshot([alloc(0, 8, [{"line": "x"}])]), 4), "a stack", "_dump_snapshot"),
@@ -495,6 +494,23 @@ def test_what_is_no_snapshot_is_said_to_be_none(file: Path, content: bytes, what
     error = refusal(file)
     assert what in error.message
     assert hint in (error.hint or "")
+
+
+@pytest.mark.parametrize("line", [2**64 - 1, -1, 0, 2**31])
+def test_a_frame_without_a_line_is_read_and_named_by_its_file(file: Path, line: int) -> None:
+    stack = [frame("forward", "/home/me/gpt/model.py", line), frame("", "", line), SCRIPT]
+    assert one(file, snapshot([alloc(0, 8, stack)])).history.allocations[0].where == "gpt/model.py"
+
+
+def test_a_failed_request_of_any_size_is_read(file: Path) -> None:
+    """A shape that overflowed asks for exabytes."""
+    notes = one(file, snapshot([alloc(0, 8), event("oom", 0, 2**62, device_free=2**30)])).history.notes
+    assert notes[-1] == "out of memory at event 2 of 2: 4,194,304 TiB requested, with 1 GiB left on the device"
+
+
+def test_a_name_with_half_a_character_is_read(file: Path) -> None:
+    content = snapshot([alloc(0, 8, [frame("forward", "/home/me/\ud800/model.py", 3)])])
+    assert one(file, content | {"half a character \ud800": 1}).history.allocations[0].where == "???/model.py:3"
 
 
 def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:

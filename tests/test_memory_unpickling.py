@@ -22,11 +22,11 @@ PICKLERS: dict[str, Callable[[Any, int], bytes]] = {"C": pickle.dumps, "Python":
 
 INTEGERS = [
     sign * (2**bits + change)
-    for bits in (0, 7, 8, 15, 16, 31, 32, 39, 47, 55, 56, 57, 60)
+    for bits in (0, 7, 8, 15, 16, 31, 32, 39, 47, 55, 56, 57, 60, 61, 62, 63)
     for change in (-1, 0, 1)
     for sign in (1, -1)
 ]
-LARGEST = 2**61 - 1
+LARGEST = 2**64 - 1
 
 integers = st.sampled_from(INTEGERS) | st.integers(-LARGEST, LARGEST)
 scalars = st.none() | st.booleans() | st.floats(allow_nan=False) | integers
@@ -119,13 +119,46 @@ def test_snapshots_of_many_frames_keep_what_they_share(file: Path, protocol: int
     assert first[0] is later[0]  # a frame that many events share is one object
 
 
-def test_every_integer_up_to_61_bits_is_read_and_larger_ones_are_refused(file: Path) -> None:
+def test_every_integer_of_64_bits_and_a_sign_is_read_and_larger_ones_are_refused(file: Path) -> None:
     for protocol in range(2, 6):
         same(file, pickle.dumps([INTEGERS, LARGEST, -LARGEST, {one: (one, one) for one in INTEGERS}], protocol))
-        for large in (2**61 + 2**56, 2**64, -(2**70)):
+        for large in (2**64, -(2**65), 2**70, 2**3000):
             file.write_bytes(pickle.dumps([large], protocol))
             with pytest.raises(DataError, match="damaged"):
                 plain(file)
+
+
+def test_few_integers_that_are_read_have_the_same_hash(file: Path) -> None:
+    """Thousands of them as keys would take minutes."""
+    alike = [number * (2**61 - 1) for number in range(-9, 10)]
+    same(file, pickle.dumps([one for one in alike if abs(one) <= LARGEST]))
+    file.write_bytes(pickle.dumps([alike[-1]]))
+    with pytest.raises(DataError, match="damaged"):
+        plain(file)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "name", [b"/tmp/caf\xe9/t.py", b"\xff\xff", b"/a/\xed\xa0\x80b.py", b"\xc3", "é/\xed".encode() + b"\xe9"]
+)
+def test_a_string_that_is_not_of_utf_8_is_read_with_a_question_mark_for_each_wrong_byte(
+    file: Path, protocol: int, name: bytes
+) -> None:
+    content = [["x" * len(name)] * 2, "é", 7, "y" * (FRAME + 1)]
+    data = pickle.dumps(content, protocol)
+    file.write_bytes(data.replace(b"x" * len(name), name))
+    known = name.decode("utf-8", "surrogateescape")
+    expected = "".join("?" if "\udc80" <= one <= "\udcff" else one for one in known)
+    assert plain(file) == [[expected] * 2, *content[1:]]
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_message_about_an_opcode_names_its_place_in_the_file(file: Path, protocol: int) -> None:
+    data = pickle.dumps(["z" * 2 * FRAME, *RECORDS, "x" * FRAME, *RECORDS, 2.5], protocol)
+    place = data.rindex(b"G" + struct.pack(">d", 2.5))
+    file.write_bytes(data[:place] + b"\x7f" + data[place + 1 :])
+    with pytest.raises(DataError, match=f"the opcode at byte {place:,} "):
+        plain(file)
 
 
 def framed(length: int) -> bytes:

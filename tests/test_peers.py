@@ -7,7 +7,9 @@ import pytest
 
 from gpubench.errors import WorkerLost
 from gpubench.events import Failed, Hello
-from gpubench.host.supervision import Peer, blame, last_line, stalled
+from gpubench.host import supervision
+from gpubench.host.supervision import Peer, Setups, blame, last_line, stalled
+from gpubench.ranks import machine
 from gpubench.worker.channel import EVERYONE, Activity, Doing
 
 NOW = 1000.0
@@ -195,3 +197,95 @@ def test_how_a_rank_ended_is_named_by_its_exit_code(codes: list[int | None], sai
 )
 def test_the_line_that_says_why_a_program_ended_is_that_of_its_exception(output: list[str], line: str) -> None:
     assert last_line(output) == line
+
+
+STARTED = NOW - 100
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The process ids of what a signal has stopped; a test may add to them."""
+    pids: set[int] = set()
+    monkeypatch.setattr(supervision, "is_stopped", lambda pid: pid in pids)
+    return pids
+
+
+def test_a_rank_that_is_stopped_before_it_connects_is_lost_as_soon_as_a_silent_one(
+    stopped: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = Setups(STARTED)
+    stopped.add(101)
+    assert watch.check({0: 100, 1: 101}, {}, NOW, PATIENCE) is None
+    assert watch.check({0: 100, 1: 101}, {}, NOW + 29, PATIENCE) is None
+    found = watch.check({0: 100, 1: 101}, {}, NOW + 31, PATIENCE)
+    assert found
+    assert found.message.startswith("rank 1 (pid 101) has been stopped for 31 s, before it connected: ")
+    named = [record.getMessage().partition(" is slow")[0] for record in caplog.records]
+    assert named == ["rank 0 (pid 100)"]  # which still runs
+
+
+def test_a_rank_that_is_continued_in_time_is_not_lost(stopped: set[int]) -> None:
+    watch = Setups(STARTED)
+    for second in range(0, 200, 10):
+        stopped ^= {101} if second % 30 == 0 else set()
+        assert watch.check({1: 101}, {}, NOW + second, PATIENCE) is None, second
+
+
+def test_a_slow_start_is_named_once_and_not_ended(stopped: set[int], caplog: pytest.LogCaptureFixture) -> None:
+    watch = Setups(STARTED)
+    for second in range(400):
+        assert watch.check({1: 101}, {}, STARTED + second, PATIENCE) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "rank 1 (pid 101) is slow: it is still starting or importing torch; the run waits up to 600 s for it"
+    ]
+
+
+@pytest.mark.parametrize(("ready", "halted", "lost"), [(False, False, False), (False, True, True), (True, False, True)])
+def test_a_silence_is_explained_by_loading_only_while_the_process_runs(
+    stopped: set[int], caplog: pytest.LogCaptureFixture, *, ready: bool, halted: bool, lost: bool
+) -> None:
+    loading = peer(1, "building the model", 50, silent=50)
+    assert loading.hello
+    loading.hello = msgspec.structs.replace(loading.hello, machine=machine())
+    loading.ready = ready
+    stopped |= {loading.hello.pid} if halted else set()
+    peers = {0: peer(0, "waiting for all ranks to agree", 50, waits_for=EVERYONE), 1: loading}
+    assert Setups(STARTED).check({}, peers, NOW, PATIENCE) is None
+    found = stalled(peers, 2, NOW, STARTED, PATIENCE)
+    assert (found is not None) == lost
+    assert bool(caplog.records) == (not ready)
+    if found:
+        assert found.message.startswith("rank 1 (pid 101 on here) has been silent for 50 s, in building the model")
+
+
+def test_a_silence_in_loading_has_an_end() -> None:
+    loading = peer(0, "building the model", 601, silent=601)
+    assert loading.hello
+    loading.hello = msgspec.structs.replace(loading.hello, machine=machine())
+    found = stalled({0: loading}, 1, NOW, STARTED, PATIENCE)
+    assert found
+    assert "in building the model" in found.message
+
+
+def test_who_waits_for_a_rank_that_still_imports_is_not_to_blame_for_it() -> None:
+    waiting = {0: peer(0, "connecting to the other ranks", 99, waits_for=EVERYONE)}
+    assert stalled(waiting, 2, NOW, STARTED, 10.0) is None
+    late = stalled(waiting, 2, NOW, NOW - 130, 10.0)
+    assert late
+    assert late.message.startswith("rank 1 has not connected 130 s after the start")
+
+
+def test_a_rank_that_hangs_while_it_imports_is_named_and_not_those_that_wait_for_it(
+    stopped: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = peer(1, "importing the libraries of the run", 31)
+    peers = {0: peer(0, "connecting to the other ranks", 50, waits_for=EVERYONE), 1: hanging}
+    assert Setups(STARTED).check({}, peers, NOW, PATIENCE) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "rank 1 (pid 101 on here) is slow: it is still importing the libraries of the run; the run waits up to 600 s "
+        "for it"
+    ]
+    caplog.clear()
+    hanging.ready = True  # a long evaluation
+    assert Setups(STARTED).check({}, peers, NOW, PATIENCE) is None
+    assert not caplog.records

@@ -12,7 +12,7 @@ from cli import complaint
 from running import Finished, gpubench
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.defaults import check_schedule
+from gpubench.pipeline.defaults import check_guidance_rescale, check_schedule
 from gpubench.pipeline.folders import SUPPORTED, PipelineFolder, check_negative_prompt
 from gpubench.settings.schema import PipeSettings
 
@@ -331,6 +331,15 @@ def test_a_scheduler_that_does_not_take_what_the_models_pipeline_sets_is_refused
     asked = PipeSettings.model_validate({"sampling": {"scheduler": scheduler}})
     with pytest.raises(SettingsError, match=re.escape(refused)) if refused else nullcontext():
         check_schedule(asked, folder, pipeline, 20, 1)
+
+
+def test_only_pipelines_that_rescale_guidance_take_its_share() -> None:
+    with pytest.raises(
+        SettingsError, match=r"guidance_rescale=0\.7 is given, and the pipeline of FluxPipeline has none"
+    ):
+        check_guidance_rescale("FluxPipeline", 0.7)
+    check_guidance_rescale("FluxPipeline", 0)
+    check_guidance_rescale("StableDiffusionXLPipeline", 0.7)
 
 
 def test_flux_has_no_negative_prompt() -> None:

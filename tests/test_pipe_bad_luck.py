@@ -147,6 +147,12 @@ def test_a_killed_rank_is_named_and_resume_makes_what_it_left_undone(tmp_path: P
     nothing = gpubench("pipe-infer", "--resume", str(again.run), results=tmp_path / "third")
     assert (nothing.code, nothing.stderr) == (0, f"nothing to do: all 4 samples of {again.run} are finished\n")
     assert not nothing.runs
+    verified = gpubench("pipe-infer", "--resume", str(again.run), "--verify", results=tmp_path / "verified")
+    assert verified.code == 0, verified.stderr
+    assert "all 4 samples of" in verified.stderr
+    assert "4 of 4 samples are bit-identical to a single-process loop" in verified.stdout
+    assert "4 samples over 3 ranks on cpu: no sample was missing, so nothing was timed" in verified.stdout
+    assert not (verified.run / "timeline.jsonl").exists()  # nothing was evaluated
     changed = gpubench("pipe-infer", "--resume", str(done.run), "--steps", "9", results=tmp_path / "third")
     said, _ = complaint(changed)
     assert said == "--resume makes the rest of the same samples, and sampling.steps=9 would change them"

@@ -10,6 +10,8 @@ from diffusers import StableDiffusionPipeline
 from PIL import Image
 from running import Finished, gpubench
 
+from gpubench.pipeline.denoiser import sha256
+
 PROMPTS = ["a cat", "two dogs", "a house by the sea"]
 SAMPLES = 4
 SEED = 40
@@ -83,6 +85,27 @@ def test_images_are_as_large_as_the_latents_say_and_not_all_one(illustrated: Fin
     for path in images:
         with Image.open(path) as image:
             assert (image.format, image.size, image.mode) == ("PNG", (32, 32), "RGB")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_prompt_is_made_with_every_seed_as_by_calls_of_diffusers(folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS[:2]))
+    done = run(folder, 2, tmp_path, "--prompts", str(prompts), "--seeds", "900,5")
+    assert done.code == 0, done.stderr
+    lines = sorted(done.lines("samples.jsonl"), key=lambda line: int(line["sample"]))
+    wanted = [(prompt, seed) for prompt in PROMPTS[:2] for seed in (900, 5)]
+    assert [(line["prompt"], line["seed"]) for line in lines] == wanted
+    assert [line["latent"] for line in lines] == [
+        f"samples/0000{sample}-prompt{1 + sample // 2}-seed{seed}.safetensors"
+        for sample, (_, seed) in enumerate(wanted)
+    ]
+    pipe = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    for line in lines:
+        generator = torch.Generator().manual_seed(line["seed"])
+        made = pipe(line["prompt"], num_inference_steps=STEPS, generator=generator, output_type="latent").images
+        assert sha256(made) == line["sha256"], line["sample"]
 
 
 @pytest.mark.parametrize("kind", ["stable_diffusion_xl", "ddpm"])

@@ -3,10 +3,12 @@
 import csv
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -89,6 +91,62 @@ def test_every_sample_is_kept_with_its_digest_and_equals_the_reference(tiny: Fin
         3,
     )
     assert "3 of 3 samples are bit-identical" in tiny.stdout
+
+
+def ended(tiny: Finished, folder: Path, **changes: Any) -> Path:
+    """A copy of the run, as if it had ended with an error after its last sample."""
+    path = Path(shutil.copytree(tiny.run, folder / "trial" / tiny.run.name))
+    error = {"kind": "WorkerLost", "message": "rank 1 died", "hint": "look"}
+    (path / "run.json").write_text(
+        json.dumps(tiny.document("run.json") | {"status": "failed", "error": error} | changes)
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "that run failed after its last sample: rank 1 died"),
+        ({"status": "interrupted", "error": None}, "that run was interrupted after its last sample"),
+        ({"status": "completed", "error": None}, None),
+    ],
+)
+def test_to_resume_a_run_whose_samples_are_complete_ends_with_its_result(
+    tiny: Finished, tmp_path: Path, changes: dict[str, Any], said: str | None
+) -> None:
+    path = ended(tiny, tmp_path, **changes)
+    done = gpubench("pipe-infer", "--resume", str(path), results=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "3 of 3 samples are bit-identical" in done.stdout
+    first, *rest = done.stderr.splitlines()
+    assert first == f"nothing to do: all 3 samples of {path} are finished"
+    assert rest == ([said] if said else [])
+    assert done.runs == [path]
+
+
+def test_to_resume_a_run_that_was_cut_off_before_its_verification_verifies_it_unless_asked_not_to(
+    tiny: Finished, tmp_path: Path
+) -> None:
+    path = ended(tiny, tmp_path, status="interrupted", error=None)
+    (path / "summary.json").unlink()
+    unasked = gpubench("pipe-infer", "--resume", str(path), "--no-verify", results=tmp_path)
+    assert unasked.code == 0, unasked.stderr
+    assert "its samples were not verified: add --verify to compare them" in unasked.stderr
+    done = gpubench("pipe-infer", "--resume", str(path), results=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "are finished and were never verified: this run compares them" in done.stderr
+    assert "3 of 3 samples are bit-identical" in done.stdout
+
+
+def test_to_resume_a_run_whose_samples_differ_from_the_reference_is_still_an_error(
+    tiny: Finished, tmp_path: Path
+) -> None:
+    path = ended(tiny, tmp_path)
+    summary = json.loads((path / "summary.json").read_text())
+    summary["pipeline"]["verification"]["identical"] = 2
+    (path / "summary.json").write_text(json.dumps(summary))
+    done = gpubench("pipe-infer", "--resume", str(path), results=tmp_path)
+    assert (done.code, "error: rank 1 died" in done.stderr) == (1, True)
 
 
 def test_every_handoff_sent_was_received(tiny: Finished) -> None:

@@ -1,8 +1,10 @@
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import documents
 import msgspec
 import pytest
 from piped import Line, sequential, verified
@@ -69,9 +71,19 @@ def test_the_headline_names_the_gpu() -> None:
 
 def test_the_assignment_stands_above_the_ranks() -> None:
     text = rendered(summary_of())
-    assert "50 evaluations over 4 ranks, 12 + 12 + 12 + 14: rank 3 is the bottleneck, 12.0 % above" in text
+    assert "\n50 evaluations over 4 ranks, 12 + 12 + 12 + 14\n" in text
+    assert "\nrank 3 is the bottleneck: each sample takes it 1.40 s (14 evaluations of 100 ms), and rank " in text
     assert row(text, "3")[:2] == ["3", "36-49"]
     assert row(text, "0")[-2:] == ["95.4", "MiB"]
+
+
+def test_a_terminal_says_what_the_page_of_the_command_tells_to_read_and_what_the_pipeline_loses() -> None:
+    text = rendered(summary_of(), details=False)
+    page = (documents.ROOT / "docs" / "commands" / "pipe-infer.md").read_text(encoding="utf-8")
+    told = documents.figures_to_read(page)
+    assert {"pipeline efficiency", "bit-identical"} <= told
+    assert [figure for figure in told if figure not in text] == []
+    assert re.search(r"pipeline efficiency [\d.]+ %.*: the pipeline loses [\d.]+ % of its time to hand-offs", text)
 
 
 def test_the_shares_of_a_rank_come_to_all_of_its_time() -> None:
@@ -85,8 +97,17 @@ def test_the_shares_of_a_rank_come_to_all_of_its_time() -> None:
 def test_the_baselines_and_the_verdict_stand_beside_the_pipeline() -> None:
     text = rendered(summary_of())
     assert row(text, "one") == ["one", "of", "these", "ranks", "alone", "40", "s", "2.70", "x"]
-    assert row(text, "replicas,") == ["replicas,", "at", "best", "10", "s", "0.675", "x"]
-    assert "plain data parallelism can be faster: 4 replicas, each with the whole model, would at best make" in text
+    assert "replicas, each with the whole model, were not measured: --baseline replicas compares them" in text
+
+
+def test_what_more_ranks_do_for_a_single_sample_is_said() -> None:
+    text = " ".join(rendered(summary_of()).split())
+    assert "a sample makes its 50 evaluations one after another on any number of ranks: more ranks can make" in text
+    assert "more samples a second, and none sooner (latency here: " in text
+    one = Line((4, 4), micro_batches=1)
+    assert "splitting the steps gained nothing: a single micro-batch" in " ".join(
+        rendered(summarise([one.repeat()], 1)).split()
+    )
 
 
 def test_a_handoff_is_told_by_its_parts() -> None:

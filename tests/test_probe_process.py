@@ -4,14 +4,20 @@ Each loop runs with the probe in a fork of this process (`probing.py`). One test
 """
 
 import base64
+import gc
 import json
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +25,8 @@ from probing import RECORDED, WARMUP, Loop, batches, probed, run_probed
 from running import gpubench
 from torch import nn
 
-from gpubench.probe import hooks, timeline
+from gpubench.probe import connection, hooks, host, timeline
+from gpubench.probe.connection import Connection, Taken
 from gpubench.probe.hooks import Probe
 
 
@@ -71,24 +78,190 @@ def test_a_program_ends_when_its_host_is_gone(tmp_path: Path, follow: int | None
 
 
 def test_a_program_whose_host_was_killed_before_its_first_step_ends_there(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as host:
-        host.bind(str(tmp_path / "host"))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "host"))
     if not (child := os.fork()):
         os._exit(run_probed(str(tmp_path / "host"), Loop()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_a_program_that_closes_all_files_runs_on(tmp_path: Path) -> None:
+def close_all() -> None:
+    os.closerange(3, 4096)
+
+
+def put_a_file_in_place_of_each() -> None:
+    with Path(os.devnull).open() as file:
+        for number in range(3, 64):
+            if number != file.fileno():
+                with suppress(OSError):
+                    os.fstat(number)
+                    os.dup2(file.fileno(), number)
+
+
+def close_all_in_a_thread() -> None:
+    closing = threading.Thread(target=close_all)
+    closing.start()
+    closing.join()
+
+
+@pytest.mark.parametrize("close", [close_all, put_a_file_in_place_of_each, close_all_in_a_thread])
+def test_a_program_that_closes_all_descriptors_keeps_those_that_it_opens_then_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
     loop = Loop()
 
     def run() -> None:
         loop()
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        close()
+        pairs = [socket.socketpair() for _ in range(8)]
+        paths = [tmp_path / f"own{number}" for number in range(8)]
+        files = [path.open("wb") for path in paths]
+        loop()
+        gc.collect()
+        for path, file, (one, other) in zip(paths, files, pairs, strict=True):
+            assert not path.stat().st_size
+            file.write(b"own")
+            file.close()
+            one.sendall(b"own")
+            assert other.recv(9) == b"own"
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert [(tmp_path / f"own{number}").read_bytes() for number in range(8)] == [b"own"] * 8
+    assert 0 < len(found.steps) <= 12
+    assert "done" not in found.names
+
+
+def test_a_connection_that_is_not_own_any_more_is_neither_used_nor_closed_nor_freed() -> None:
+    ours, theirs = socket.socketpair()
+    kept = Connection(fileno=ours.detach())
+    number = kept.fileno()
+    kept.sendall(b"one")
+    other, end = socket.socketpair()
+    os.dup2(other.fileno(), number)
+    with pytest.raises(Taken):
+        kept.sendall(b"two")
+    with pytest.raises(Taken):
+        kept.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(Taken):
+        kept.makefile("rb").read(1)
+    kept.close()
+    assert theirs.recv(9) == b"one"
+    os.write(number, b"alive")
+    assert end.recv(9) == b"alive"
+    kept = Connection(fileno=number)
+    other.close()
+    os.dup2(theirs.fileno(), number)
+    del kept
+    os.fstat(number)
+    os.close(number)
+    theirs.close()
+    end.close()
+
+
+def test_a_connection_is_recognised_without_the_cookie_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "COOKIE", 2**20)
+    ours, theirs = socket.socketpair()
+    with Connection(fileno=ours.detach()) as kept, theirs:
+        kept.sendall(b"one")
+        os.dup2(theirs.fileno(), kept.fileno())
+        assert not kept.is_own
+        os.close(kept.fileno())
+
+
+def test_a_program_may_replace_functions_that_the_probe_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:  # as libraries do that freeze the time, or forbid the network in tests
+        for name in ("time", "monotonic", "monotonic_ns", "sleep"):
+            monkeypatch.setattr(time, name, lambda *_: 0)
+        for owner, name in ((socket, "gethostname"), (socket, "socket"), (json, "dumps"), (json, "loads")):
+            monkeypatch.setattr(owner, name, None)
+        Loop()()
+
+    found = probed(tmp_path, run, steps=2)
+    assert found.code == 0
+    assert len(found.steps) == WARMUP + 2
+    assert all(step["total"] > 0 for step in found.steps)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_an_exception_of_a_signal_within_the_probe_ends_the_measurement_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: bool
+) -> None:
+    monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
+    step, send = Probe._step, Connection.sendall
+
+    def interrupted_step(self: Probe, parts: list[timeline.Part]) -> dict[str, Any]:
+        if self._sent == 6:
+            raise TimeoutError
+        return step(self, parts)
+
+    def interrupted_send(self: Connection, data: bytes, flags: int = 0) -> None:
+        half = b"stepsmeasured" in data and b'"step":6,' in data
+        send(self, data[: len(data) // 2] if half else data)
+        if half:
+            raise TimeoutError
+
+    def run() -> None:
+        if sends:
+            monkeypatch.setattr(Connection, "sendall", interrupted_send)
+        else:
+            monkeypatch.setattr(Probe, "_step", interrupted_step)
+        loop = Loop()
+        with pytest.raises(TimeoutError):
+            loop()
         loop()
 
     found = probed(tmp_path, run)
     assert found.code == 0
+    assert [step["step"] for step in found.steps] == list(range(6))
     assert "done" not in found.names
+
+
+def test_a_program_whose_child_closes_all_that_it_has_inherited_is_measured_to_its_end(tmp_path: Path) -> None:
+    loop = Loop()
+
+    def run() -> None:
+        loop()
+        if not (child := os.fork()):
+            close_all()
+            os._exit(0)
+        os.waitpid(child, 0)
+        loop()
+
+    found = probed(tmp_path, run)
+    assert (found.code, len(found.steps), found.names[-1]) == (0, 24, "done")
+
+
+@pytest.mark.parametrize("sequential", [True, False], ids=["one after the other", "at once"])
+def test_one_of_several_threads_that_train_is_measured_and_the_others_are_named(
+    tmp_path: Path, sequential: bool
+) -> None:
+    loops = [Loop() for _ in range(3)]
+    begun = threading.Barrier(3)
+
+    def train(loop: Loop) -> None:
+        if not sequential:
+            begun.wait()
+        loop()
+        if not sequential:
+            begun.wait()
+            loop()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train, args=(loop,)) for loop in loops]
+        for thread in threads:
+            thread.start()
+            if sequential:
+                thread.join()
+        for thread in threads:
+            thread.join()
+
+    found = probed(tmp_path, run)
+    assert (found.code, found.names[-1]) == (0, "done")
+    assert len(found.steps) == 36 if sequential else 24 <= len(found.steps) < 72  # one that has ended is followed
+    said = [event["message"] for event in found.all if event["event"] == "log"]
+    assert any("several threads" in message for message in said) is not sequential
 
 
 def test_the_workers_of_a_loader_and_a_process_without_updates_are_no_ranks(tmp_path: Path) -> None:
@@ -139,6 +312,31 @@ def test_a_program_with_a_profiler_of_its_own_is_not_recorded_and_says_so(tmp_pa
     assert "tracerecorded" not in found.names
     (tmp_path / "host").unlink()
     assert "slows it down" in probed(tmp_path, run, steps=8).events["log"]["message"]
+
+
+HOST_THAT_STOPS_TO_LISTEN = """
+import _socket, os, signal, sys
+
+listening = _socket.socket(_socket.AF_UNIX)
+listening.bind(sys.argv[1])
+listening.listen()
+
+class Socket(_socket.socket):
+    def connect(self, address):
+        super().connect(address)
+        listening.close()
+
+_socket.socket = Socket
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.environ["_GPUBENCH_PROBE"] = sys.argv[1]
+exec(open(sys.argv[2]).read(), {"__file__": sys.argv[2], "__name__": "sitecustomize"})
+"""
+
+
+def test_a_program_that_does_not_ignore_sigpipe_survives_a_host_that_stops_to_listen(tmp_path: Path) -> None:
+    start = Path(hooks.__file__).with_name("sitecustomize.py")
+    command = [sys.executable, "-I", "-S", "-c", HOST_THAT_STOPS_TO_LISTEN, str(tmp_path / "host"), str(start)]
+    assert subprocess.run(command, check=False).returncode == 0
 
 
 def test_a_program_without_a_host_runs_on(tmp_path: Path) -> None:
@@ -208,7 +406,7 @@ def test_a_real_program_prints_the_same_losses_with_the_probe(tmp_path: Path) ->
         "    optimizer.step()\n"
         "    print(repr(loss.item()))\n"
         "import sys\n"
-        "print([entry for entry in sys.path if 'probe' in entry])\n"
+        "print([entry for entry in sys.path if entry.endswith('gpubench/probe')])\n"
     )
     own = tmp_path / "own"
     own.mkdir()

@@ -1,6 +1,7 @@
 """`gpubench profile` as a user has it: planted troubles are found, their fixes tried, and traces of others read."""
 
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -102,25 +103,36 @@ def test_a_blocking_copy_is_found_and_doing_without_it_confirmed(tmp_path: Path)
     assert trouble["measured"]["outcome"] == "confirmed", trouble["measured"]
 
 
-def test_any_training_run_can_be_recorded(tmp_path: Path) -> None:
+def test_any_training_run_is_recorded_if_its_file_says_how(
+    tmp_path: Path, command_line: Callable[..., Finished]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("profiling: {all_ranks: true, repeat: 1, wait: 2, warmup: 1, active: 2}")
     done = gpubench(
         "train-bench", *SMALL, "--steps", "6", "--training.warmup_steps=5", "--repeats", "1", "--world-size", "2",
-        "--profiling.enabled=true", "--profiling.all_ranks=true", "--profiling.repeat=0", "--json", results=tmp_path,
+        "--config", str(tmp_path / "mine.yaml"), results=tmp_path,
     )  # fmt: skip
     assert not done.code, done.stderr
-    (run,) = json.loads(done.stdout)["runs"]
-    assert run["findings"]["headline"].startswith("CPU:")
-    for one in run["profile"]["ranks"]:
+    profile = done.document("profile.json")
+    assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
+    for one in profile["ranks"]:
         assert sum(one["host"].values()) == one["wall"]
+        assert len(one["step_numbers"]) == 2
     traces = sorted(path.name.split(".")[0] for path in done.run.glob("profiler_traces/*"))
-    assert traces == ["rank0", "rank1"]
-    assert [rank["rank"] for rank in done.document("profile.json")["ranks"]] == [0, 1]
+    assert traces == ["rank0", "rank0", "rank1", "rank1"], "a file for each of the two cycles"
+    assert len(done.lines("steps.jsonl")) == 2 * 11, "the figures are those of the repeat that was not recorded"
+    lines = done.stdout.splitlines()
+    assert "samples/s" in lines[0]
+    assert f"traces: {done.run / 'profiler_traces'}" in lines
+    (advised,) = (line.partition(": ")[2] for line in lines if line.startswith("diagnosis: "))
+    assert advised in (done.run / "report.html").read_text()
+    again = command_line(*shlex.split(advised)[1:], "--json")
+    assert json.loads(again.stdout)["profile"]["ranks"][0]["step_numbers"] == profile["ranks"][0]["step_numbers"]
 
 
 def test_a_pipeline_can_be_recorded_and_its_steps_are_evaluations(tmp_path: Path) -> None:
     done = gpubench(
         "pipe-infer", "--samples", "2", "--steps", "12", "--repeats", "1", "--unet", "dummy", "--step-ms", "1",
-        "--baseline", "off", "--profiling.enabled=true", results=tmp_path,
+        "--baseline", "off", "--profiling.compress=false", results=tmp_path,
     )  # fmt: skip
     assert not done.code, done.stderr
     (rank,) = done.document("profile.json")["ranks"]

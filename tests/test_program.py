@@ -75,18 +75,22 @@ def test_fewer_steps_than_asked_for_are_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (takes(8), "the program ended after 8 optimizer steps, and the warm-up takes 10", "--training.warmup_steps"),
+        (
+            takes(8),
+            "the program ended after 8 of 30 optimizer steps, and the warm-up takes 10",
+            "--training.warmup_steps",
+        ),
         (takes(7, 3), "the program exited with code 3 in step 7", "the last line it printed"),
         (takes(7, "kill"), "the program was killed by SIGKILL in step 7 or later", "out of memory"),
-        ([sys.executable, "-c", "print(1)"], "the program never imported torch", "last: 1"),
+        ([sys.executable, "-c", "print(1)"], "no process of the program was seen to import torch", "last: 1"),
         ([sys.executable, "-c", "raise SystemExit('no data')"], "exited with code 1 before its first", "no data"),
         (
             ["sh", "-c", "echo '[rank1]: OSError: no disk'; echo errors.ChildFailedError:; echo report; exit 1"],
             "exited with code 1 before its first",
             "[rank1]: OSError: no disk",
         ),
-        ([sys.executable, "-I", "-c", "1"], "none of its processes is a Python that imports sitecustomize", "-I"),
-        (["true"], "none of its processes is a Python that imports sitecustomize", "-S"),
+        ([sys.executable, "-I", "-c", "1"], "no Python process was seen that imports sitecustomize", "-I"),
+        (["true"], "no Python process was seen that imports sitecustomize", "-S"),
         ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "was killed by SIGKILL", "out of memory"),
     ],
     ids=[
@@ -114,6 +118,48 @@ def test_a_program_that_cannot_be_measured_gets_one_error(
 
 
 @pytest.mark.parametrize(
+    ("end", "seen"),
+    [
+        ("close", "the connection to gpubench was closed in the program"),
+        ("exec", "the process was replaced by another program, as by os.execv,"),
+        ("leave", "the process ended without Python's exit handlers, as by os._exit,"),
+        ("daemon", "the process ended without Python's exit handlers, as by os._exit,"),
+    ],
+)
+def test_a_program_that_loses_its_connection_is_measured_until_then_and_the_run_says_what_was_seen(
+    tmp_path: Path, end: str, seen: str
+) -> None:
+    run = measure(tmp_path / "long", *takes(25, end))
+    assert run.code == 0, run.stderr
+    assert len(run.lines("steps.jsonl")) == 25
+    assert any(
+        each.startswith(f"{seen} when 25 of 30 optimizer steps had been received; ")
+        for each in run.document("summary.json")["warnings"]
+    )
+    assert run.document("run.json")["repeats"] == 1
+    if end == "close":
+        assert "worked on" in (run.run / "output.log").read_text()
+    if end == "daemon":  # seen as the one before
+        return
+    run = measure(tmp_path / "short", *takes(1, end), options=["--steps", "all"])
+    assert run.code == 1
+    assert errors(run)[0] == f"{seen} when 1 optimizer step had been received"
+
+
+@pytest.mark.parametrize("place", ["", "within"])
+def test_a_script_is_found_in_the_directory_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    script = tmp_path / place / "train.sh"
+    script.parent.mkdir(exist_ok=True)
+    script.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    given = {"program.command": "./train.sh", "program.directory": place or None}
+    settings = completed(load(ProgramSettings, None, given), complete_program).settings
+    assert settings.program.words == ["./train.sh"]
+
+
+@pytest.mark.parametrize(
     ("words", "options", "error"),
     [
         (["nosuch"], (), "there is no command 'nosuch'"),
@@ -126,8 +172,9 @@ def test_a_program_that_cannot_be_measured_gets_one_error(
         (["true"], ("--training.optimizer=sgd",), "'training.optimizer' is a setting of train-bench"),
         (["true"], ("--vs", "training.batch_size=8"), "'training.batch_size' is a setting of train-bench"),
         (["true"], ("--vs-ref", "HEAD"), "not a git repository"),
+        (["sh", "\udcff.sh"], (), "is not UTF-8, as a configuration is"),
         (["true"], ("--vs-ref", "HEAD", "--vs-args", "x"), "different comparisons"),
-        (["true"], ("--steps", "none"), "training.steps"),
+        (["true"], ("--steps", "some"), "training.steps"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_is_written(
@@ -302,15 +349,27 @@ def test_the_run_of_a_program_is_repeated_from_its_configuration(tmp_path: Path)
 
 
 def test_a_program_is_recorded_and_diagnosed_with_advice_instead_of_settings(tmp_path: Path) -> None:
-    options = ("--repeats", "1", "--steps", "20", "-q")
+    options = ("--repeats", "1", "--steps", "20", "-q", "--sort", "operators=calls")
     run = gpubench("profile", *options, "--", *takes(500), results=tmp_path)
     assert run.code == 0
     assert run.run.parent.name == "profile"
+    assert run.document("run.json")["command"] == "program-profile"
+    assert "Operators, by calls" in run.stdout
+    assert "Operators, by calls" in (run.run / "report.html").read_text()
     assert run.stdout.splitlines()[0] == "CPU: 50 % of the step waits for the data, 45 % in operators"
     (finding,) = run.document("findings.json")["findings"]
     assert finding["fix"] == {"data.workers": 1}
     assert finding["code"] == "DataLoader(..., num_workers=1) at train.py:31"
     assert EAGER not in run.document("profile.json")["ranks"][0]["notes"], "a compiled program is recorded as it runs"
+    assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
+
+
+def test_a_measured_program_can_be_recorded_too(tmp_path: Path) -> None:
+    run = measure(tmp_path, *takes(500), options=["--profiling.active=2"])
+    assert run.code == 0
+    assert "samples/s" in run.stdout.splitlines()[0]
+    assert f"traces: {run.run / 'profiler_traces'}" in run.stdout
+    assert run.document("profile.json")["ranks"]
     assert len(run.lines("steps.jsonl")) == 30  # of the repeat that was not recorded
 
 

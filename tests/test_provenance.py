@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.runs import directory
-from gpubench.runs.directory import git_state
+from gpubench import git as provenance
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -38,45 +37,45 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_clean_tree_is_its_commit_and_branch(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
-    assert git_state(repository) == {"commit": commit, "branch": "topic", "dirty": False}
+    assert provenance.state(repository) == {"commit": commit, "branch": "topic", "dirty": False}
 
 
 def test_a_folder_inside_the_tree_answers_for_it(repository: Path) -> None:
     (repository / "deep").mkdir()
-    assert git_state(repository / "deep") == git_state(repository)
+    assert provenance.state(repository / "deep") == provenance.state(repository)
 
 
 def test_a_changed_or_staged_file_makes_it_dirty(repository: Path) -> None:
     (repository / "model.py").write_text("layers = 3\n")
-    assert (git_state(repository) or {})["dirty"] is True
+    assert (provenance.state(repository) or {})["dirty"] is True
     git(repository, "add", "model.py")
-    assert (git_state(repository) or {})["dirty"] is True
+    assert (provenance.state(repository) or {})["dirty"] is True
 
 
 def test_an_untracked_file_does_not_make_it_dirty(repository: Path) -> None:
     (repository / "results.json").write_text("{}")
-    assert (git_state(repository) or {})["dirty"] is False
+    assert (provenance.state(repository) or {})["dirty"] is False
 
 
 def test_a_detached_head_has_no_branch(repository: Path) -> None:
     git(repository, "checkout", "--quiet", "--detach")
-    assert set(git_state(repository) or {}) == {"commit", "dirty"}
+    assert set(provenance.state(repository) or {}) == {"commit", "dirty"}
 
 
 def test_before_the_first_commit_there_is_none(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--initial-branch", "topic")
-    assert git_state(tmp_path) == {"branch": "topic", "dirty": False}
+    assert provenance.state(tmp_path) == {"branch": "topic", "dirty": False}
 
 
 def test_outside_a_repository_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_state(tmp_path) is None
-    assert git_state(tmp_path / "missing") is None
+    assert provenance.state(tmp_path) is None
+    assert provenance.state(tmp_path / "missing") is None
 
 
 def test_without_git_there_is_no_state(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert git_state(repository) is None
+    assert provenance.state(repository) is None
 
 
 def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,5 +84,5 @@ def test_a_git_that_hangs_is_given_up(repository: Path, tmp_path: Path, monkeypa
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(directory, "GIT_TIMEOUT", 0.1)
-    assert git_state(repository) is None
+    monkeypatch.setattr(provenance, "TIMEOUT", 0.1)
+    assert provenance.state(repository) is None

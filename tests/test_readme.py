@@ -49,6 +49,30 @@ def test_a_command_of_the_readme_answers_its_question(repository: Path, command:
     assert done.stdout.strip()
 
 
+SCREEN = 40
+"""Lines of a page that a screen shows."""
+SET_UP = re.compile(r"^\| `(make \w+)` \| (.+) \| (.+ minutes?.*) \|$", re.MULTILINE)
+
+
+def test_the_first_screen_of_the_readme_names_the_commands_that_set_a_clone_up() -> None:
+    """Each with what it does and how long it takes, as the Makefile has it."""
+    screen = "\n".join((documents.ROOT / "README.md").read_text().splitlines()[:SCREEN])
+    makefile = (documents.ROOT / "Makefile").read_text()
+    found = {command: (what, time) for command, what, time in SET_UP.findall(screen)}
+    assert list(found) == ["make bench", "make test"]
+    for command in found:
+        target = command.removeprefix("make ")
+        (needs,) = re.findall(rf"^{target}: (.+)$", makefile, re.MULTILINE)
+        (recipe,) = re.findall(rf"^{re.escape(needs)}: .*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
+        assert "pip install" in recipe, f"{command} installs what it needs"
+    (job,) = re.findall(r"^bench: .*\n\t\$\(BIN\)/(.+)$", makefile, re.MULTILINE)
+    assert f"`{job}`" in found["make bench"][0]
+
+
+def test_the_checks_of_a_change_are_those_that_the_readme_names() -> None:
+    assert "make test" in (documents.ROOT / ".ci" / "run").read_text().splitlines()
+
+
 def test_the_table_of_the_readme_has_commands_of_one_line_each() -> None:
     table = [line for line in (documents.ROOT / "README.md").read_text().splitlines() if "| `gpubench" in line]
     assert len(COMMANDS) == len(table) > 10

@@ -159,6 +159,7 @@ def test_a_disk_without_room_for_the_samples_that_are_taken_over_leaves_no_run_t
     monkeypatch.setattr(directory, "write_document", full)
     taken_over = SimpleNamespace(
         path=tmp_path,
+        damaged=[],
         samples={0: finished(0, 0.0, 1.0)},
         files=lambda number: {"samples/00000.safetensors": b"latent"},
         missing=lambda samples: list(range(1, samples)),

@@ -35,7 +35,7 @@ from gpubench.report import profile as report
 from gpubench.report import run as run_report
 from gpubench.report.document import Breakdown, Document, Figure, Heading, Paragraph, Table
 from gpubench.report.profile import Against, document, to_document
-from gpubench.report.profile_tables import kernel_name, operator_row
+from gpubench.report.profile_tables import Arrangement, kernel_name, operator_row
 from gpubench.runs import directory
 from gpubench.runs.reader import Run
 from gpubench.runs.stages import PARTS
@@ -49,6 +49,7 @@ from gpubench.trace.profile import (
     Profile,
     Timeline,
     shares,
+    short_shapes,
 )
 from gpubench.trace.profile import (
     Breakdown as Times,
@@ -217,7 +218,7 @@ def test_a_note_that_all_ranks_share_is_said_once() -> None:
 
 
 def test_modules_come_by_their_own_time_and_the_rest_is_counted() -> None:
-    shown, unfolded = (find(of(unfolded=unfolded), Table, "module") for unfolded in (False, True))
+    shown, unfolded = (find(of(arranged=Arrangement(unfolded)), Table, "module") for unfolded in (False, True))
     assert rows(shown)[0]["module"] == "layer1.*.conv2 (6)"
     assert rows(unfolded)[0]["module"] == "layer1.0.conv2"
     assert unfolded.rest == "4 others, 29.5 ms in all"
@@ -400,6 +401,13 @@ def test_a_narrow_table_of_operators_keeps_the_shapes_that_tell_them_apart() -> 
         assert all("[64, " in line for line in operators)
 
 
+def test_a_terminal_of_80_columns_says_how_far_operators_are_from_the_devices_limits() -> None:
+    lines = on_terminal(of(), 80, details=True).splitlines()
+    (head,) = [line for line in lines if line.strip().startswith("operator ")]
+    assert "of ceiling" in head
+    assert any("62.0 %" in line for line in lines if line.startswith("aten::cudnn_convolution"))
+
+
 def test_hostile_names_are_shown_and_not_obeyed() -> None:
     harmless(hostile(), at_least=8)
     assert rb"\ud800" in pages.render(hostile()).encode(), "half a character does not keep the page from being written"
@@ -534,3 +542,18 @@ def test_the_scalars_are_fractions_of_the_wall_time() -> None:
     assert found["profile/step_time"] == pytest.approx(0.177)
     host = shares(Profile([made.host_rank()], []))
     assert sum(value for tag, value in host.items() if tag.startswith("profile/host/")) == pytest.approx(1)
+
+
+def test_of_a_job_of_many_ranks_the_report_says_how_many_are_traced() -> None:
+    assert report.about(made.profile(ranks=2, world_size=128)).startswith("2 of 128 ranks, of which rank 0 ")
+    assert report.about(made.profile(ranks=2, world_size=2)).startswith("2 ranks, of which rank 0 ")
+    assert report.about(made.profile(ranks=2)).startswith("2 ranks, of which rank 0 ")
+    assert ", rank 3 of 8: " in report.about(Profile([made.device_rank(rank=3, world_size=8)], []))
+
+
+def test_of_hundreds_of_shapes_the_first_are_shown() -> None:
+    many = short_shapes(f"[{', '.join(['[768, 768]'] * 130)}] []")
+    assert re.fullmatch(r"\[(\[768, 768\](, )?)+ and 12\d more", many)
+    assert len(many) < 100
+    for few in ("", "[64, 3, 224, 224] [64, 3, 7, 7]", "x" * 500):
+        assert short_shapes(few) == few

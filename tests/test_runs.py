@@ -9,6 +9,7 @@ import psutil
 import pytest
 from running import disk
 
+from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs import directory
 from gpubench.runs.directory import (
@@ -102,9 +103,10 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         writer(tmp_path / "results")
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = writer(tmp_path)
     (run.path / STEPS).symlink_to("/dev/full")
+    monkeypatch.setattr(foreign_files, "appended", lambda path: path.open("ab"))  # which follows a link
     run.append(STEPS, Line(1))
     with pytest.raises(RunFailed, match=r"cannot write .*steps\.jsonl: No space left on device"):
         run.flush()
@@ -187,7 +189,7 @@ def test_a_piece_that_finds_no_room_leaves_no_half_of_a_file(tmp_path: Path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(foreign_files, "appended", full)
     with pytest.raises(RunFailed, match=r"one\.gz: No space left"):
         run.append_piece("one.gz", b"second", last=True)
     assert not list(run.path.glob("*one.gz*"))

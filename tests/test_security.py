@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 import snapshots_made
 from cli import complaint
@@ -19,12 +20,13 @@ from traces_made import launched, slice_, step, write
 
 import gpubench as package
 from gpubench.events import Sample
-from gpubench.host.launch import listen, private_folder
+from gpubench.host.launch import listen
 from gpubench.probe.facts import SECRET_PARTS
 from gpubench.report.terminal import Terminal
 from gpubench.runs import directory
 from gpubench.settings.field import fields
 from gpubench.settings.schema import COMMANDS
+from gpubench.temporary import OwnedFolder
 from gpubench.text import cell
 
 CommandLine = Callable[..., Finished]
@@ -137,7 +139,8 @@ def test_an_experiment_stays_under_the_results(command_line: CommandLine, tmp_pa
 
 
 def test_the_name_of_a_sample_s_file_is_made_of_its_number() -> None:
-    assert Sample.__annotations__["sample"] is int
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.sample"):
+        msgspec.convert({"sample": "../../etc"}, Sample)
     assert directory.sample_file(-1, directory.LATENT) == "samples/-0001.safetensors"
 
 
@@ -153,14 +156,12 @@ def test_a_document_is_not_written_through_a_link_that_lies_in_wait(tmp_path: Pa
 
 
 def test_the_socket_of_one_machine_is_in_a_folder_of_this_user() -> None:
-    folder = private_folder()
-    listener, address, _ = listen(folder)
-    with listener:
+    with OwnedFolder() as name, listen(folder := Path(name))[0] as listener:
+        address = f"unix:{listener.getsockname()}"
         assert address.startswith(f"unix:{folder}/")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
-    (folder / "socket").unlink()
-    folder.rmdir()
+    assert not folder.exists()
 
 
 def test_only_several_machines_listen_on_the_network_and_then_with_a_secret_of_the_run() -> None:

@@ -16,6 +16,7 @@ from gpubench.errors import NonFiniteLatent
 from gpubench.pipeline import worker
 from gpubench.pipeline.background import Finisher
 from gpubench.pipeline.defaults import complete
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
@@ -86,7 +87,9 @@ def test_final_latents_are_retained_only_where_they_will_be_verified(
 
 
 def finisher(tell: Any, *, bound: int = 2, inspect: Any = lambda batch: None) -> Finisher:
-    return Finisher(tell, time.time, 0, 0, 0, [], CPU, bound=bound, keep_latents=True, retain=False, inspect=inspect)
+    return Finisher(
+        tell, time.time, 0, 0, Requests([], 0), CPU, bound=bound, keep_latents=True, retain=False, inspect=inspect
+    )
 
 
 def batch(sample: int) -> Batch:

@@ -33,7 +33,7 @@ def repeat_of(steps: list[Step], number: int = 0, wall: float | None = None) -> 
         tokens_per_sample=None,
         seconds=0.5,
     )
-    repeat = Repeat(number, built=built)
+    repeat = Repeat(number, WARMUP, built=built)
     for one in steps:
         repeat.steps[one.rank].append(one)
     for rank, own in repeat.steps.items():
@@ -45,7 +45,7 @@ def repeat_of(steps: list[Step], number: int = 0, wall: float | None = None) -> 
 
 
 def summary_of(*repeats: Repeat, device: str | None = None, precision: str = "bf16", **known: object) -> Summary:
-    return summarise(repeats, WARMUP, device, precision, **known)  # type: ignore[arg-type]
+    return summarise(repeats, device, precision, **known)  # type: ignore[arg-type]
 
 
 def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:
@@ -127,8 +127,8 @@ def test_a_slow_start_beyond_the_warmup_moves_the_window() -> None:
 
 
 def test_a_repeat_that_never_left_its_warmup_does_not_count() -> None:
-    assert measure(repeat_of([step(0, 0.1), step(1, 0.1)]), WARMUP) is None
-    assert measure(Repeat(0), WARMUP) is None
+    assert measure(repeat_of([step(0, 0.1), step(1, 0.1)])) is None
+    assert measure(Repeat(0)) is None
     found = summary_of(repeat_of([step(0, 0.1), step(1, 0.1)]))
     assert found.metrics == []
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from worked import small
 
-from gpubench.events import Planned, Step, StepsMeasured
+from gpubench.events import OTHER, Planned, Step, StepsMeasured
 from gpubench.ranks import Ranks
 from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
-from gpubench.worker.loop import CALIBRATION_STEPS, Trainer, run_steps
+from gpubench.worker.loop import CALIBRATION_STEPS, Trainer, length_of, run_steps
 from gpubench.worker.models import Workload
 from gpubench.worker.precision import Arithmetic
-from gpubench.worker.timing import OTHER, PHASES, HostClock, StepTimer, clock_of
+from gpubench.worker.timing import PHASES, HostClock, StepTimer, clock_of
 
 
 @dataclass(eq=False)
@@ -251,7 +251,7 @@ def test_a_limit_in_seconds_is_turned_into_steps_by_those_after_the_first(clock:
         timer=StepTimer(clock, Activity(), 0, 0),
     )
     with Feed(settings.data, None, trainer.workload.make_batch, 2, 0, 1, 0, cpu) as feed:
-        said = list(run_steps(trainer, feed, 0, unix_time=1000.0))
+        said = list(run_steps(trainer, feed, 0, 1000.0, length_of(settings.training, 8, None)))
     assert [event.steps for event in said if isinstance(event, Planned)] == [0, CALIBRATION_STEPS + 20]
     steps = [step for event in said if isinstance(event, StepsMeasured) for step in event.steps]
     assert [step.total for step in steps] == [100.0] + [0.5] * (CALIBRATION_STEPS + 19)

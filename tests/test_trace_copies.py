@@ -46,7 +46,7 @@ def only(*parts: Record | list[Record]) -> Copy:
         ("Memcpy DtoH (Device -> Pageable)", "device_to_host", False),
         ("Memcpy DtoH (Device -> Pinned)", "device_to_host", True),
         ("Memcpy DtoD (Device -> Device)", "device_to_device", None),
-        ("Memcpy PtoP (Device -> Device)", "device_to_device", None),
+        ("Memcpy PtoP (Device -> Device)", "peer_to_peer", None),
         ("CopyHostToDevice", "host_to_device", None),
     ],
 )

@@ -5,10 +5,10 @@ from hypothesis import given
 from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
 from gpubench.trace.columns import Spans, Trace, join
-from gpubench.trace.device import idle_by_call, idle_causes, idle_within
+from gpubench.trace.device import held, idle_by_call, idle_causes, idle_within
 from gpubench.trace.load import read
 from gpubench.trace.names import Window
-from gpubench.trace.profile import Cause
+from gpubench.trace.profile import Cause, Held
 from gpubench.trace.slices import Program, launchers
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
@@ -284,3 +284,33 @@ def test_a_slow_loader_and_its_cure_are_told_apart(workers: int, whole: int, sha
     _, causes = causes_of(read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz"))
     assert sum(spans.length for spans in causes.values()) == whole
     assert causes["data_loader"].length / whole == pytest.approx(share, abs=0.0005)
+
+
+def holding(*parts: Record | list[Record]) -> list[Held]:
+    program = Program.of(made(*parts))
+    return held(program, idle_causes(program)["python_and_launch"])
+
+
+def test_long_waits_are_told_by_the_innermost_calls_that_take_most_of_them() -> None:
+    found = holding(
+        launched("a", 0, 2, 10, 1),
+        [slice_("aten::zeros", 100, 2100), slice_("aten::fill_", 150, 2050), slice_("aten::mul", 2200, 4200)],
+        [slice_("aten::relu", 4300, 4700), slice_("aten::add", 5000, 5020)],
+        launched("b", 5010, 5012, 5020, 2),
+    )
+    assert found == [
+        Held("aten::mul", 1, 2_000_000),
+        Held("aten::fill_", 1, 1_900_000),
+        Held("", 1, 5_001_000 - 3_900_000),
+    ]
+
+
+def test_a_wait_of_less_than_a_millisecond_is_not_long() -> None:
+    assert holding(launched("a", 0, 2, 10, 1), slice_("aten::mul", 12, 1000), launched("b", 1007, 1009, 1020, 2)) == []
+
+
+@given(anything())
+def test_what_holds_the_device_up_is_no_more_than_its_waits(records: list[Record]) -> None:
+    program = Program.of(made(records))
+    waits = idle_causes(program)["python_and_launch"]
+    assert sum(one.idle for one in held(program, waits)) <= waits.length

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from traces_made import Record, anything, launched, made, slice_, step, work
 
 from gpubench.trace.columns import WorkKind
-from gpubench.trace.kernels import fusible, kernels, moves_memory
+from gpubench.trace.kernels import KernelKind, fusible, kernels, moves_memory
 from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Kernel, KernelChange, Rank, kernel_changes
 
@@ -104,7 +104,7 @@ def test_fusing_saves_all_but_the_longest_of_neighbours_that_only_move_memory() 
     )
     lexicon = Lexicon.of(trace)
     owner = np.full(10, -1, np.int32)
-    assert fusible(trace, owner, window(trace, lexicon)) == (3 + 2 + 2) * 1000
+    assert fusible(trace, lexicon, owner, window(trace, lexicon)) == (3 + 2 + 2) * 1000
 
 
 @given(anything())
@@ -113,7 +113,7 @@ def test_fusing_saves_no_more_than_there_is(records: list[Record]) -> None:
     lexicon = Lexicon.of(trace)
     owner = np.full(len(trace.device), -1, np.int32)
     found = kernels(trace, lexicon, owner, window(trace, lexicon))
-    assert 0 <= fusible(trace, owner, window(trace, lexicon)) <= sum(kernel.total for kernel in found)
+    assert 0 <= fusible(trace, lexicon, owner, window(trace, lexicon)) <= sum(kernel.total for kernel in found)
 
 
 @given(
@@ -143,10 +143,11 @@ def test_fusing_saves_of_each_run_on_a_stream_all_but_its_longest_kernel(
             if device.start[one] >= around.end:
                 continue
             operator = trace.names[owner[one]] if owner[one] >= 0 else ""
-            if device.kind[one] != WorkKind.SET and moves_memory(trace.names[device.name[one]], operator):
+            kind: KernelKind = "set" if device.kind[one] == WorkKind.SET else "compute"
+            if moves_memory(kind, trace.names[device.name[one]], operator):
                 run.append(int(device.end[one] - device.start[one]))
             else:
                 saved += sum(run) - max(run, default=0)
                 run = []
         saved += sum(run) - max(run, default=0)
-    assert fusible(trace, owner, around) == saved
+    assert fusible(trace, Lexicon.of(trace), owner, around) == saved

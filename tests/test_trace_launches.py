@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given
-from traces_made import PUBLIC, Record, anything, call, launched, made, step, work
+from traces_made import PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
@@ -77,6 +77,36 @@ def test_a_graph_is_launched_by_one_call() -> None:
 
 def test_work_outside_the_window_does_not_count() -> None:
     assert found(step(1, 100, 200), launched("a", 0, 2, 50, 1)) is None
+
+
+def by_external_id(name: str, start: float, end: float, number: int, cat: str) -> Record:
+    return {**slice_(name, start, end, cat), "args": {"External id": number}}
+
+
+def test_calls_and_works_without_correlation_numbers_are_paired_by_their_external_ids() -> None:
+    """As in traces of old releases for ROCm."""
+    one = known(
+        by_external_id("aten::mm", 0, 20, 1, "cpu_op"),
+        by_external_id("hipGetDeviceProperties", 1, 2, 80, "cuda_runtime"),
+        by_external_id("hipLaunchKernel", 2, 4, 81, "cuda_runtime"),
+        by_external_id("Cijk_A", 10, 50, 81, "kernel"),
+    )
+    assert (one.calls, one.works, one.unlinked, one.delay_median) == (1, 1, 0, 6_000)
+
+
+def test_an_external_id_of_several_calls_is_an_operators_and_pairs_nothing() -> None:
+    one = known(
+        by_external_id("hipLaunchKernel", 2, 4, 7, "cuda_runtime"),
+        by_external_id("hipLaunchKernel", 5, 6, 7, "cuda_runtime"),
+        by_external_id("Cijk_A", 10, 50, 7, "kernel"),
+    )
+    assert (one.calls, one.unlinked) == (0, 1)
+
+
+def test_external_ids_pair_nothing_where_there_are_correlation_numbers() -> None:
+    lone = by_external_id("hipLaunchKernel", 2, 4, 7, "cuda_runtime")
+    one = known(lone, by_external_id("Cijk_A", 10, 50, 7, "kernel"), launched("b", 60, 62, 70, 1))
+    assert (one.calls, one.unlinked) == (1, 1)
 
 
 @given(anything())

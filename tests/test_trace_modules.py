@@ -1,7 +1,7 @@
 """Time by nn.Module."""
 
 import pytest
-from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
+from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step, work
 
 from gpubench.trace.host import modules
 from gpubench.trace.load import read
@@ -44,6 +44,15 @@ def test_calls_of_a_module_are_those_whose_work_the_device_came_to() -> None:
     ]
     one = found(step(1, 0, 20), step(2, 20, 40), parts)["fc"]
     assert (one.calls, one.host, one.forward) == (1, 9_000, 40_000)
+
+
+def test_a_layer_counts_even_if_no_work_is_linked_to_it() -> None:
+    """The launch of the last one is not in the trace."""
+    layers = [module(f"layers.{number}", "Block", 10 * number, 10 * number + 9) for number in range(3)]
+    calls = [launched("gemm", 10 * number + 1, 10 * number + 2, 10 * number + 8, number + 1) for number in range(2)]
+    by_path = found(step(1, 0, 40), layers, *calls, work("gemm", 22, 28, 9))
+    assert [equal for _, equal in folded(list(by_path.values()))] == [3]
+    assert by_path["layers.2"].forward == 0
 
 
 def test_time_is_a_modules_own_and_its_childrens() -> None:

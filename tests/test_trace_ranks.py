@@ -36,8 +36,13 @@ def late(*traces: Trace) -> list[Straggler]:
 
 
 def collectives(durations: Sequence[float], at: float = 0, name: str = NCCL) -> list[Record]:
-    """One each 1000 us."""
-    return [work(name, at + 1000 * place, at + 1000 * place + long) for place, long in enumerate(durations)]
+    """One each 1000 us, of which all ranks see the end at once."""
+    return [work(name, at + 1000 * place - long, at + 1000 * place) for place, long in enumerate(durations, 1)]
+
+
+def lateness(found: Sequence[Straggler]) -> list[tuple[int, int, int, int]]:
+    """(rank, late, waited_for, of) of each."""
+    return [(one.rank, one.late, one.waited_for, one.of) for one in found]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,8 @@ def test_ranks_that_were_not_recorded_at_the_same_time_are_noted() -> None:
 def test_the_rank_with_the_shortest_kernels_came_last() -> None:
     early, tardy = of_rank(0, collectives([300, 200, 100])), of_rank(1, collectives([100, 100, 100], at=9e6))
     assert late(early, tardy) == [
-        Straggler(rank=1, late=100_000, waited_for=2, of=3),
-        Straggler(rank=0, late=0, waited_for=0, of=3),
+        Straggler(rank=1, late=100_000, waited_for=2, of=3, waits=2, among=2),
+        Straggler(rank=0, late=0, waited_for=0, of=3, waits=2, among=2),
     ]
 
 
@@ -101,17 +106,15 @@ def test_of_long_collectives_a_small_part_is_noise() -> None:
 def sleeping(rank: int, *durations: float, name: str = "gloo:all_reduce") -> Trace:
     """A rank without device work, whose collectives run on two threads in turn."""
     calls = [
-        slice_(name, 1000 * place + 500, 1000 * place + 500 + long, "user_annotation", 2 + place % 2)
+        slice_(name, 1000 * place + 900 - long, 1000 * place + 900, "user_annotation", 2 + place % 2)
         for place, long in enumerate(durations)
     ]
     return of_rank(rank, step(1, 0, 9000), slice_("aten::mm", 0, 100), calls, backend="gloo")
 
 
 def test_of_ranks_without_devices_the_shortest_collectives_tell_who_came_last() -> None:
-    assert late(sleeping(0, 300, 200, 100), sleeping(1, 100, 100, 100)) == [
-        Straggler(rank=1, late=100_000, waited_for=2, of=3),
-        Straggler(rank=0, late=0, waited_for=0, of=3),
-    ]
+    found = late(sleeping(0, 300, 200, 100), sleeping(1, 100, 100, 100))
+    assert lateness(found) == [(1, 100_000, 2, 3), (0, 0, 0, 3)]
 
 
 def test_what_is_between_two_ranks_is_not_compared() -> None:
@@ -151,7 +154,7 @@ def test_in_an_all_to_all_every_rank_waits_for_the_last(operator: str) -> None:
         kernel = launched("ncclDevKernel_SendRecv", 5, 10, 10 + long, 1)
         return of_rank(rank, step(1, 0, 400), slice_(operator, 0, 20), kernel)
 
-    assert late(exchanging(0, 300), exchanging(1, 100))[0] == Straggler(rank=1, late=200_000, waited_for=1, of=1)
+    assert lateness(late(exchanging(0, 300), exchanging(1, 100)))[0] == (1, 200_000, 1, 1)
 
 
 def test_the_arguments_of_a_kernel_tell_its_collective() -> None:
@@ -165,8 +168,13 @@ def test_the_arguments_of_a_kernel_tell_its_collective() -> None:
 
 def test_a_trace_of_two_processes_is_refused() -> None:
     other = [{**record, "pid": 2} for record in launched("b", 0, 5, 9, 1)]
-    with pytest.raises(DataError, match=r"is of 2 processes: 1, 2"):
+    with pytest.raises(DataError, match=r"is of 2 processes: 1 and 2"):
         checked(of_rank(0, launched("a", 0, 5, 9, 1), other))
+
+
+def test_a_device_in_whose_name_the_runtime_is_called_is_no_second_process() -> None:
+    of_device = [{**record, "pid": 17} for record in launched("b", 0, 5, 9, 1)]
+    checked(of_rank(0, slice_("aten::mm", 0, 3), launched("a", 0, 5, 9, 1), of_device))
 
 
 def test_collectives_are_matched_within_the_step_that_launched_them() -> None:
@@ -174,7 +182,7 @@ def test_collectives_are_matched_within_the_step_that_launched_them() -> None:
         0, step(1, 0, 100), step(2, 100, 200), launched(NCCL, 10, 110, 150, 1), launched(NCCL, 110, 150, 160, 2)
     )
     two = of_rank(1, step(2, 0, 100), launched(NCCL, 10, 20, 120, 1))
-    assert late(one, two) == [Straggler(0, 90_000, 1, 1), Straggler(1, 0, 0, 1)]
+    assert lateness(late(one, two)) == [(0, 90_000, 1, 1), (1, 0, 0, 1)]
 
 
 def test_steps_in_which_ranks_communicate_unlike_are_not_compared() -> None:
@@ -190,6 +198,116 @@ def test_ranks_without_collectives_in_common_keep_nobody_waiting() -> None:
 def test_a_rank_that_the_trace_does_not_number_is_counted_by_its_place() -> None:
     found = late(made(collectives([300])), made(collectives([100])))
     assert [one.rank for one in found] == [1, 0]
+
+
+def described(
+    rank: int, *calls: tuple[str, float, float], world_size: int = 2, on_host: bool = False, **about: Any
+) -> Trace:
+    """Calls of (collective, duration, end) in one process group with the default sizes, numbered if `first` is set."""
+    first = about.pop("first", None)
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2, "dtype": "Float"}
+    parts = [work("gemm", 0, 1)]
+    for place, (collective, long, end) in enumerate(calls, 1):
+        args = {"Collective name": collective, "In msg nelems": 64, "Out msg nelems": 64, **group, **about}
+        if first is not None:
+            args["Seq"] = first + place
+        if on_host:
+            parts.append(slice_("record_param_comms", 10 * place, 10 * place + 5, **args))
+            parts += launched(NCCL, 10 * place + 1, end - long, end, place)
+        else:
+            parts.append(work(NCCL, end - long, end, place, **args))
+    return of_rank(rank, parts, world_size=world_size)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_an_all_to_all_is_not_compared_with_an_all_reduce_of_another_rank(on_host: bool) -> None:
+    one = described(0, *[("all_to_all", 900, 1000.0 * place) for place in range(1, 9)], on_host=on_host)
+    two = described(1, *[("allreduce", 100, 1000.0 * place) for place in range(1, 9)], on_host=on_host)
+    assert late(one, two) == []
+    same = described(1, *[("all_to_all", 100, 1000.0 * place) for place in range(1, 9)], on_host=on_host)
+    assert lateness(late(one, same)) == [(1, 800_000, 8, 8), (0, 0, 0, 8)]
+
+
+@pytest.mark.parametrize(
+    ("other", "matched"),
+    [
+        ({}, True),
+        ({"In msg nelems": 128}, False),
+        ({"dtype": "Half"}, False),
+        ({"Process Group Name": "1"}, False),
+        ({"Process Group Ranks": "[1, 2]"}, False),
+    ],
+)
+def test_collectives_of_one_group_size_and_type_are_compared(other: Record, matched: bool) -> None:
+    found = late(described(0, ("allreduce", 300, 400)), described(1, ("allreduce", 100, 400), **other))
+    assert bool(found) == matched
+
+
+def test_an_all_to_all_is_compared_though_every_rank_sends_as_much_as_it_likes() -> None:
+    sizes: list[Record] = [{"In msg nelems": 64}, {"In msg nelems": 65}]
+    one, two = (described(rank, ("all_to_allv", 300 - rank, 400), **size) for rank, size in enumerate(sizes))
+    assert len(late(one, two)) == 2
+
+
+def test_collectives_are_matched_by_their_number_in_the_group() -> None:
+    """Rank 1 was recorded from the third collective on, and has lost one."""
+    long = [100, 100, 300, 300, 300, 300]
+    one = described(0, *[("allreduce", time, 1000.0 * place) for place, time in enumerate(long, 1)], first=0)
+    calls = [("allreduce", 100, 1000.0 * place) for place in (3, 4, 5)]
+    two = described(1, *calls, first=2)
+    assert lateness(late(one, two)) == [(1, 200_000, 3, 3), (0, 0, 0, 3)]
+    assert late(one, described(1, *calls, first=9)) == []
+
+
+def test_only_ranks_of_one_group_are_compared() -> None:
+    """Two pairs that exchange tensors: the second pair takes longer, and in it rank 3 is late."""
+    ranks = []
+    for rank, long in enumerate((110, 105, 900, 400)):
+        pair = rank - rank % 2
+        about: Record = {"Process Group Name": str(pair), "Process Group Ranks": f"[{pair}, {pair + 1}]"}
+        calls = [("allreduce", long, 1000.0 * place) for place in range(1, 9)]
+        ranks.append(described(rank, *calls, world_size=4, **about))
+    found = late(*ranks)
+    assert lateness(found) == [(3, 500_000, 8, 8), (1, 5_000, 0, 8), (0, 0, 0, 8), (2, 0, 0, 8)]
+    assert {one.among for one in found} == {2}
+    assert late(ranks[1], ranks[2]) == []  # of two groups
+
+
+def test_of_a_group_of_which_some_ranks_are_missing_that_is_noted() -> None:
+    of_four: Record = {"Process Group Ranks": "[0, 1, 2, 3]", "Group size": 4}
+    traces = [described(rank, ("allreduce", 300 - rank, 400), world_size=4, **of_four) for rank in range(4)]
+    assert [one.whole for one in late(*traces[:2])] == [False, False]
+    assert [one.whole for one in late(*traces)] == [True] * 4
+    assert [one.whole for one in late(*(of_rank(rank, collectives([5]), world_size=128) for rank in (0, 1)))] == [
+        False
+    ] * 2
+
+
+def test_ranks_of_a_large_group_are_recorded_in_part() -> None:
+    of_many: Record = {"Process Group Ranks": "[0, 1, 2, ..., 127]", "Group size": 128}
+    traces = [described(rank, ("allreduce", 300 - rank, 400), world_size=128, **of_many) for rank in (7, 90)]
+    assert [one.whole for one in late(*traces)] == [False, False]
+
+
+def test_without_a_recorded_group_kernels_that_end_apart_are_not_taken_for_one_collective() -> None:
+    one = collectives([900, 200, 150, 700, 330, 410])
+    other = [work(NCCL, end - 90, end) for end in (250, 1300, 2900, 3100, 4950, 5200)]
+    assert late(of_rank(0, one), of_rank(1, other)) == []
+
+
+def test_clocks_that_differ_by_hours_do_not_matter() -> None:
+    one, two = of_rank(0, collectives([300, 280, 310])), of_rank(1, collectives([100, 100, 110], at=9e9))
+    assert [each.waited_for for each in late(one, two)] == [3, 0]
+
+
+@pytest.mark.parametrize("collective", ["gather", "scatter", "reduce", "send", "recv"])
+def test_where_ranks_do_not_all_wait_for_each_other_none_is_called_late(collective: str) -> None:
+    assert late(described(0, (collective, 300, 400)), described(1, (collective, 100, 400))) == []
+
+
+def test_a_barrier_waits_for_all() -> None:
+    assert len(late(described(0, ("barrier", 300, 400)), described(1, ("barrier", 100, 400)))) == 2
+    assert len(late(sleeping(0, 300, name="gloo:barrier"), sleeping(1, 100, name="gloo:barrier"))) == 2
 
 
 @given(anything(), anything())

@@ -9,7 +9,9 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from io import BufferedReader, BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -404,3 +406,45 @@ def test_a_memory_snapshot_is_not_taken_for_a_trace() -> None:
     with pytest.raises(DataError, match="pickle") as refused:
         read(PUBLIC / "snapshot_magma27_small.pickle")
     assert "gpubench memory --snapshot" in str(refused.value.hint)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = False) -> None:
+    stream = SimpleNamespace(buffer=BufferedReader(BytesIO(content)), closed=False, isatty=lambda: terminal)
+    monkeypatch.setattr("sys.stdin", stream)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]) -> None:
+    piped(monkeypatch, pack(document([step(1, 0, 9), slice_("aten::mm", 1, 3)])))
+    found = read(Path("-"))
+    assert found.label == "standard input"
+    assert len(found.host) == 2
+
+
+def test_a_terminal_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, b"", terminal=True)
+    with pytest.raises(DataError, match="is a terminal") as refusal:
+        read(Path("-"))
+    assert "pipe a trace" in (refusal.value.hint or "")
+
+
+def test_white_space_without_end_is_refused_early(tmp_path: Path) -> None:
+    """By how much it shrank, before much is unpacked."""
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (40 * 2**20), 6))
+    with pytest.raises(DataError, match="more than 400 times its size"):
+        read(file)
+
+
+def test_events_far_apart_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubench.trace.file.PIECE", 64)
+    monkeypatch.setattr("gpubench.trace.file.MOST_PENDING", 1000)
+    file = tmp_path / "trace.json"
+    event = json.dumps(step(1, 0, 9)).encode()
+    file.write_bytes(
+        b'{"traceEvents": [' + event + b" " * 300 + b"," + b"\n" * 300 + event.replace(b"#1", b"#2") + b"]}"
+    )
+    assert len(read(file).host) == 2
+    file.write_bytes(b'{"traceEvents": [' + b" " * 2000 + event + b"]}")
+    with pytest.raises(DataError, match="no event ends within"):
+        read(file)

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from traces_made import call, made, slice_, work
 
 from gpubench.hardware import find_accelerator
 from gpubench.trace.columns import Signature
-from gpubench.trace.operators import Ceiling, Cost, ceiling, cost, peak_of
+from gpubench.trace.operators import Ceiling, Cost, ceiling, cost, operators, peak_of
+from gpubench.trace.slices import Program
 
 A100, V100 = find_accelerator("NVIDIA A100-SXM4-80GB"), find_accelerator("Tesla V100-SXM2-16GB")
 CONV = ["", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1"]
@@ -161,3 +163,20 @@ def test_a_device_without_tf32_computes_single_precision_as_it_is() -> None:
     assert peak_of(V100, "float32", ["anything"]) == V100.peaks["fp32"]
     assert peak_of(V100, "bfloat16", ["anything"]) is None
     assert peak_of(None, "float32", ["ampere_sgemm"]) is None
+
+
+def test_a_copy_over_a_link_is_not_compared_with_the_devices_bandwidth() -> None:
+    """The same copy within the device is."""
+    inputs: dict[str, Any] = {"Input Dims": [[1 << 20], [1 << 20]], "Input type": ["float", "float"]}
+    for name, bound in (
+        ("Memcpy HtoD (Pinned -> Device)", "insufficient data"),
+        ("Memcpy DtoD (Device -> Device)", "memory"),
+    ):
+        trace = made(
+            slice_("aten::copy_", 0, 10, **inputs),
+            call("cudaMemcpyAsync", 1, 2, 1),
+            work(name, 5, 105, 1, cat="gpu_memcpy"),
+            deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+        )
+        (copy,) = operators(Program.of(trace))
+        assert (copy.bytes, copy.bound) == (2 * 4 * (1 << 20), bound)

@@ -103,14 +103,32 @@ def test_modules_known_by_stacks_are_named_by_those_that_called_them() -> None:
     assert found(step(1, 0, 90), *events).longest[0].module == "Net_0/ReLU_1"
 
 
-def test_a_stretch_is_named_after_the_innermost_of_the_users_functions_that_fills_most_of_it() -> None:
+@pytest.mark.parametrize(
+    ("parsed", "where"),
+    [(95, "train.py:25 in parse"), (80, "train.py:9 in load")],
+)
+def test_a_stretch_is_named_after_the_innermost_of_the_users_functions_with_nearly_all_of_it(
+    parsed: int, where: str
+) -> None:
     python = found(
         step(1, 0, 100),
-        frame("train.py(3): main", 0, 100), frame("train.py(25): parse", 10, 30),
-        frame("/usr/lib/python3.11/json/decoder.py(1): decode", 12, 28), frame("train.py(25): parse", 30, 80),
+        frame("train.py(1): <module>", 0, 100), frame("train.py(3): main", 0, 100), frame("train.py(9): load", 1, 99),
+        frame("train.py(25): parse", 2, 30), frame("/usr/lib/python3.11/json/decoder.py(1): decode", 12, 28),
+        frame("train.py(25): parse", 30, parsed), frame("train.py(40): strip", 31, 80),
     )  # fmt: skip
     (one,) = python.longest
-    assert (one.length, one.where) == (100_000, "train.py:25 in parse")
+    assert (one.length, one.where) == (100_000, where)
+
+
+def test_a_stretch_in_no_function_but_its_module_is_named_by_what_has_most_of_it() -> None:
+    module, parse = frame("train.py(1): <module>", 0, 100), frame("train.py(25): parse", 10, 70)
+    assert found(step(1, 0, 100), module, parse).longest[0].where == "train.py:25 in parse"
+
+
+def test_a_function_that_calls_itself_counts_once() -> None:
+    calls = [frame("train.py(3): walk", 20 + depth, 60 - depth) for depth in range(5)]
+    inner = frame("train.py(9): main", 0, 100)
+    assert found(step(1, 0, 100), inner, *calls).longest[0].where == "train.py:9 in main"
 
 
 def test_old_traces_without_frames_do_not_tell_where() -> None:

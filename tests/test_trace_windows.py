@@ -1,8 +1,9 @@
 """What counts of a trace, and which call launched which work."""
 
 import pytest
-from traces_made import PUBLIC, call, launched, made, slice_, step, work
+from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 
+from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, StepWindow, Window, window
 from gpubench.trace.slices import launchers
@@ -136,3 +137,66 @@ def test_runtime_calls_are_told_apart(name: str, what: str | None) -> None:
 def test_a_real_training_run_has_six_steps(workers: int) -> None:
     trace = read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz")
     assert [one.number for one in window(trace, Lexicon.of(trace)).steps] == [5, 6, 7, 8, 9, 10]
+
+
+def queued(launched_at: float, start: float, number: int, first: int) -> list[Record]:
+    """Kernels of 9 us without gaps worth mentioning, all launched from `launched_at` on, a microsecond each."""
+    return [
+        part
+        for one in range(number)
+        for part in launched("k", launched_at + one, start + 10 * one, start + 10 * one + 9, first + one)
+    ]
+
+
+def test_a_hole_after_stray_work_is_cut_off_where_the_rest_was_queued() -> None:
+    """As where the recording of the device begins late: half a second of queued work ran unrecorded."""
+    found = analyse([made(launched("stray", 0, 5, 9, 1), *queued(20, 500_000, 100, 2))]).ranks[0]
+    assert (found.start, found.wall) == (500_000_000, 999_000)
+    assert found.device is not None
+    assert found.device.idle < found.wall / 5
+    assert any(
+        note.startswith("the window begins where recorded work begins: 500 ms before it") for note in found.notes
+    )
+
+
+def test_a_hole_before_stray_work_at_the_end_is_cut_off_too() -> None:
+    found = analyse([made(*queued(0, 200, 100, 1), *launched("stray", 150, 500_000, 500_009, 500))]).ranks[0]
+    assert (found.start, found.wall) == (200_000, 999_000)
+    assert any(note.startswith("the window ends where recorded work ends: 499 ms after it") for note in found.notes)
+
+
+def test_steps_with_a_hole_are_left_out_as_whole_steps() -> None:
+    steps = [step(number, number * 10_000, number * 10_000 + 10_000) for number in range(3)]
+    parts = (*launched("stray", 5, 10, 15, 1), *queued(20, 9_000, 2_100, 2))
+    found = analyse([made(*steps, *parts)]).ranks[0]
+    assert (found.step_numbers, found.start, found.wall) == ([1, 2], 10_000_000, 20_000_000)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (*launched("stray", 0, 5, 9, 1), *queued(499_000, 500_000, 100, 2)),  # the host launched nothing
+        (*queued(0, 10, 100, 1), *queued(200, 500_000, 100, 200)),  # not stray, but half of the work
+        (*launched("stray", 0, 5, 9, 1), *queued(20, 50, 100, 2)),  # hardly a gap
+    ],
+)
+def test_other_gaps_stay_in_the_window(parts: tuple[Record, ...]) -> None:
+    trace = made(*parts)
+    found = analyse([trace]).ranks[0]
+    assert (found.start, found.wall) == (window(trace, Lexicon.of(trace)).start, window(trace, Lexicon.of(trace)).wall)
+
+
+def test_time_after_a_launch_whose_work_was_not_recorded_is_not_the_hosts() -> None:
+    """Of the 1,000 us between two kernels, work may have run in the 900 after the launch that the trace lacks."""
+    lost = [call("cudaLaunchKernel", 110, 120, 50)]
+    parts = (*queued(0, 10, 1, 1), *launched("k", 1_015, 1_020, 1_029, 2))
+    idle = analyse([made(*parts, *lost)]).ranks[0].idle
+    assert (idle["queued"], idle["python_and_launch"]) == (900_000, 101_000)
+    assert analyse([made(*parts)]).ranks[0].idle["python_and_launch"] == 997_000
+    (note,) = [one for one in analyse([made(*parts, *lost)]).ranks[0].notes if "launches have no" in one]
+    assert note.startswith("1 of 2 launches have no GPU work in the trace")
+
+
+def test_a_launch_at_the_end_of_the_recording_or_of_a_function_of_the_host_is_not_missed() -> None:
+    parts = (*queued(0, 10, 3, 1), call("cudaLaunchHostFunc", 1, 1.5, 80), call("cudaLaunchKernel", 50, 51, 90))
+    assert not any("launches have no" in note for note in analyse([made(*parts)]).ranks[0].notes)

@@ -30,7 +30,7 @@ def test_an_epoch_ends_where_the_next_begins_or_the_run_does(writer: RunWriter) 
     logger = MetricLogger(writer, LoggingSettings(), {}, "")
     logger.steps([step(0, 0), step(1, 0), step(2, 1)])
     logger.steps([step(0, 0, repeat=1)])
-    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    logger.close(summarise([Repeat(0)], None, "fp32"))
     writer.flush()
     lines = [json.loads(line) for line in (writer.path / "epochs.jsonl").read_text().splitlines()]
     assert [(line["repeat"], line["epoch"], line["steps"]) for line in lines] == [(0, 0, 2), (0, 1, 1), (1, 0, 1)]
@@ -60,7 +60,7 @@ def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(
     logger = MetricLogger(writer, LoggingSettings(), {}, "")
     (board,) = logger._trackers
     logger.steps([step(0, 0), step(1, 0)])
-    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    logger.close(summarise([Repeat(0)], None, "fp32"))
     board.close({}, {}, True)
     assert calls == 1
     assert "TensorBoard failed and gets no more data: disk full" in caplog.text
@@ -73,7 +73,7 @@ def test_curves_go_by_the_metrics_names_and_are_in_their_units(writer: RunWriter
 
     logger = MetricLogger(writer, LoggingSettings(), {}, "")
     logger.steps([step(0, 0)])
-    logger.close(summarise([Repeat(0)], 0, None, "fp32"))
+    logger.close(summarise([Repeat(0)], None, "fp32"))
     curves = EventAccumulator(str(writer.path / "tensorboard" / "repeat-0"))
     curves.Reload()
     found = {tag: curves.Scalars(tag)[0].value for tag in curves.Tags()["scalars"]}

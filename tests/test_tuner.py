@@ -70,6 +70,7 @@ class Program:
             diagnosed_settings=settings,
             on_gpu=False,
             settings=run.settings,
+            is_open=False,
             in_code=lambda changes: "",
             seconds=[1.0] * len(paces),
         )

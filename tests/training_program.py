@@ -3,12 +3,13 @@
     python training_program.py STEPS END
 
 takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang". If END is "kill", it
-kills itself before it has left the run. STORE is a folder that stands in for the store of a process group on several
-machines.
+kills itself before it has left the run; "close", "exec", "leave" and "daemon" close all descriptors, execute another
+program, end without exit handlers, and go on in the background. STORE is a folder that stands in for the store of a
+process group on several machines.
 """
 
 import base64
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -42,14 +43,11 @@ def trace() -> dict[str, object]:
 
 
 def host_of_the_probe() -> ModuleType:
-    """Loads the module as the probe does, under a name of its own."""
+    """Loads the module as the probe does, in a package with a name of its own."""
     folder = next(entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry.endswith("probe"))
-    spec = importlib.util.spec_from_file_location("probe_host", Path(folder, "host.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    package = sys.modules["stand_in"] = ModuleType("stand_in")
+    package.__path__ = [folder]
+    return importlib.import_module("stand_in.host")
 
 
 def follow(host: Any, repeat: int, wanted: int, steps: int) -> None:
@@ -100,6 +98,33 @@ class Store:
         self.file.unlink()
 
 
+def plan(host: Any, training: dict[str, Any], repeat: int) -> int | None:
+    """Tells the host how many steps the program takes. Returns None if it ends by itself."""
+    if training["steps"] == "all":
+        return None
+    warmup = 10 if training["warmup_steps"] is None else training["warmup_steps"]
+    wanted = (training["steps"] or 50) + warmup
+    host.put("planned", repeat=repeat, steps=wanted, warmup=warmup)
+    return wanted
+
+
+def disappear(how: str) -> None:
+    """Loses the connection to the host in one of several ways; returns if `how` is none of them."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how not in ("close", "exec", "leave", "daemon"):
+        return
+    if how == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(1.5)"])
+    if how == "daemon" and os.fork():
+        os._exit(0)
+    if how in ("close", "daemon"):
+        os.closerange(3, 4096)
+        time.sleep(1.5)  # it goes on with its own work
+        print("closed everything, and worked on", flush=True)
+    os._exit(0)
+
+
 def main() -> None:
     steps, end = int(sys.argv[1]), sys.argv[2]
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -108,8 +133,7 @@ def main() -> None:
     if os.environ.get("_GPUBENCH_FOLLOW"):
         follow(host, repeat, settings["memory"]["steps"], steps)
         sys.exit(0 if end == "0" else int(end))
-    training = settings["training"]
-    wanted = steps if training["steps"] == "all" else training["steps"] + training["warmup_steps"]
+    wanted = plan(host, settings["training"], repeat) or steps
     if rank == 0:
         host.put("environmentcaptured", environment={"python": {"version": "3.9.0"}, "torch": {"version": "2.1.0"}})
     treatments = json.loads(os.environ["_GPUBENCH_TREATMENTS"])
@@ -129,8 +153,7 @@ def main() -> None:
     print("\x1b[2Jthe last line it printed", flush=True)
     if steps < wanted and end == "hang":
         time.sleep(600)
-    if end == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    disappear(end)
     if repeat == host.job["profiled"] and steps >= RECORDED:
         data = base64.b64encode(json.dumps(trace()).encode()).decode()
         host.put("tracerecorded", repeat=repeat, name="rank0.1.pt.trace.json", data=data, last=True)

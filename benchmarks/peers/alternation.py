@@ -24,6 +24,7 @@ from subject import BATCHES, LEARNING_RATE, Subject, settle
 
 from gpubench import events
 from gpubench.host.launch import listen
+from gpubench.probe.length import Length
 from gpubench.ranks import Ranks, machine
 from gpubench.settings.defaults import complete
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
@@ -108,7 +109,7 @@ def loops(subject: Subject, settings: CompletedTrainSettings, channel: Channel) 
         clock.synchronize()
 
     def ours() -> None:
-        for event in run_steps(trainer, feed, 0, time.time()):
+        for event in run_steps(trainer, feed, 0, time.time(), Length(0, steps or 0)):
             channel.put(event)
             channel.flush(FLUSH_SECONDS if isinstance(event, events.StepsMeasured) else 0.0)
 

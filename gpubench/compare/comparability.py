@@ -14,6 +14,7 @@ from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs.directory import RunRecord
+from gpubench.settings.keys import PROGRAM, RUN_BY
 
 if TYPE_CHECKING:
     from gpubench.settings.field import Setting
@@ -268,9 +269,9 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
 
 def _measured_by(record: RunRecord) -> str:
     """Returns the command whose program ran. profile and memory run the steps of train-bench, or of a program."""
-    if record.command in ("profile", "memory"):
-        return "train-bench"
-    return "program" if record.command == "program-memory" else record.command
+    if record.command in RUN_BY:
+        return PROGRAM
+    return "train-bench" if record.command in ("profile", "memory") else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

@@ -25,7 +25,10 @@ from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
+from gpubench.settings.keys import PROGRAM, PROGRAM_PROFILE
 
+TIMES = {"profile": "train-bench", PROGRAM_PROFILE: PROGRAM}
+"""The command that times the same steps as another one."""
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE = 4.0
 """The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
@@ -212,7 +215,7 @@ def _work(entry: Entry) -> dict[str, Any]:
         key: value for key, value in entry.settings.items() if _role(key) in ("workload", "scale") and value is not None
     }
     facts |= {key: entry.settings[key] for key in ("program.command", "device") if key in entry.settings}
-    command = "train-bench" if entry.record.command == "profile" else entry.record.command
+    command = TIMES.get(entry.record.command, entry.record.command)
     return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
 
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
 import msgspec
 import numpy as np
 
-from gpubench import units
+from gpubench import foreign_files, units
 from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.verdicts import WELL_KNOWN
 from gpubench.errors import (
@@ -201,7 +202,7 @@ class _Cells:
 
 
 def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with foreign_files.given(path) as content, TextIOWrapper(content, "utf-8-sig", newline="") as file:
         lines = _bounded(file, path)
         above, header = next(((n, line) for n, line in enumerate(lines, 1) if line.strip()), (1, ""))
         delimiter = _delimiter(header, column)
@@ -240,7 +241,7 @@ def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
     decoder = msgspec.json.Decoder(dict[str, Any])
     names: dict[str, None] = {}
     found = False
-    with path.open("rb") as file:
+    with foreign_files.given(path) as file:
         for number, line in enumerate(_bounded(file, path), 1):
             if not line.strip():
                 continue

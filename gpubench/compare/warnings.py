@@ -130,7 +130,7 @@ def rejection(side: Side) -> str | None:
             return f"{_of_run(side, run)}, so its true peak is unknown"
         error = run.record.error if run.record else None
         if error and error.get("kind") == DIVERGED:
-            return f"{_of_run(side, run)}: {error.get('message')}"
+            return f"{_of_run(side, run)}: {error.get('message') or 'its loss is not finite'}"
     skipped = [metric for run in side.runs if run.record and (metric := run.metrics.get("skipped_steps"))]
     if number := sum(sum(metric.repeats) for metric in skipped):
         return f"the gradient scaler skipped {number:.0f} steady steps, which took time but did no work"

@@ -1,7 +1,7 @@
 """The rule about attention computed by separate operators."""
 
 from gpubench import units
-from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, severity
 from gpubench.findings import Finding
 from gpubench.hardware import find_accelerator
 from gpubench.trace.attention import EFFICIENT, FLASH
@@ -33,7 +33,7 @@ def unfused_attention(case: ProfileCase) -> Answers:
         cause=_cause(case, found, fallback),
         advice=_advice(case.rank, found, fallback),
         fix=case.fix(performance__sdpa="fused") if fallback and case.setting("performance.sdpa") == "math" else {},
-        expected=at_most(saving),
+        expected=case.less_work(saving),
         threshold=f"at least {units.percent(MEDIUM)} of {case.window()}; a fused kernel still does the matrix "
         "products, or half of them under a causal mask: if the device's peak is known, the expected saving leaves out "
         "their time at that peak",

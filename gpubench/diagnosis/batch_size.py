@@ -1,11 +1,12 @@
 """Rules about batches that are too small to keep the device busy."""
 
 from gpubench import units
-from gpubench.diagnosis.case import HOST_WORTH, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.case import HOST_WORTH, WORTH, Answers, ProfileCase, at_most, severity
 from gpubench.diagnosis.host import SHORT_OPERATOR, between_calls, calling, waits_for_host, works
 from gpubench.findings import Finding
 
 SHORT_WORK = 0.5  # of the computing time: with more of it in short kernels, their fixed cost dominates
+MANY = 20  # short kernels: a window of fewer is a part of a step, and shows nothing of its batch
 FITTING = (
     0.5  # of the GPU's memory: activations double with the batch, and at most everything that is held is activations
 )
@@ -21,11 +22,13 @@ def small_batch(case: ProfileCase) -> Answers:
         return
     if waits_for_host(case) >= HOST_WORTH:
         return
-    if device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
+    if launches.short < MANY or device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
+        return
+    cost = case.share(launches.short_total) * DOUBLED
+    if cost < WORTH:
         return
     used = case.memory_used
     fits = used is None or used <= FITTING
-    cost = case.share(launches.short_total) * DOUBLED
     yield Finding(
         id="small-batch",
         title="kernels are too short to fill the GPU: the batch is too small",
@@ -38,10 +41,10 @@ def small_batch(case: ProfileCase) -> Answers:
         cause="a batch gives each kernel less work than its fixed cost",
         advice=f"double the batch size, {_caveat(case)}"
         if fits
-        else f"double the batch size, if {'' if case.infers else 'activation checkpointing or '}a smaller data type "
+        else f"double the batch size, if {'activation checkpointing or ' if case.trains else ''}a smaller data type "
         "frees enough memory",
         fix=case.batch_fix(2) if fits else {},
-        expected=at_most(cost),
+        expected=case.less_work(cost),
         threshold=f"at least {units.percent(SHORT_WORK)} of the computing time in kernels under 10 us, of which "
         f"several are fixed cost; the saving is per sample, at most {units.percent(DOUBLED)} of the time in these "
         "kernels, where twice the samples take no longer",
@@ -61,7 +64,9 @@ def small_batch_on_cpu(case: ProfileCase) -> Answers:
     saving = fixed * (1 - 1 / LARGER)
     yield Finding(
         id="small-batch",
-        title="the batch is too small for the fixed cost of a step",
+        title="the batch is too small for the fixed cost of a step"
+        if case.rank.step_numbers
+        else "the batch is too small for the fixed cost of its operators",
         severity=severity(saving),
         evidence=[
             *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
@@ -70,18 +75,20 @@ def small_batch_on_cpu(case: ProfileCase) -> Answers:
             f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}",
             *case.recording_evidence(calls),
         ],
-        cause=f"{'' if case.infers else 'the optimizer updates all parameters and '}every operator is called once a "
-        "step, whatever the batch size",
+        cause=("the optimizer updates all parameters and " if case.trains and optimizer else "")
+        + "every operator is called once a step, whatever the batch size",
         advice=f"make the batch {LARGER} times as large, {_caveat(case)}",
         fix=case.batch_fix(LARGER),
         expected=at_most(saving),
-        threshold=f"at least {units.percent(FIXED)} of the step does not grow with the batch size, and half of the "
-        f"operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
+        threshold=f"at least {units.percent(FIXED)} of {case.window()} does not grow with the batch size, and half of "
+        f"the operators take under {SHORT_OPERATOR // 1000} us; the saving is per sample, of that part alone",
     )
 
 
 def _caveat(case: ProfileCase) -> str:
-    return "if its latency is low enough for its users" if case.infers else "and adjust the learning rate"
+    if case.infers:
+        return "if its latency is low enough for its users"
+    return "and adjust the learning rate" if case.trains else "and in training adjust the learning rate"
 
 
 def _parts(optimizer: float, calls: float) -> list[tuple[float, str]]:

@@ -22,7 +22,6 @@ MEDIUM = 0.05
 WORTH = 0.01
 """The part of the step that is worth a finding. A few repeats of a run rarely distinguish a smaller saving from
 noise."""
-WORTH_REASON = f"at least {units.percent(WORTH)} of the step, as a few repeats rarely distinguish less from noise"
 
 NOTABLE = 0.05
 """The threshold for what every program has, such as an optimizer. Below it, there is more to gain elsewhere."""
@@ -33,7 +32,14 @@ recording."""
 UNCORRECTED_HOST_WORTH = 0.25
 """The same where the overhead of recording is unknown: it was 22 % of the step of a 20-layer MLP on a CPU."""
 
+OVERLAPPING = 1.05
+"""The part of the window from which on works are said to overlap. A device's clock lets neighbours overlap a little."""
+
 LONG_NAME = 80  # characters
+
+
+OTHERS_TIME = ("communication", "data_loader", "allocator")
+"""The classes of the critical path that less or faster work of the device leaves as they are."""
 
 
 class Estimated(NamedTuple):
@@ -81,6 +87,10 @@ class Case(ABC):
         return keys if changing else {}
 
 
+LEARNING = frozenset({"backward", "optimizer"})
+"""Phases that only training has."""
+
+
 def severity(share: float | None) -> Severity:
     """Returns the severity for a share of the step or of the peak; None if the share is unknown."""
     if share is None or share < MEDIUM:
@@ -123,6 +133,17 @@ class ProfileCase(Case):
     @property
     def ranks(self) -> int:
         return int(self.setting("distributed.world_size") or self.rank.world_size or 1)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program is known to train: by its settings, or by what was recorded."""
+        known = any(phase.name in LEARNING and (phase.host or phase.device) for phase in self.rank.phases)
+        return not self.infers and (self.settings is not None or known)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether first calls are most of the idle time, so that the host's other delays say little of later steps."""
+        return 2 * self.rank.idle.get("first_calls", 0) >= sum(self.rank.idle.values()) > 0
 
     @property
     def cores(self) -> int | None:
@@ -172,6 +193,19 @@ class ProfileCase(Case):
     def host_worth(self) -> float:
         """The threshold, a part of the step, for rules about the main thread of a program on a CPU."""
         return UNCORRECTED_HOST_WORTH if self.overhead is None else HOST_WORTH
+
+    def less_work(self, cost: float) -> Saving:
+        """Returns the saving by giving the device less or faster work.
+
+        On a GPU it is no more than the time with such work, however many streams share it, and nothing of what the
+        critical path has in `OTHERS_TIME`. Launches on that path do not limit it, since recording prolongs them.
+        """
+        device, path = self.rank.device, self.rank.critical_path
+        if device is None:
+            return at_most(cost)
+        working = device.compute + device.exposed_copies
+        others = sum(path.get(one, 0) for one in OTHERS_TIME)
+        return at_most(min(cost, self.share(min(working, self.whole - others))))
 
     def idle_share(self, cause: Cause) -> float:
         """Returns the fraction of the step in which the device is idle for this cause."""
@@ -240,6 +274,24 @@ class ProfileCase(Case):
         """Returns what a count or a time refers to: a step, or the whole trace if nothing marks steps."""
         return "a step" if self.rank.step_numbers else "in the trace"
 
+    @property
+    def worth_reason(self) -> str:
+        """The threshold of most findings, with its reason."""
+        least = f"at least {units.percent(WORTH)} of {self.window()}"
+        return f"{least}, as a few repeats rarely distinguish less from noise"
+
+    def who(self) -> str:
+        """Returns what waits: the step, or the program if nothing marks steps."""
+        return "the step" if self.rank.step_numbers else "the program"
+
+    def in_every_step(self) -> str:
+        """Returns "in every step", or "each time" where nothing marks steps."""
+        return "in every step" if self.rank.step_numbers else "each time"
+
+    def less_often(self) -> str:
+        """Returns how often is enough for what the host needs: once in many steps, or if it needs it."""
+        return "once in many steps" if self.rank.step_numbers else "only when the program needs them"
+
     def window(self, clean: bool = False) -> str:
         """Returns what a fraction refers to; with `clean`, the step without the overhead of recording."""
         if clean and self.overhead is not None:
@@ -247,12 +299,21 @@ class ProfileCase(Case):
         return "the step" if self.rank.step_numbers else "the trace"
 
     def time_per_step(self, part: int) -> str:
-        """Returns a time per step with its share of the step, such as "1.2 ms a step (3.4 %)"."""
-        spent = units.seconds(part / self.steps / 1e9)
-        return f"{spent} {self.per_step()} ({units.percent(self.share(part))})"
+        """Returns a time per step with its share of the step, such as "1.2 ms a step (3.4 %)".
+
+        Work of several streams or threads that run at the same time may add up to more than the step, which is said.
+        """
+        spent, share = units.seconds(part / self.steps / 1e9), self.share(part)
+        whose = "threads" if self.on_cpu else "streams"
+        said = f"{share:.1f} x {self.window()}, as {whose} overlap"
+        if share < OVERLAPPING:
+            said = units.percent(min(share, 1.0))
+        return f"{spent} {self.per_step()} ({said})"
 
     def calls_per_step(self, calls: int) -> str:
         """Returns a count per step, such as "3 times a step", or "2 times in 6 steps" if it is less than one."""
+        if calls == 0 or not self.rank.step_numbers:
+            return f"{units.counted(calls, 'time')} {self.per_step()}"
         if calls < self.steps:
             return f"{units.counted(calls, 'time')} in {units.counted(self.steps, 'step')}"
         each = calls / self.steps
@@ -316,6 +377,12 @@ class FootprintCase(Case):
     def in_passes(self) -> bool:
         """Whether the peak is in a phase that needs activations."""
         return self.peak.phase in ("forward", "loss", "backward")
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program is known to train: by its settings, or by what was recorded."""
+        known = any(phase.phase in LEARNING for phase in self.footprint.phases)
+        return not self.infers and (self.settings is not None or known)
 
     @property
     def accelerator(self) -> Accelerator | None:

@@ -1,9 +1,10 @@
 """Rules about communication: exposed collectives, and a slowest rank that the others wait for."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
 from gpubench.distributions import binomial_tail
 from gpubench.findings import Finding, Unanswered
 from gpubench.trace.profile import Collective, CollectiveKind, Rank, Straggler
@@ -16,7 +17,7 @@ that is used everywhere."""
 
 def stragglers(case: ProfileCase) -> Answers:
     if not every_rank_is_traced(case):
-        needs = "profiling.all_ranks" if case.setting("profiling.all_ranks") is False else "a trace of every rank"
+        needs = "profiling.all_ranks" if case.setting("profiling.all_ranks") is False else _traces_needed(case)
         yield Unanswered("straggler", "traces of the other ranks", needs)
     slow = slowest(case)
     if slow is None and _too_few_to_tell(case):
@@ -27,21 +28,30 @@ def stragglers(case: ProfileCase) -> Answers:
     cost = waited_for(case, slow)
     skew = case.metrics.get("straggler_skew")
     reason, advice = _difference(case, slow)
+    of_given = "" if slow.whole else f" of the {units.counted(len(case.profile.ranks), 'rank')} that were given"
     yield Finding(
         id="straggler",
-        title=f"rank {slow.rank} keeps the others waiting",
-        severity=severity(cost),
+        title=f"rank {slow.rank} keeps the others waiting"
+        if slow.whole
+        else f"rank {slow.rank} is later than the other ranks that were given",
+        severity=severity(cost) if slow.whole else "low",
         evidence=[
-            f"rank {slow.rank} was the last to reach {slow.waited_for} of {slow.of} collectives, "
+            f"rank {slow.rank} was the last{of_given} to reach {slow.waited_for} of {slow.of} collectives, "
             f"{units.seconds(slow.late / 1e9)} after the first rank on average",
+            *([] if slow.whole else ["ranks whose traces were not given may be later still"]),
             *([f"straggler_skew of the clean run is {units.percent(skew.estimate)}"] if skew is not None else []),
         ],
         cause=reason,
         advice=advice,
         expected=at_most(cost),
-        threshold=f"{WORTH_REASON}, if one rank is last so often that ranks late at random would show it in less than "
-        f"{units.percent(CHANCE)} of programs",
+        threshold=f"{case.worth_reason}, if one rank is last so often that ranks late at random would show it in less "
+        f"than {units.percent(CHANCE)} of programs",
     )
+
+
+def _traces_needed(case: ProfileCase) -> str:
+    given = len(case.profile.ranks)
+    return "a trace of every rank" if given == 1 else f"traces of all {case.ranks} ranks: {given} were given"
 
 
 def every_rank_is_traced(case: ProfileCase) -> bool:
@@ -55,25 +65,29 @@ def every_rank_is_traced(case: ProfileCase) -> bool:
 def slowest(case: ProfileCase) -> Straggler | None:
     """Returns the latest rank among those that are last more often than chance explains; None if there is none."""
     found = case.profile.stragglers
-    ranks, waits = max(2, len(found)), sum(one.waited_for for one in found)
-    often = [one for one in found if one.waited_for > 0 and _by_chance(one.waited_for, waits, ranks) < CHANCE]
+    often = [one for one in found if one.waited_for > 0 and _by_chance(one, one.waited_for, found) < CHANCE]
     return max(often, key=lambda one: one.late, default=None)
 
 
 def _too_few_to_tell(case: ProfileCase) -> bool:
     """Returns whether some rank is late, but even a rank that is always last would not stand out from chance."""
     found = case.profile.stragglers
-    waits, most = sum(one.waited_for for one in found), max((waited_for(case, one) for one in found), default=0.0)
-    return waits > 0 and most >= WORTH and _by_chance(waits, waits, max(2, len(found))) >= CHANCE
+    late = [one for one in found if one.waited_for > 0 and waited_for(case, one) >= WORTH]
+    return bool(late) and all(_by_chance(one, _waits(one, found), found) >= CHANCE for one in late)
 
 
-def _by_chance(last: int, waits: int, ranks: int) -> float:
-    """Returns an upper limit for the probability that some rank is last `last` times out of `waits` by chance.
+def _by_chance(one: Straggler, last: int, found: Sequence[Straggler]) -> float:
+    """Returns an upper limit for the probability that a rank is last in `last` of its collectives by chance.
 
-    It is the tail of the binomial distribution for one rank, with all ranks equally likely to be last, times their
-    number (Bonferroni).
+    It is the tail of the binomial distribution for one rank, with all ranks of its smallest group equally likely to be
+    last, times the number of ranks (Bonferroni).
     """
-    return binomial_tail(last, waits, 1 / ranks) * ranks
+    return binomial_tail(last, _waits(one, found), 1 / max(2, one.among or len(found))) * max(2, len(found))
+
+
+def _waits(one: Straggler, found: Sequence[Straggler]) -> int:
+    """Returns the number of a rank's collectives in which any rank waited."""
+    return sum(other.waited_for for other in found) if one.waits is None else one.waits
 
 
 def waited_for(case: ProfileCase, slow: Straggler) -> float:
@@ -136,6 +150,9 @@ MOST = 0.5  # of the cost
 NAMED = 0.1  # of the exposed communication: kinds of collectives with less are not named
 
 
+ADVISED = 2  # kinds of collectives: the fix names those with most time, and the evidence names all
+
+
 class _Kind(NamedTuple):
     name: str
     cause: str
@@ -147,28 +164,40 @@ _ALL_REDUCE = _Kind(
     "all-reduces, for example of gradients, take longer than the computing that overlaps them",
     "overlap the all-reduces with the backward pass, and reduce once in several micro-batches, with no_sync()",
 )
+_BETWEEN_LAYERS = _Kind(
+    "all-reduce",
+    "the results of the ranks are summed, as in tensor parallelism, and what follows waits for the sum",
+    "split the model over fewer ranks, keep them within a machine whose links are fast, or overlap the sums with other "
+    "work",
+)
+"""All-reduces of a program that is not known to train, so that gradients are not known either."""
 _SHARDED = _Kind(
     "all-gather and reduce-scatter",
     "gathering sharded tensors from all ranks, and scattering gradients to them, takes longer than the computing that "
     "overlaps it",
-    "with FSDP, prefetch parameters (set_modules_to_forward_prefetch, backward_prefetch=BACKWARD_PRE), keep them from "
-    "forward to backward where memory allows (reshard_after_forward=False), or shard within each machine only (a mesh "
-    "of two dimensions, HYBRID_SHARD)",
+    "with FSDP, prefetch parameters (set_modules_to_forward_prefetch), keep them from forward to backward where memory "
+    "allows (reshard_after_forward=False), or shard within each machine only (HYBRID_SHARD)",
 )
+_GATHERED = _Kind(
+    "all-gather and reduce-scatter",
+    "each rank has a part of a tensor, and what follows waits until all parts are gathered or summed",
+    "split the model over fewer ranks, keep them within a machine whose links are fast, or overlap the gathering with "
+    "other work",
+)
+"""Those of a program that is not known to train: FSDP's advice is for parameters and gradients in training."""
 _ALL_TO_ALL = _Kind(
     "all-to-all",
     "every rank exchanges data with every other, such as embeddings or the tokens of experts, and computes little "
     "meanwhile",
-    "balance the exchange over the ranks (sharding of embedding tables, load of experts), split it into parts that "
-    "overlap computing, and keep most of it within a machine, where links are faster",
+    "balance it over the ranks (embedding tables, load of experts), split it into parts that overlap computing, and "
+    "keep most of it within a machine",
 )
 _SEND_RECV = _Kind(
     "send and receive",
     "ranks exchange data with single others, as pipeline stages or neighbours in a ring do, or with all others, "
     "which NCCL runs as SendRecv too",
     "start transfers before their data is needed, and overlap them with computing (in a pipeline with more and smaller "
-    "micro-batches); put ranks that exchange most on the fastest links; balance an all-to-all over the ranks "
-    "(embedding tables, experts), and split it into parts",
+    "micro-batches); put ranks that exchange most on the fastest links",
 )
 _BROADCAST = _Kind(
     "broadcast",
@@ -190,6 +219,7 @@ _KINDS: dict[CollectiveKind, _Kind] = {
     "broadcast": _BROADCAST,
     "other": _UNKNOWN,
 }
+_WITHOUT_TRAINING = {_ALL_REDUCE: _BETWEEN_LAYERS, _SHARDED: _GATHERED}
 _OF_STRATEGY = {"ddp": _ALL_REDUCE, "fsdp2": _SHARDED}
 """The kind of communication of a strategy, for a trace without kernels of it."""
 
@@ -214,7 +244,7 @@ def repeated_reduction(case: ProfileCase) -> Answers:
         advice="use model.no_sync() around all micro-batches but the last",
         fix=case.fix(distributed__sync_gradients="last"),
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )
 
 
@@ -229,14 +259,15 @@ def exposed_communication(case: ProfileCase) -> Answers:
     cause, advice, factor = _reason(case, cost, shares)
     yield Finding(
         id="exposed-communication",
-        title="the step waits for communication",
+        title=f"{case.who()} waits for communication",
         severity=severity(cost),
         evidence=[*_evidence(case), *_describe_kinds(case, shares)],
         cause=cause,
         advice=advice,
         fix={} if factor is None else _bucket(case, factor),
         expected=at_most(cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step: hardly any program hides all of its communication",
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()}: hardly any program hides all of its "
+        "communication",
     )
 
 
@@ -263,7 +294,7 @@ def _exposed(case: ProfileCase) -> float:
 def _explained(case: ProfileCase) -> float:
     """Returns the fraction of the step that a slow rank explains, unless this rank is that one."""
     slow = slowest(case)
-    return 0.0 if slow is None or slow.rank == case.rank.rank else waited_for(case, slow)
+    return 0.0 if slow is None or slow.rank == case.rank.rank or not slow.whole else waited_for(case, slow)
 
 
 def _shares(case: ProfileCase) -> dict[_Kind, float]:
@@ -324,7 +355,7 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
     if not even and not every_rank_is_traced(case):
         return (
             "the link is too slow, or another rank is late: only traces of all ranks show which",
-            f"record every rank; if none is late: {advice}",
+            f"{_the_others(case)}; if none is late: {advice}",
             None,
         )
     if not even and _others_late(case) >= MOST * cost:
@@ -336,13 +367,24 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
     return cause, advice, factor
 
 
+def _the_others(case: ProfileCase) -> str:
+    """Returns what to do for traces of all ranks."""
+    given = len(case.profile.ranks)
+    if given == 1:
+        return "record every rank"
+    return f"give the traces of the other {case.ranks - given} ranks too, as --trace"
+
+
 def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
     """Chooses by kind; all-reduces alone are judged by their number, which DistributedDataParallel's buckets decide."""
     first, *others = shares
     if others:
-        known = [kind for kind in shares if kind is not _UNKNOWN]
+        known = [kind for kind in shares if kind is not _UNKNOWN][:ADVISED]
+        known = [kind if case.trains else _WITHOUT_TRAINING.get(kind, kind) for kind in known]
         return known[0].cause, "; ".join(f"{kind.name}: {kind.advice}" for kind in known), None
-    if first is not _ALL_REDUCE:
+    if not case.trains:
+        first = _WITHOUT_TRAINING.get(first, first)
+    if first is not _ALL_REDUCE or not case.rank.step_numbers:
         return first.cause, first.advice, None
     sums = [one for one in case.rank.collectives if collective_kind(one) == "all_reduce"]
     return _by_number(sum(one.calls for one in sums) / case.steps)

@@ -6,7 +6,6 @@ from gpubench import units
 from gpubench.diagnosis.case import (
     NOTABLE,
     WORTH,
-    WORTH_REASON,
     Answers,
     ProfileCase,
     at_most,
@@ -42,8 +41,8 @@ def casts(case: ProfileCase) -> Answers:
         cause=cause,
         advice=advice,
         fix=case.fix(precision="fp32") if narrow else {},
-        expected=None if narrow else at_most(cost),  # the speed of the products changes too
-        threshold=f"at least {units.percent(NOTABLE)} of the step, as mixed precision needs some conversions",
+        expected=None if narrow else case.less_work(cost),  # the speed of the products changes too
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()}, as mixed precision needs some conversions",
     )
 
 
@@ -66,8 +65,8 @@ def layout_of_batches(case: ProfileCase) -> Answers:
         if avoidable
         else "store the data in the layout that the model needs",
         fix=case.fix(performance__channels_last=False) if avoidable else {},
-        expected=at_most(cost),
-        threshold=WORTH_REASON,
+        expected=case.less_work(cost),
+        threshold=case.worth_reason,
     )
 
 
@@ -79,18 +78,18 @@ def layout_in_model(case: ProfileCase) -> Answers:
         return
     yield Finding(
         id="layout-in-model",
-        title="tensors are rearranged in memory within the step",
+        title=f"tensors are rearranged in memory within {case.window()}",
         severity=severity(cost),
         evidence=_describe_conversions(case, found),
         cause="an operator needs contiguous input, and a transpose, permute or slice made it non-contiguous",
         advice="choose layouts that the next operator takes unchanged, and remove needless contiguous() calls",
-        expected=at_most(cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step, as most models need some of it",
+        expected=case.less_work(cost),
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()}, as most models need some of it",
     )
 
 
 def nchw_convolutions(case: ProfileCase) -> Answers:
-    kernels = [kernel for kernel in case.rank.kernels if TO_NHWC.search(kernel.name)]
+    kernels = [one for one in case.rank.kernels if TO_NHWC.search(one.name) and _may_be_convolutions(one.operator)]
     cost = case.share(sum(kernel.total for kernel in kernels))
     if cost < WORTH:
         return
@@ -110,9 +109,14 @@ def nchw_convolutions(case: ProfileCase) -> Answers:
         advice="use model.to(memory_format=torch.channels_last), and the same for the batches"
         + (", with PYTORCH_MIOPEN_SUGGEST_NHWC=1: without it PyTorch may still pass NCHW to MIOpen" * rocm),
         fix=case.fix(performance__channels_last=True) if off else {},
-        expected=at_most(cost),
-        threshold=WORTH_REASON,
+        expected=case.less_work(cost),
+        threshold=case.worth_reason,
     )
+
+
+def _may_be_convolutions(operator: str) -> bool:
+    """Returns whether an operator is a convolution, or may contain one; matrix products are transposed too."""
+    return not operator.startswith("aten::") or "conv" in operator
 
 
 def _of_kind(case: ProfileCase, kind: CopyKind) -> list[Copy]:
@@ -198,7 +202,7 @@ def pinning(case: ProfileCase) -> Answers:
         ),
         fix={} if asked else case.fix(data__pin_memory=True),
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )
 
 
@@ -217,7 +221,7 @@ def blocking_copies(case: ProfileCase) -> Answers:
         cause="a copy without non_blocking=True returns only when the data has arrived",
         advice="use batch.to(device, non_blocking=True): from page-locked memory the copy then runs asynchronously",
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )
 
 
@@ -228,16 +232,16 @@ def device_to_host(case: ProfileCase) -> Answers:
         return
     yield Finding(
         id="device-to-host",
-        title="tensors are copied back to the host in the loop",
+        title="tensors are copied back to the host" + " in the loop" * bool(case.rank.step_numbers),
         severity=severity(cost),
         evidence=[
             *(_describe_copy(case, copy) for copy in _of_kind(case, "device_to_host")),
             *(_describe_wait(case, wait) for wait in waits),
         ],
         cause="the host waits for the device before it can copy, and the device then waits for the host's next launch",
-        advice="keep results on the device, and copy them once in many steps, with non_blocking=True",
+        advice=f"keep results on the device, and copy them {case.less_often()}, with non_blocking=True",
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )
 
 
@@ -256,7 +260,7 @@ def host_tensors(case: ProfileCase) -> Answers:
         cause="a tensor is made or kept on the CPU and copied to the device each time it is used",
         advice="register constants with register_buffer(), and make other tensors with device=x.device",
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )
 
 

@@ -7,10 +7,6 @@ from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, Answers, ProfileCase, at_most, severity
 from gpubench.findings import Finding
 
-THRESHOLD = (
-    f"at least {units.percent(NOTABLE)} of the step: a loader that keeps up delivers a batch in far less than that"
-)
-
 
 def data_loading(case: ProfileCase) -> Answers:
     waiting = _waiting(case)
@@ -24,13 +20,13 @@ def data_loading(case: ProfileCase) -> Answers:
     cause, advice = _without_workers(case, workers)
     yield Finding(
         id="data-loading",
-        title="the step waits for batches",
+        title=f"{case.who()} waits for batches",
         severity=severity(waiting),
         evidence=_evidence(case),
         cause=cause,
         advice=advice,
         expected=at_most(waiting),
-        threshold=THRESHOLD,
+        threshold=_threshold(case),
     )
 
 
@@ -53,9 +49,15 @@ def restarted_workers(case: ProfileCase) -> Answers:
         advice="keep the workers from one epoch to the next",
         fix=fix,
         expected=at_most(starting + (case.clean_share("phase_data_wait") or 0.0)),  # in which the workers end
-        threshold=f"at least {units.percent(NOTABLE)} of the step; each epoch still waits for its first batch, and the "
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()}; each epoch still waits for its first batch, "
+        "and the "
         "workers end within the waits for batches",
     )
+
+
+def _threshold(case: ProfileCase) -> str:
+    least = f"at least {units.percent(NOTABLE)} of {case.window()}"
+    return f"{least}: a loader that keeps up delivers a batch in far less than that"
 
 
 def _waiting(case: ProfileCase) -> float:
@@ -71,9 +73,9 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
     saving = _saving(workers, more, waiting if free else _asleep(case, waiting))
     return Finding(
         id="too-few-workers",
-        title="the step waits for batches while CPU cores are free"
+        title=f"{case.who()} waits for batches while CPU cores are free"
         if free
-        else "the step waits for batches, and the loader takes most of the time outside of PyTorch",
+        else f"{case.who()} waits for batches, and the loader takes most of the time outside of PyTorch",
         severity=severity(saving),
         evidence=[*_evidence(case), _cores(case, workers)],
         cause="the training process itself reads and prepares every batch, between two steps"
@@ -83,7 +85,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         + ("" if free else "; no core is free: they help as far as the loader waits, for example for a disk"),
         fix=case.fix(data__workers=more),
         expected=at_most(saving),
-        threshold=THRESHOLD,
+        threshold=_threshold(case),
     )
 
 
@@ -149,7 +151,7 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
             "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
         )
     return (
-        "batches are made in the training process, or by too few workers",
+        "batches are made in the program's own process, or by too few workers",
         "use DataLoader(num_workers=..., persistent_workers=True), with up to the machine's cores for each GPU",
     )
 

@@ -78,7 +78,8 @@ def attention_matrix(case: FootprintCase) -> Answers:
                 f"matrices of up to {longest:,} x {longest:,} tokens hold {case.format_size(size)} {case.at_peak}",
                 *(describe_holder(one) for one in found[:EXAMPLES]),
             ],
-            cause="attention is computed by separate operators, each of which keeps its matrix for the backward pass",
+            cause="attention is computed by separate operators, each of which keeps its matrix"
+            + " for the backward pass" * case.trains,
             advice="use torch.nn.functional.scaled_dot_product_attention, which recomputes them block by block; in "
             'transformers, attn_implementation="sdpa"',
             threshold=of_peak(MATRIX, "there is more to gain elsewhere"),
@@ -153,7 +154,7 @@ def activations_kept(case: FootprintCase) -> Answers:
     yield case.estimated(
         Finding(
             id="activations-kept",
-            title="activations are kept for the backward pass",
+            title=f"activations are kept for {'the' if case.trains else 'a'} backward pass",
             severity=severity(case.share(kept)),
             evidence=[
                 f"activations{' other than those of the loss' if loss else ''} hold {case.format_size(kept)} "
@@ -161,8 +162,10 @@ def activations_kept(case: FootprintCase) -> Answers:
                 *_blocks(case),
                 *(describe_holder(one) for one in _unlike(case.holders("activations"), loss)),
             ],
-            cause="each operator keeps what its gradient needs until the backward pass reaches it",
-            advice="use activation checkpointing (torch.utils.checkpoint): keep only each block's input, and recompute "
+            cause="each operator keeps what its gradient needs until "
+            + ("the backward pass reaches it" if case.trains else "a backward pass reaches it, which was not recorded"),
+            advice=("" if case.trains else "in inference use torch.inference_mode(), which keeps none; in training ")
+            + "use activation checkpointing (torch.utils.checkpoint): keep only each block's input, and recompute "
             "the rest in the backward pass; that adds one forward pass to a step that costs three, about a third more "
             "compute (Chen et al. 2016, arXiv:1604.06174). To save less, checkpoint every second block"
             + (
@@ -196,9 +199,11 @@ def micro_batch(case: FootprintCase) -> Answers:
                 f"{case.format_size(case.held('temporaries'))}: both grow with the batch",
                 *([f"a batch has {units.counted(batch, 'sample')}"] if isinstance(batch, int) else []),
             ],
-            cause="the tensors kept for the backward pass grow with the number of samples",
-            advice="halve the batch and double the passes: the optimizer step sees the same samples; smaller kernels "
-            "may use the device less well, and batch normalisation sees fewer samples at once",
+            cause=f"the tensors {'kept for the backward pass' if case.trains else 'that a pass keeps'} grow with the "
+            "number of samples",
+            advice=f"halve the batch and{' ' if case.trains else ', in training, '}double the passes: the optimizer "
+            "step sees the same samples; smaller kernels may use the device less well, and batch normalisation sees "
+            "fewer samples at once",
             place="loader",
             fix=case.fix(training__batch_size=batch // 2, training__grad_accumulation=2 * passes) if halves else {},
             threshold=_REASON,

@@ -1,12 +1,13 @@
 """The headline of a profile: its bottleneck in one sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpubench import units
 from gpubench.diagnosis.attention import attention_clause
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
 from gpubench.diagnosis.memory_time import memory_bound_clause
+from gpubench.findings import Finding
 from gpubench.trace.profile import Breakdown, Cause, HostPart, folded
 
 HEADLINE_MINIMUM = 0.1
@@ -16,6 +17,7 @@ DISTORTED = 0.3
 """The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
 IDLE_CAUSES_IN_WORDS: dict[Cause, str] = {
+    "first_calls": "goes to first calls, as the program was not warmed up",
     "data_loader": "waits for the data loader",
     "allocator": "waits for memory from the driver",
     "pageable_copy": "waits for copies from memory that is not page-locked",
@@ -46,12 +48,28 @@ PHASES_IN_WORDS = {
 }
 
 
-def headline(case: ProfileCase) -> str:
-    """Returns the bottleneck in one sentence."""
+OF_IDLE: dict[str, Cause] = {
+    "not-warmed-up": "first_calls",
+    **dict.fromkeys(("data-loading", "too-few-workers"), "data_loader"),
+    "allocator": "allocator",
+    "pinning": "pageable_copy",
+    **dict.fromkeys(("exposed-communication", "straggler", "repeated-reduction"), "communication_wait"),
+    **dict.fromkeys(
+        ("synchronisation", "gradient-scaler", "device-to-host", "blocking-copies", "host-tensors"), "synchronisation"
+    ),
+    **dict.fromkeys(
+        ("launch-bound", "python-bound", "slow-calls", "graph-breaks", "blocking-launches"), "python_and_launch"
+    ),
+}  # fmt: skip
+"""The cause of idle time that a finding is about, by its id."""
+
+
+def headline(case: ProfileCase, findings: Sequence[Finding] = ()) -> str:
+    """Returns the bottleneck in one sentence. Of idle time it names what the first of the `findings` on it is about."""
     if case.rank.wall <= 0:
         return "nothing was recorded that takes time"
     device = case.rank.device
-    bottleneck = _on_cpu(case) if device is None else _on_gpu(case, device)
+    bottleneck = _on_cpu(case) if device is None else _on_gpu(case, device, findings)
     return f"{bottleneck}{attention_clause(case)}"
 
 
@@ -63,7 +81,8 @@ def _on_cpu(case: ProfileCase) -> str:
         who = f"host alone ({case.rank.unread[0]} is not read)"
     elif case.rank.work_missing:
         who = "host alone (the GPU's work was not recorded)"
-    parts = {HOST_PARTS_IN_WORDS[part]: case.share(time) for part, time in case.rank.host.items()}
+    words = HOST_PARTS_IN_WORDS if who == "CPU" else HOST_PARTS_IN_WORDS | {"python": "outside operators"}
+    parts = {words[part]: case.share(time) for part, time in case.rank.host.items()}
     return f"{who}: {_largest(parts, case.window()) or 'nothing is known of what the main thread did'}"
 
 
@@ -84,7 +103,7 @@ def _largest(shares: Mapping[str, float], whole: str) -> str:
     return ", ".join([f"{units.whole_percent(most)} of {whole} {first}", *rest])
 
 
-def _on_gpu(case: ProfileCase, device: Breakdown) -> str:
+def _on_gpu(case: ProfileCase, device: Breakdown, findings: Sequence[Finding]) -> str:
     """States what takes most of the step: idle time with its causes, communication, copies, or else computing."""
     parts = {
         "idle": device.idle,
@@ -97,12 +116,12 @@ def _on_gpu(case: ProfileCase, device: Breakdown) -> str:
     if share < HEADLINE_MINIMUM:
         return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}{memory_bound_clause(case)}"
     if lost == "idle":
-        return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle)}"
+        return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle, findings)}"
     if lost == "copies":
         return f"GPU copies {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}"
     does = "communicates" if _waits_are_known(case) else "communicates, or waits for other ranks,"
     slow = slowest(case)
-    why = "" if slow is None else f"; rank {slow.rank} keeps the others waiting"
+    why = f"; rank {slow.rank} keeps the others waiting" if slow is not None and slow.whole else ""
     return f"GPU {does} {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}{why}"
 
 
@@ -116,24 +135,30 @@ def _waits_are_known(case: ProfileCase) -> bool:
     return every_rank_is_traced(case) and 2 * one_way <= sum(one.total for one in found)
 
 
-def _why_idle(case: ProfileCase, idle: int) -> str:
-    """Names the largest cause, and the second one if the first is less than half."""
+def _why_idle(case: ProfileCase, idle: int, findings: Sequence[Finding]) -> str:
+    """Names the largest cause, and a second one: that of the first finding, or if the first is less than half."""
     causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
     if not causes:
         return "the trace does not show why"
     (most, first), *others = causes
     sentence = f"{units.whole_percent(most / idle)} of it {IDLE_CAUSES_IN_WORDS[first]}"
-    if most / idle < 0.5 and others and others[0][0] / idle >= HEADLINE_MINIMUM:
-        sentence += f", {units.whole_percent(others[0][0] / idle)} {IDLE_CAUSES_IN_WORDS[others[0][1]]}"
+    found = next((OF_IDLE[one.id] for one in findings if one.id in OF_IDLE), None)
+    second = [each for each in others if each[1] == found and first != found]
+    if not second and most / idle < 0.5:
+        second = others[:1]
+    if second and second[0][0] / idle >= HEADLINE_MINIMUM:
+        sentence += f", {units.whole_percent(second[0][0] / idle)} {IDLE_CAUSES_IN_WORDS[second[0][1]]}"
     return sentence
 
 
 def _busiest(case: ProfileCase) -> str:
-    """Names the phase with most of the computing."""
+    """Names the phase with most of the computing, if that is at least HEADLINE_MINIMUM of the step."""
     known = [phase for phase in case.rank.phases if phase.name != "other" and phase.device > 0]
     if not known:
         return ""
     most = max(known, key=lambda phase: phase.device)
+    if case.share(most.device) < HEADLINE_MINIMUM:
+        return ""
     return f", {units.whole_percent(case.share(most.device))} in {most.name}{_layers(case)}"
 
 

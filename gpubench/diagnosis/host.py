@@ -1,10 +1,20 @@
 """Rules about the host: Python, operator dispatch, launches, synchronisation, threads and compilation."""
 
 from gpubench import units
-from gpubench.diagnosis.case import HOST_WORTH, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, at_place, severity
+from gpubench.diagnosis.case import (
+    HOST_WORTH,
+    WORTH,
+    Answers,
+    ProfileCase,
+    at_most,
+    at_place,
+    severity,
+    shortened,
+)
 from gpubench.diagnosis.copies import direction
 from gpubench.findings import Finding, Unanswered
-from gpubench.trace.profile import Launches, Stretch, Synchronisation
+from gpubench.trace.device import LONG_WAIT
+from gpubench.trace.profile import Held, Launches, Stretch, Synchronisation
 
 LONG = 50_000
 """The nanoseconds of a long stretch. Between two operators lie a few microseconds of Python, and tens with the call of
@@ -25,7 +35,7 @@ def python_bound(case: ProfileCase) -> Answers:
     cause, advice = _reason(case, stretches[0])
     yield Finding(
         id="python-bound",
-        title="Python code between operators delays the step",
+        title=f"Python code between operators delays {case.who()}",
         severity=severity(cost),
         evidence=[
             f"the longest time outside any operator is {units.seconds(stretches[0].length / 1e9)}",
@@ -35,7 +45,8 @@ def python_bound(case: ProfileCase) -> Answers:
         cause=cause,
         advice=advice,
         expected=at_most(cost),
-        threshold=f"at least {units.percent(least)} of the step in stretches of {LONG // 1000} us and more: between "
+        threshold=f"at least {units.percent(least)} of {case.window()} in stretches of {LONG // 1000} us and more: "
+        "between "
         "two operators there are a few us, and tens with the call of a module",
     )
     needs = case.option("stacks")
@@ -79,19 +90,24 @@ def _reason(case: ProfileCase, longest: Stretch) -> tuple[str, str]:
     if longest.phase == "backward":
         return (
             "autograd runs no operator during that time: your hooks or autograd functions run other code, or wait",
-            "move work that is not needed in every step out of the hooks",
+            f"move work that is not needed {case.in_every_step()} out of the hooks",
         )
     phased = any(phase.name != "other" for phase in case.rank.phases)
     if phased and longest.phase == "other":
         return (
-            "the loop does work other than training between its phases",
-            "move work that is not needed in every step out of the loop",
+            f"the program does other work, or waits, between {_its_phases(case)}",
+            f"move what is not needed {case.in_every_step()} out of there; do the rest, such as preparing inputs, with "
+            "operators on the device, or in parallel, in the loader's workers or a thread",
         )
     return (
         "your code between operators, or something that it waits for",
-        "move work that is not needed in every step out of it; do the rest with operators, or in parallel to the step, "
+        f"move work that is not needed {case.in_every_step()} out of it; do the rest with operators, or in parallel, "
         "in the loader's workers or a thread",
     )
+
+
+def _its_phases(case: ProfileCase) -> str:
+    return "the phases of its step" if case.rank.step_numbers else "its phases"
 
 
 def _describe_stretch(case: ProfileCase, one: Stretch) -> str:
@@ -124,7 +140,7 @@ def dispatch_bound(case: ProfileCase) -> Answers:
     expected = at_most(cost) if cost >= least else None
     yield Finding(
         id="dispatch-bound",
-        title="calling operators takes much of the step",
+        title=f"calling operators takes much of {case.window()}",
         severity=severity(cost) if expected else "medium",
         evidence=[*_dispatch_evidence(case), *case.recording_evidence(cost)],
         cause="operators are so short that calling them costs as much as running them",
@@ -132,8 +148,9 @@ def dispatch_bound(case: ProfileCase) -> Answers:
         "instead of looping over their parts",
         fix=case.compile_fix(),
         expected=expected,
-        threshold=f"at least {units.percent(least)} of the step outside operators, without long stretches; or half of "
-        f"the operators take under {SHORT_OPERATOR // 1000} us and the step has at most {EACH // 1000} us per "
+        threshold=f"at least {units.percent(least)} of {case.window()} outside operators, without long stretches; or "
+        "half of "
+        f"the operators take under {SHORT_OPERATOR // 1000} us and {case.window()} has at most {EACH // 1000} us per "
         "operator: calling one costs a few us",
     )
 
@@ -195,6 +212,10 @@ def launch_bound(case: ProfileCase) -> Answers:
         return
     if explains_waiting(case):
         return
+    calls, of_calls = _slow_calls(case)
+    if of_calls >= MOST_OF_IDLE * case.share(waiting(case)):
+        yield _slow(case, calls, min(cost, case.without_recording(of_calls)))
+        return
     many = _everywhere(case)
     yield Finding(
         id="launch-bound" if many else "python-bound",
@@ -203,15 +224,45 @@ def launch_bound(case: ProfileCase) -> Answers:
         evidence=[*_launch_evidence(case), *case.recording_evidence(cost)],
         cause="kernels finish before Python and PyTorch have launched the next ones"
         if many
-        else "code between the operators delays the next launch",
+        else "single launches come late: the program's code, or what it calls, holds them up",
         advice="torch.compile(mode='reduce-overhead') launches many kernels at once in a CUDA graph; a larger batch "
         "makes each of them longer"
         if many
-        else "move work that is not needed in every step out of the loop, or compile the code",
+        else f"move work that is not needed {case.in_every_step()} out of it, or compile the code",
         fix=case.compile_fix(),
         expected=at_most(cost),
-        threshold=f"at least {units.percent(HOST_WORTH)} of the step: recording slows the host, so that a smaller part "
-        "may come from the profiler",
+        threshold=f"at least {units.percent(HOST_WORTH)} of {case.window()}: recording slows the host, so that a "
+        "smaller part may come from the profiler",
+    )
+
+
+def _slow_calls(case: ProfileCase) -> tuple[list[Held], float]:
+    """Returns the operators and calls in which the host was during long waits, and the fraction of the window."""
+    calls = [one for one in case.rank.held if one.name]
+    return calls, case.share(sum(one.idle for one in calls))
+
+
+def _slow(case: ProfileCase, calls: list[Held], cost: float) -> Finding:
+    """Returns the finding for single calls that hold up the next launch, for which no graph of kernels helps."""
+    return Finding(
+        id="slow-calls",
+        title="the GPU waits while the host is in single operators or calls",
+        severity=severity(cost),
+        evidence=[
+            f"the GPU is idle {case.time_per_step(waiting(case))} until the host launches more work, most of it in "
+            + units.listed([shortened(one.name) for one in calls[:2]]),
+            *(
+                f"in {shortened(one.name)}: {case.calls_per_step(one.calls)}, {case.time_per_step(one.idle)}"
+                for one in calls[:NAMED]
+            ),
+            *case.recording_evidence(cost),
+        ],
+        cause="operators that run on the CPU, or calls that wait or do much by themselves, come before the next launch",
+        advice="run these operators on the device, or beside the rest in a thread; if they are slow only the first "
+        "time, run some steps before the recording",
+        expected=at_most(cost),
+        threshold=f"at least {units.percent(HOST_WORTH)} of {case.window()} in waits for the host, of which half are "
+        f"in single calls, in waits of {units.seconds(LONG_WAIT / 1e9)} and more: a launch takes about 10 us",
     )
 
 
@@ -223,9 +274,11 @@ def works(launches: Launches) -> int:
 def _everywhere(case: ProfileCase) -> bool:
     """Returns whether most kernels are short or most launches late.
 
-    The answer is no where one call launches many kernels, as with CUDA graphs.
+    The answer is no where single waits are half of the time, or one call launches many kernels, as with CUDA graphs.
     """
     launches = case.rank.launches
+    if 2 * sum(one.idle for one in case.rank.held) >= waiting(case) > 0:
+        return False
     if launches is None:
         return True
     most = EVERYWHERE * works(launches)
@@ -249,13 +302,12 @@ NAMED = 5  # places that a finding lists
 MOST_OF_WAITING = 0.5  # of the cost of waiting: reading the loss is named as the cause from there on
 READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 
-THRESHOLD = (
-    f"at least {units.percent(WORTH)} of the step in which the device is idle for it: waiting for a busy device costs "
-    "nothing"
-)
-ON_CPU = (
-    f"on a CPU, at least {units.percent(WORTH)} of the step: the wait is cheap there, but on a GPU it empties the queue"
-)
+
+def _threshold(case: ProfileCase) -> str:
+    least = f"at least {units.percent(WORTH)} of {case.window()}"
+    if case.on_cpu:
+        return f"on a CPU, {least}: the wait is cheap there, but on a GPU it empties the queue"
+    return f"{least} in which the device is idle for it: waiting for a busy device costs nothing"
 
 
 def synchronisation(case: ProfileCase) -> Answers:
@@ -268,20 +320,32 @@ def synchronisation(case: ProfileCase) -> Answers:
     reads_loss = of_loss >= MOST_OF_WAITING * cost
     yield Finding(
         id="synchronisation",
-        title="values are read on the host in the loop" if case.on_cpu else "the host waits for the device in the loop",
+        title=f"{'values are read on the host' if case.on_cpu else 'the host waits for the device'}"
+        + " in the loop" * bool(case.rank.step_numbers),
         severity=severity(cost),
         evidence=[_describe_wait(case, wait) for wait in found[:NAMED]],
         cause="training.read_loss reads the loss on the host after every step"
         if reads_loss
         else "the program reads a value on the host, or asks for a wait, before it launches the next work",
-        advice="read values once in many steps: sum them on the device, and call .item() when you show them",
+        advice=_of_waits(case, found),
         fix=case.fix(training__read_loss=False) if reads_loss else {},
         expected=at_most(of_loss if reads_loss else cost),
-        threshold=ON_CPU if case.on_cpu else THRESHOLD,
+        threshold=_threshold(case),
     )
     needs = case.option("stacks")
     if needs and not reads_loss and all(wait.where is None for wait in found):
         yield Unanswered("synchronisation", "file and line of what makes the host wait", needs)
+
+
+def _of_waits(case: ProfileCase, found: list[Synchronisation]) -> str:
+    """Returns advice for values that operators read, and for waits that the program asks for, if they cost most."""
+    reads = _costs(case, [wait for wait in found if wait.operator != wait.call])
+    if 2 * reads >= _costs(case, found):
+        return (
+            f"read values {case.less_often()}: keep them on the device, sum them there, and call .item() when you show "
+            "them; a branch on a tensor's value reads it too"
+        )
+    return "remove waits that nothing needs, such as torch.cuda.synchronize() and Event.synchronize()"
 
 
 def gradient_scaler(case: ProfileCase) -> Answers:
@@ -292,14 +356,14 @@ def gradient_scaler(case: ProfileCase) -> Answers:
         return
     yield Finding(
         id="gradient-scaler",
-        title="the gradient scaler makes the host wait in every step",
+        title=f"the gradient scaler makes the host wait {case.in_every_step()}",
         severity=severity(cost),
         evidence=[_describe_wait(case, wait) for wait in found],
         cause="fp16 needs a scaled loss, and the scaler reads on the host whether gradients overflowed",
         advice="bf16 has the range of fp32 and needs no scaler, on GPUs of compute capability 8.0 and later",
         fix=case.fix(precision="bf16") if (case.compute_capability or 0) >= 8 else {},
         expected=at_most(cost),
-        threshold=THRESHOLD,
+        threshold=_threshold(case),
     )
 
 
@@ -401,7 +465,8 @@ def too_few_threads(case: ProfileCase) -> Answers:
         advice=_with_threads(cores),
         fix=case.fix(performance__cpu_threads=cores),
         expected=at_most(saving),
-        threshold=f"at least {units.percent(IN_OPERATORS)} of the step in operators, as threads speed up nothing else",
+        threshold=f"at least {units.percent(IN_OPERATORS)} of {case.window()} in operators, as threads speed up "
+        "nothing else",
     )
 
 
@@ -421,7 +486,8 @@ def too_many_threads(case: ProfileCase) -> Answers:
             cause="starting the threads of an operator, and waiting for the last one, takes longer than they save",
             advice=_with_threads(1),
             fix=case.fix(performance__cpu_threads=1),
-            threshold=f"less than {SHARED // 1000} us of the step per operator; the trace does not show what threads "
+            threshold=f"less than {SHARED // 1000} us of {case.window()} per operator; the trace does not show what "
+            "threads "
             "cost",
         )
     elif cores is not None and threads > cores:
@@ -469,7 +535,8 @@ def graph_breaks(case: ProfileCase) -> Answers:
         ],
         cause=_UNTRACEABLE if broken else f"separately compiled functions, or graph breaks: {_UNTRACEABLE}",
         advice="torch.compile(fullgraph=True) or TORCH_LOGS=graph_breaks names the lines",
-        threshold=f"for one region beyond the first, {WORTH_REASON}; the trace does not show how much of that lies "
+        threshold=f"for one region beyond the first, {case.worth_reason}; the trace does not show how much of that "
+        "lies "
         "between regions",
     )
 
@@ -486,22 +553,27 @@ def is_broken(case: ProfileCase) -> bool:
 _UNTRACEABLE = "code that cannot be traced, such as .item(), print or a branch on a tensor's value, ends a graph"
 
 
+def _in_all(case: ProfileCase) -> str:
+    return f"in {units.counted(case.steps, 'step')}" if case.rank.step_numbers else case.per_step()
+
+
 def recompilation(case: ProfileCase) -> Answers:
     compiled = case.rank.compiled
     cost = case.share(compiled.compiling) if compiled is not None else 0.0
-    if compiled is None or compiled.compilations == 0 or cost < WORTH:
+    first = any(one.kind == "compile" for one in case.rank.first_calls)  # `not_warmed_up` reports those
+    if compiled is None or compiled.compilations == 0 or cost < WORTH or first:
         return
     yield Finding(
         id="recompilation",
-        title="the model is compiled again while it trains",
+        title=f"the model is compiled again while it {'trains' if case.trains else 'runs'}",
         severity=severity(cost),
         evidence=[
-            f"{units.counted(compiled.compilations, 'compilation')} in {units.counted(case.steps, 'step')}, "
+            f"{units.counted(compiled.compilations, 'compilation')} {_in_all(case)}, "
             f"{case.time_per_step(compiled.compiling)}"
         ],
         cause="a shape, number or flag that the graph was specialised for changes",
         advice="keep shapes fixed, or mark varying ones with torch._dynamo.mark_dynamic; TORCH_LOGS=recompiles names "
         "what changed",
         expected=at_most(cost),
-        threshold=WORTH_REASON,
+        threshold=case.worth_reason,
     )

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis.case import MEDIUM, WORTH, Answers, ProfileCase, at_most, severity, shortened
+from gpubench.diagnosis.case import MEDIUM, WORTH, Answers, ProfileCase, severity, shortened
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import ACCELERATORS, find_accelerator
 from gpubench.trace.attention import is_attention_product
-from gpubench.trace.profile import Operator
+from gpubench.trace.profile import Operator, short_shapes
 
 PRODUCTS_WORTH = 0.1  # of the step: another precision changes every number of a run, so that less is not worth it
 
@@ -41,8 +41,9 @@ def fp32_products(case: ProfileCase) -> Answers:
         cause="the vector units compute fp32 in full precision; the tensor cores take smaller types",
         advice=_ADVICE[better] if case.setting("precision") in (None, "fp32") else _OUTSIDE,
         fix=_precision(case, better),
-        expected=at_most(saving),
-        threshold=f"at least {units.percent(PRODUCTS_WORTH)} of the step, as another precision changes every number of "
+        expected=case.less_work(saving),
+        threshold=f"at least {units.percent(PRODUCTS_WORTH)} of {case.window()}, as another precision changes every "
+        "number of "
         "a run",
     )
 
@@ -121,6 +122,11 @@ def is_product(name: str) -> bool:
     return name in PRODUCTS or "convolution" in name or name in CONVOLUTIONS
 
 
+def is_odd(case: ProfileCase, operator: Operator) -> bool:
+    """Returns whether the operator is a product or convolution with rows that are not aligned to 16 bytes."""
+    return operator.name in PRODUCTS.keys() | CONVOLUTIONS and bool(_odd(case, operator))
+
+
 def odd_shapes(case: ProfileCase) -> Answers:
     """Finds products whose rows are not aligned to 16 bytes, whether arithmetic or memory limits them."""
     rank = case.rank
@@ -130,7 +136,7 @@ def odd_shapes(case: ProfileCase) -> Answers:
     needs = case.option("shapes")
     if products and needs:
         yield Unanswered("odd-shapes", "shapes of the matrix products", needs)
-    odd = [one for one in products if _odd(case, one)]
+    odd = [one for one in products if is_odd(case, one)]
     spent = sum(one.device for one in odd)
     cost = case.share(spent)
     saving = _saving(case, products, odd)
@@ -145,8 +151,9 @@ def odd_shapes(case: ProfileCase) -> Answers:
         evidence=[_describe_product(case, one) for one in shown[:3]],
         cause=_cause(case),
         advice="; ".join(_advice(case, shown)),
-        expected=None if saving is None else at_most(saving),
-        threshold=f"at least {units.percent(MEDIUM)} of the step in such products; padding them changes the model or "
+        expected=None if saving is None else case.less_work(saving),
+        threshold=f"at least {units.percent(MEDIUM)} of {case.window()} in such products; padding them changes the "
+        "model or "
         "its batches. Compute-bound products can become as fast as the best of the others, or reach the device's peak "
         "if all are odd; memory-bound products can reach the memory bandwidth",
     )
@@ -166,7 +173,7 @@ def _saving(case: ProfileCase, products: Sequence[Operator], odd: Sequence[Opera
 def _describe_product(case: ProfileCase, one: Operator) -> str:
     odd = _odd(case, one)
     return (
-        f"{one.name} {one.shapes} ({one.dtype}): {case.calls_per_step(one.calls)}, "
+        f"{one.name} {short_shapes(one.shapes)} ({one.dtype}): {case.calls_per_step(one.calls)}, "
         f"{case.time_per_step(one.device)}; {' and '.join(map(str, odd))} "
         f"{'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {_multiple(case, one)}"
     )

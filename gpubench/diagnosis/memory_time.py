@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis.case import NOTABLE, WORTH, WORTH_REASON, Answers, ProfileCase, at_most, severity, shortened
+from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity, shortened
 from gpubench.diagnosis.matrix_products import is_product
-from gpubench.findings import Finding
+from gpubench.findings import Finding, Saving
 from gpubench.trace.attention import of_attention
-from gpubench.trace.kernels import family, moves_memory
-from gpubench.trace.profile import SHORT_KERNEL, Kernel, Rank
+from gpubench.trace.kernels import memory_family, moves_memory
+from gpubench.trace.profile import SHORT_KERNEL, Kernel, Rank, Reservations, short_shapes
 
 MEMORY_WORTH = (
     0.2  # of the step: every program has memory-bound operators, such as normalisation, activations, residuals
@@ -43,8 +43,8 @@ def recompute(case: ProfileCase) -> Answers:
         + (": model.activation_checkpointing=2 takes every second" if setting else ", for example every second one"),
         place="model",
         fix=case.fix(model__activation_checkpointing=False) if setting and fits else {},
-        expected=at_most(cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step, as less is acceptable for the memory saved",
+        expected=case.less_work(cost),
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()}, as less is acceptable for the memory saved",
     )
 
 
@@ -52,27 +52,97 @@ def allocator(case: ProfileCase) -> Answers:
     cost = case.idle_share("allocator")
     if cost < WORTH:
         return
-    off = bool(case.environment.get("variables.PYTORCH_NO_CUDA_MEMORY_CACHING"))
+    found = case.rank.reservations
+    off = [name for name in _CACHING_OFF if case.environment.get(f"variables.{name}")]
+    cause, advice, grows = _why_reserved(case, found, off)
+    called = (
+        units.listed([f"{name} ({units.counted(count, 'time')})" for name, count in found.calls.items()][:4])
+        if found
+        else ""
+    )
     yield Finding(
         id="allocator",
         title="the GPU waits for memory allocation by the driver",
         severity=severity(cost),
         evidence=[
-            f"the GPU is idle {case.time_per_step(case.rank.idle['allocator'])} under cudaMalloc and cudaFree, in "
-            "steps whose memory should already be cached",
-            *(["the environment has PYTORCH_NO_CUDA_MEMORY_CACHING set"] if off else []),
+            f"the GPU is idle {case.time_per_step(case.rank.idle['allocator'])} while the host is in calls of the "
+            f"driver that allocate and free memory{f': {called}' if called else ''}",
+            *(f"the environment has {name} set" for name in off),
         ],
-        cause="PyTorch's caching allocator is switched off"
-        if off
-        else "no cached block fits: sizes change from step to step, memory is short, or the cache was emptied",
-        advice="unset PYTORCH_NO_CUDA_MEMORY_CACHING"
-        if off
-        else "remove torch.cuda.empty_cache(), pad batches to few sizes, or set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True",
-        fix={} if off else case.fix(performance__expandable_segments=True),
-        expected=at_most(cost),
-        threshold=WORTH_REASON,
+        cause=cause,
+        advice=advice,
+        fix=case.fix(performance__expandable_segments=True) if grows else {},
+        expected=None if _only_in_the_first_step(found) else at_most(cost),
+        threshold=case.worth_reason,
     )
+
+
+_CACHING_OFF = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+UNCACHED = 0.5
+"""Calls of the driver for each tensor that is made, from which on nothing seems to be cached. With caching, a step
+whose tensors have new sizes still takes most of them from blocks that are cached."""
+MANY = 100
+"""Calls that get memory, beyond those of a program that has just begun."""
+
+
+def _why_reserved(case: ProfileCase, found: Reservations | None, off: list[str]) -> tuple[str, str, bool]:
+    """Returns cause and advice, and whether segments that grow may help."""
+    if off:
+        return "PyTorch's caching allocator is switched off", f"unset {' and '.join(off)}", False
+    if found is not None and _is_uncached(found):
+        return (
+            f"the driver is called for nearly every tensor ({found.given:,} calls that get memory, {found.tensors:,} "
+            "tensors): PyTorch's caching allocator seems to be switched off, or its cache is emptied all the time",
+            f"unset {_CACHING_OFF[case.on_amd]}, and remove torch.cuda.empty_cache()",
+            False,
+        )
+    if found is not None and 2 * found.page_locked > found.host:
+        return (
+            "most of these calls get or free page-locked memory of the host",
+            "reuse page-locked tensors instead of calling pin_memory() for new sizes",
+            False,
+        )
+    if _only_in_the_first_step(found):
+        return (
+            "only the first recorded step calls the driver for memory: later steps use what is cached by then",
+            "record after a few steps that are not recorded, and judge those: the cost does not repeat",
+            False,
+        )
+    grows = found is None or not found.maps
+    expandable = ", or set PYTORCH_ALLOC_CONF=expandable_segments:True" if grows else ""
+    if found is not None and len(found.by_step) > 1 and len(set(found.by_step)) == 1:
+        return (
+            "every step calls the driver as often as the others, so that what one step frees is not kept for the "
+            "next: the cache is emptied in the loop, or memory is short",
+            f"remove torch.cuda.empty_cache() from the loop, or use less memory{expandable}",
+            grows,
+        )
+    if len(case.rank.step_numbers) > 1:
+        return (
+            "no cached block fits: sizes change from step to step, memory is short, or the cache was emptied",
+            f"remove torch.cuda.empty_cache(), or pad batches to few sizes{expandable}",
+            grows,
+        )
+    return (
+        "memory that is used for the first time has to come from the driver, as does what no cached block fits; "
+        f"{case.window()} alone does not show which",
+        "if the program had just begun, record after a few steps; if not, remove torch.cuda.empty_cache(), or use few "
+        "sizes",
+        False,
+    )
+
+
+def _is_uncached(found: Reservations) -> bool:
+    """Returns whether nearly every tensor gets its memory from the driver, and gives it back.
+
+    A program that has just begun also gets memory for most tensors, but keeps it.
+    """
+    repeated = found.given >= MANY or (len(found.by_step) > 1 and all(found.by_step))
+    return repeated and found.given >= UNCACHED * found.tensors > 0 and found.freed >= UNCACHED * found.given
+
+
+def _only_in_the_first_step(found: Reservations | None) -> bool:
+    return found is not None and len(found.by_step) > 1 and not any(found.by_step[1:])
 
 
 def memory_bound(case: ProfileCase) -> Answers:
@@ -94,7 +164,7 @@ def memory_bound(case: ProfileCase) -> Answers:
         "arithmetic to keep the GPU busy",
         advice="; ".join(_advice(case, fusible, products)),
         fix=case.fix(performance__compile=True) if case.setting("performance.compile") is False else {},
-        expected=at_most(fused) if (fused := _fused(case, fusible)) >= WORTH else None,
+        expected=fused if (fused := _fused(case, fusible)).estimate >= WORTH else None,
         threshold=f"at least {units.percent(MEMORY_WORTH)} of {case.window()}, as every program has some; where "
         "kernels follow one another without a matrix product between them, fusing saves at most all but the longest",
     )
@@ -122,22 +192,22 @@ def _bounded(case: ProfileCase) -> _Bounded:
     rank = case.rank
     if rank.device is None or case.recorded_eagerly:
         return _Bounded([], 0, 0, 0)
-    moving = [one for one in rank.kernels if one.kind in ("compute", "copy") and moves_memory(one.name, one.operator)]
+    moving = [one for one in rank.kernels if moves_memory(one.kind, one.name, one.operator)]
     attention = sum(one.softmax + one.elementwise for one in rank.attention)
     fusible = max(0, sum(kernel.total for kernel in moving) - attention)
     thin = [one for one in rank.operators if is_product(one.name) and one.bound == "memory"]
     return _Bounded(moving, attention, fusible, sum(one.device for one in thin if not of_attention(one, rank)))
 
 
-def _fused(case: ProfileCase, moving: int) -> float:
-    """Returns an upper limit for what fusing saves of `moving` nanoseconds, as a fraction of the step."""
-    return case.share(min(moving, case.rank.fusible))
+def _fused(case: ProfileCase, moving: int) -> Saving:
+    """Returns an upper limit for what fusing saves of `moving` nanoseconds."""
+    return case.less_work(case.share(min(moving, case.rank.fusible)))
 
 
 def _by_family(case: ProfileCase, moving: list[Kernel], attention: int, products: int) -> list[str]:
     total: dict[str, int] = {}
     for kernel in moving:
-        known = family(kernel.name)
+        known = memory_family(kernel)
         total[known] = total.get(known, 0) + kernel.total
     parts = sorted([*total.items(), ("product", products)], key=lambda part: part[1], reverse=True)
     shown = [(name, share) for name, time in parts if (share := case.share(time)) >= EVIDENCE_MINIMUM]
@@ -197,7 +267,7 @@ def _longest(case: ProfileCase, moving: list[Kernel]) -> list[str]:
     if not shown:
         return [f"{shortened(one.name)}: {case.time_per_step(one.total)}" for one in moving[:3]]
     return [
-        f"{one.name}{f' {one.shapes}' if one.shapes else ''}: {case.time_per_step(one.device)}"
+        f"{one.name}{f' {short_shapes(one.shapes)}' if one.shapes else ''}: {case.time_per_step(one.device)}"
         + (f", at {units.percent(one.of_ceiling)} of the memory bandwidth" if one.of_ceiling is not None else "")
         for one in shown
     ]

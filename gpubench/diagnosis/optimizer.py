@@ -39,7 +39,8 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         else "use an optimizer that does the whole update in one pass, such as those of torch.optim with fused=True",
         fix=case.fix(training__optimizer_impl="fused"),
         expected=at_most(cost * SAVED if rank.device is None else cost),
-        threshold=f"at least {units.percent(NOTABLE)} of the step in the optimizer, as every step has one; one pass "
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()} in the optimizer, as training needs one; one "
+        "pass "
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
@@ -66,7 +67,7 @@ def zeroed_gradients(case: ProfileCase) -> Answers:
         cause="zero_grad(set_to_none=False) writes them all, and the backward pass reads them again to add to them",
         advice="use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0",
         expected=at_most(cost) if spent or idle else None,
-        threshold="at least one gradient in every step: dropping them costs nothing",
+        threshold=f"at least one gradient {case.per_step()}: dropping them costs nothing",
     )
 
 

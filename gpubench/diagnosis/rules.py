@@ -27,6 +27,7 @@ from gpubench.diagnosis.copies import (
     pinning,
 )
 from gpubench.diagnosis.data_loading import data_loading, restarted_workers
+from gpubench.diagnosis.first_calls import not_warmed_up
 from gpubench.diagnosis.footprint_activations import (
     activations_kept,
     attention_matrix,
@@ -57,6 +58,7 @@ from gpubench.diagnosis.host import (
     too_few_threads,
     too_many_threads,
 )
+from gpubench.diagnosis.kernel_speed import below_ceiling, dominant_kernel
 from gpubench.diagnosis.matrix_products import fp32_products, odd_shapes
 from gpubench.diagnosis.memory_time import allocator, memory_bound, recompute
 from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
@@ -140,11 +142,12 @@ TimeRule = Callable[[ProfileCase], Answers]
 MemoryRule = Callable[[FootprintCase], Answers]
 
 TIME_RULES: tuple[TimeRule, ...] = (
-    data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
+    not_warmed_up, data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
     layout_of_batches, layout_in_model, nchw_convolutions, synchronisation, gradient_scaler, blocking_launches,
     launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, fp32_products, unfused_attention,
-    odd_shapes, memory_bound, unfused_optimizer, zeroed_gradients, repeated_reduction, exposed_communication,
-    stragglers, recompute, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads,
+    odd_shapes, below_ceiling, memory_bound, unfused_optimizer, zeroed_gradients, repeated_reduction,
+    exposed_communication, stragglers, recompute, allocator, graph_breaks, recompilation, too_few_threads,
+    too_many_threads,
 )  # fmt: skip
 
 HOST_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
@@ -161,15 +164,25 @@ OF_TRAINING = frozenset({
 })  # fmt: skip
 """Rules about what a backward pass and an update need, which a run of inference has not."""
 
+OF_STEADY_HOST = frozenset({launch_bound, python_bound, synchronisation, allocator, graph_breaks})
+"""Rules about delays of the host that a program which warms up has too."""
+
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
 def diagnose(case: ProfileCase) -> Findings:
     """Returns the findings on a program's time."""
     lacking = _lacking(case.rank)
-    found = _apply(HOST_RULES if lacking else TIME_RULES, case)
+    rules = HOST_RULES if lacking else tuple(rule for rule in TIME_RULES if not _is_early(case, rule))
+    found = _apply(rules, case)
+    if not lacking and all(one.severity == "low" for one in found.findings):
+        found = _apply((*rules, dominant_kernel), case)
     unanswered = [*found.unanswered, *([Unanswered("device", lacking, needs="")] if lacking else [])]
-    return msgspec.structs.replace(found, headline=headline(case), unanswered=unanswered)
+    return msgspec.structs.replace(found, headline=headline(case, found.findings), unanswered=unanswered)
+
+
+def _is_early(case: ProfileCase, rule: TimeRule) -> bool:
+    return case.warms_up and rule in OF_STEADY_HOST
 
 
 def _lacking(rank: Rank) -> str:

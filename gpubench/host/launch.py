@@ -12,12 +12,10 @@ import logging
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -29,13 +27,17 @@ from typing import IO, NoReturn, Self
 import msgspec
 import psutil
 
-from gpubench import events, releases
-from gpubench.host.supervision import Peer, blame, stalled
+from gpubench import events, releases, units
+from gpubench.errors import InvalidEvent
+from gpubench.host.guardian import Guardian
+from gpubench.host.supervision import Peer, Setups, blame, stalled
+from gpubench.logs import WORKER_OUTPUT
 from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
 from gpubench.settings.schema import CompletedSettings, Device
+from gpubench.temporary import FOLDER_VARIABLE, OwnedFolder
 from gpubench.worker import channel
 
-LONGEST_HANDSHAKE = 4096  # bytes
+LONGEST_HANDSHAKE = events.LONGEST_GREETING  # bytes
 HANDSHAKE_SECONDS = 10.0  # time limit of a handshake, which a rank sends as soon as it is connected
 MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides the expected ranks
 
@@ -43,17 +45,16 @@ MOST_UNAUTHENTICATED = 64  # largest number of unauthenticated clients besides t
 class Listener:
     """The listening sockets of a run, and the clients that have not completed the handshake yet."""
 
-    def __init__(self, world_size: int | None, one_machine: bool) -> None:
-        """Listens on a Unix socket if all ranks are on `one_machine`, and otherwise on a TCP port.
+    def __init__(self, world_size: int | None, folder: Path | None) -> None:
+        """Listens on a Unix socket in `folder`, or on a TCP port if it is None.
 
         If `world_size` is None, it becomes that of the first rank.
         """
         self.world_size = world_size
-        self._folder = private_folder()
         self._unauthenticated: dict[Peer, str] = {}
         """The clients with the secrets that they have to know, oldest first."""
         self._secrets: dict[socket.socket, str] = {}
-        listening, self.address = self._listen(self._folder if one_machine else None)
+        listening, self.address = self._listen(folder)
         self.sockets = [listening]
 
     def open_port(self) -> tuple[socket.socket, str]:
@@ -82,21 +83,14 @@ class Listener:
         self._unauthenticated[client] = self._secrets[listening]
         return client
 
-    def authenticate(self, client: Peer, line: bytes, present: Container[int]) -> bool:
-        """Returns whether `line` is a valid handshake, and if so sets the client's `hello`.
+    def greeting(self, client: Peer, line: bytes) -> events.Greeting | None:
+        """Returns what the client says first; None if it does not know its secret, or says nothing valid."""
+        return events.greeting(line, self._unauthenticated[client])
 
-        A handshake is valid if it has the run's secret and world size, and a rank that is not in `present`.
-        """
-        hello = _read(line)
-        valid = (
-            hello is not None
-            and secrets.compare_digest(hello.secret.encode(), self._unauthenticated[client].encode())
-            and hello.world_size == (self.world_size or hello.world_size)
-            and 0 <= hello.rank < hello.world_size
-            and hello.rank not in present
-        )
+    def admit(self, client: Peer, hello: events.Hello, present: Container[int]) -> bool:
+        """Sets the client's `hello` if it has the run's world size, and a rank that is not in `present`."""
+        valid = hello.world_size == (self.world_size or hello.world_size) and hello.rank not in present
         if valid:
-            assert hello
             client.hello, self.world_size = hello, hello.world_size
             del self._unauthenticated[client]
         return valid
@@ -116,24 +110,11 @@ class Listener:
 
     def close(self) -> list[Peer]:
         """Stops listening. Returns the clients that are not authenticated yet."""
-        shutil.rmtree(self._folder, ignore_errors=True)
         for listening in self.sockets:
+            if listening.family == socket.AF_UNIX:
+                Path(listening.getsockname()).unlink(missing_ok=True)
             listening.close()
         return list(self._unauthenticated)
-
-
-def _read(line: bytes) -> events.Hello | None:
-    try:
-        message = events.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return message if isinstance(message, events.Hello) else None
-
-
-def private_folder() -> Path:
-    """Creates a folder that only this user can read. Its path is short enough for a Unix socket (107 bytes)."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="gpubench-", dir=usual if len(os.fsencode(usual)) < 80 else "/tmp"))
 
 
 def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
@@ -158,6 +139,8 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
     return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
 
 
+OF_SETUP = (events.Hello, events.Log, events.EnvironmentCaptured)
+"""The events that a rank sends before it has imported and built everything."""
 MOST_READ = 1 << 20  # bytes of output read at once, so that a worker that prints without end does not block the host
 LONGEST_LINE = 1 << 16  # bytes of a line of output of which more is not looked at
 EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
@@ -169,7 +152,7 @@ SHUTDOWN = 10.0  # seconds in which a worker must exit after its last event
 class Workers:
     """The worker processes of one or several repeats: a context manager that ends all of them on exit."""
 
-    output_log = logging.getLogger("gpubench.worker.output")
+    output_log = logging.getLogger(WORKER_OUTPUT)
     shutdown = SHUTDOWN
     """The seconds in which the processes must exit after their last event."""
 
@@ -195,13 +178,22 @@ class Workers:
         self._output: deque[str] = deque(maxlen=60)
         self._unfinished = b""
         self._started = time.monotonic()
+        self._setups = Setups(self._started)
         self._environment = environment
         self._started_here = 1 if under_torchrun else world_size
         one_machine = not under_torchrun or Ranks.from_environment().local_world_size == world_size
-        self._listener: Listener | None = Listener(world_size, one_machine)
+        self._folder = OwnedFolder()
+        self._listener: Listener | None = Listener(world_size, self._folder.path if one_machine else None)
         for listening in self._listener.sockets:
             self._selector.register(listening, selectors.EVENT_READ, self._accept)
-        self._children, self._printed = self._start(self._listener.address)
+        self._guardian = Guardian(FOLDER_VARIABLE, self._folder.name)
+        try:
+            self._children, self._printed = self._start(self._listener.address)
+        except BaseException:
+            self._guardian.dismiss()
+            raise
+        for child in self._children:
+            self._guardian.watch(child.pid)
         self._selector.register(self._printed, selectors.EVENT_READ, self._read_output)
 
     @property
@@ -212,7 +204,12 @@ class Workers:
     def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
         """Starts the processes, which connect to `address`. Returns them, and a pipe with their output."""
         assert self._started_here
-        return _start_ranks(self._started_here, {**self._environment, channel.ADDRESS_VARIABLE: address})
+        return _start_ranks(self._started_here, {**self._environment, **self.mark, channel.ADDRESS_VARIABLE: address})
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """The environment variable by which the processes of this run are known."""
+        return {FOLDER_VARIABLE: self._folder.name}
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +247,9 @@ class Workers:
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
         try:
             if not self._wait(timeout) and timeout:
-                self.output_log.warning("the workers did not exit within %.0f s of their last event: killed", timeout)
+                ranks = [str(rank) for rank, child in enumerate(self._children) if child.poll() is None]
+                who = f"rank {units.listed(ranks)}" if len(self._children) > 1 else "the workers"
+                self.output_log.warning("%s did not exit within %.0f s of the last event: killed", who, timeout)
             self._take_leave(processes, timeout)
         finally:  # also after a Ctrl-C
             self._end(processes)
@@ -264,6 +263,8 @@ class Workers:
         self._keep_output(self._printed.read())
         self._split(b"\n")  # ends the last line
         self._printed.close()
+        self._guardian.dismiss()
+        self._folder.cleanup()
 
     def _take_leave(self, processes: Iterable[psutil.Process], timeout: float) -> None:
         """Called before the connections are closed, when the processes of this machine have had `timeout` seconds."""
@@ -283,7 +284,7 @@ class Workers:
         if peer.connection.fileno() < 0:
             return  # closed while the events of other connections were read
         try:
-            data = peer.connection.recv(1 << 20)
+            data = peer.connection.recv(MOST_READ if peer.hello else LONGEST_HANDSHAKE)
         except BlockingIOError:
             return
         except OSError:
@@ -291,38 +292,41 @@ class Workers:
         if not data:
             self._hang_up(peer)
             return
-        peer.buffer += data
-        *lines, rest = peer.buffer.split(b"\n")
-        peer.buffer = rest
-        for line in lines:
-            if peer.hello is None and not self._authenticate(peer, bytes(line)):
-                return
-            try:
-                message = events.decode(bytes(line))
-            except msgspec.DecodeError:
-                self._hang_up(peer)
-                return
-            self._note(peer, message)
-            yield message
-        if peer.hello is None and len(peer.buffer) > LONGEST_HANDSHAKE:
+        try:
+            for line in peer.lines.take(data):
+                message = events.decode_of(peer.hello.rank, line) if peer.hello else self._authenticate(peer, line)
+                if message is None:
+                    return
+                self._note(peer, message)
+                yield message
+        except msgspec.DecodeError as error:
+            self._hang_up(peer)
+            raise InvalidEvent.of(peer, error) from None
+        if peer.hello is None and len(peer.lines) > LONGEST_HANDSHAKE:
             self._hang_up(peer)
 
-    def _authenticate(self, peer: Peer, line: bytes) -> bool:
+    def _authenticate(self, peer: Peer, line: bytes) -> events.Hello | None:
         """Makes the client a rank of the run if `line` is a valid handshake, and otherwise disconnects it."""
-        if self._listener is None or not self._listener.authenticate(peer, line, self.peers):
+        listener = self._listener
+        greeting = listener.greeting(peer, line) if listener else None
+        if isinstance(greeting, events.Seen):
+            self._note_seen(greeting)
+        if not listener or not isinstance(greeting, events.Hello) or not listener.admit(peer, greeting, self.peers):
             self._hang_up(peer)
-            return False
-        assert peer.hello
-        self._expected = peer.hello.world_size
+            return None
+        self._expected = greeting.world_size
         peer.heard = peer.progressed = time.monotonic()
-        self.peers[peer.hello.rank] = peer
-        peer.connection.setblocking(True)
+        self.peers[greeting.rank] = peer
+        peer.connection.settimeout(HANDSHAKE_SECONDS)  # it may not read
         with suppress(OSError):  # a rank that died during the handshake is detected later
-            self._answer(peer, peer.hello)
+            self._answer(peer, greeting)
         peer.connection.setblocking(False)
         if len(self.peers) == self.world_size:
             self._close_listener()
-        return True
+        return greeting
+
+    def _note_seen(self, seen: events.Seen) -> None:
+        """Called when a process that is not a rank says how far it has got."""
 
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
         """Sends the job to a new rank."""
@@ -352,9 +356,11 @@ class Workers:
             self._failures.append((now, message))
         else:
             peer.progressed = now
+            peer.ready = peer.ready or not isinstance(message, OF_SETUP)
             peer.done = peer.done or isinstance(message, events.Done)
             if isinstance(message, events.Planned):
-                peer.position = ("the first step", None)
+                if peer.position[0] != "a step":  # the length of a repeat may become known after its first steps
+                    peer.position = ("the first step", None)
             elif isinstance(message, events.StepsMeasured) and message.steps:
                 peer.position = ("a step", message.steps[-1].step + 1)
 
@@ -395,7 +401,11 @@ class Workers:
             self._failing_since = self._failing_since or now
             if now - self._failing_since >= GRACE:
                 raise blame(self.peers, self.world_size, self._failures, codes, self.output)
-        elif stall := stalled(self.peers, self.world_size, now, self._started, self._stall_timeout):
+            return
+        starting = {rank: child.pid for rank, child in enumerate(self._children) if rank not in self.peers}
+        stall = self._setups.check(starting, self.peers, now, self._stall_timeout)
+        stall = stall or stalled(self.peers, self.world_size, now, self._started, self._stall_timeout)
+        if stall:
             self._dump_stacks()
             raise stall
 

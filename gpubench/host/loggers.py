@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from gpubench import foreign_files
 from gpubench.errors import UsageError
 from gpubench.events import Step
-from gpubench.logs import PROGRAM_OUTPUT, LogfmtFormatter
+from gpubench.logs import PROGRAM_OUTPUT, WORKER_OUTPUT, LogfmtFormatter
 from gpubench.runs.directory import EPOCHS, LOG, TENSORBOARD, RunWriter
 from gpubench.runs.summary import Summary
 from gpubench.settings.sections import LoggingSettings
+from gpubench.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -28,13 +30,21 @@ log = logging.getLogger("gpubench.host.loggers")
 
 
 class RunLog(logging.Handler):
-    """The log handler that writes the host's own lines to run.log."""
+    """The log handler that writes the host's own lines to run.log, which it creates.
+
+    What workers print is written at any level, because hints about failures name it. A program's output has a file of
+    its own.
+    """
 
     def __init__(self, writer: RunWriter, level: int) -> None:
-        super().__init__(level)
+        super().__init__()
         self.setFormatter(LogfmtFormatter())
-        self.addFilter(lambda record: record.name != PROGRAM_OUTPUT)  # output.log has it
+        self._level = level
         self._writer = writer
+        writer.append_bytes(LOG, b"")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name != PROGRAM_OUTPUT and (record.levelno >= self._level or record.name == WORKER_OUTPUT)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._writer.append_text(LOG, self.format(record))
@@ -237,7 +247,7 @@ class TensorBoard:
             folder = self._folder / name
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-            self._writers[name] = RecordWriter(path.open("ab"))
+            self._writers[name] = RecordWriter(foreign_files.appended(path))
             self._writers[name].write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         self._writers[name].write(event.SerializeToString())
 
@@ -249,7 +259,7 @@ def _scalars(values: Mapping[str, float]) -> Any:
 
 
 def _plain(value: Any) -> bool | float | str:
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    return value if isinstance(value, bool | int | float) else str(without_surrogates(str(value)))
 
 
 class WeightsAndBiases:

@@ -27,7 +27,7 @@ from gpubench import events
 from gpubench.errors import GpubenchError, ProgramFailed, UsageError
 from gpubench.host.launch import GRACE, TICK, Workers
 from gpubench.host.supervision import Peer
-from gpubench.settings.keys import flatten
+from gpubench.settings.keys import flatten, in_words
 from gpubench.worker import channel
 
 PARTING_SECONDS = 10.0
@@ -58,12 +58,12 @@ class Relay:
         """What the host of rank 0 has answered."""
         self.ended: events.RepeatEnded | None = None
         self.closed = False
-        self._unfinished = b""
+        self._lines = events.Lines()
         if kind != "tcp" or not self._where.rpartition(":")[2].isdecimal():
             raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
         try:
             self.connection = channel.open_connection(kind, self._where)
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # the last two for what is no address
             raise ProgramFailed(
                 f"cannot reach rank 0's host at {self._where}: {channel.reason(error)}",
                 "firewalls must allow TCP between the machines on all ports, because each repeat uses a new port",
@@ -89,8 +89,7 @@ class Relay:
         before = self.job
         try:
             data = self.connection.recv(1 << 20)
-            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-            for line in lines:
+            for line in self._lines.take(data):
                 self._take(line)
         except (OSError, msgspec.DecodeError):
             data = b""
@@ -99,10 +98,10 @@ class Relay:
 
     def _take(self, line: bytes) -> None:
         if self.job is None:
-            self.job = msgspec.json.decode(line, type=events.Job)
+            self.job = events.parse(line, events.Job)
             channel.limit_silence(self.connection, self.job.silence)
         else:
-            self.ended = msgspec.json.decode(line, type=events.RepeatEnded)
+            self.ended = events.parse(line, events.RepeatEnded)
 
 
 class End(NamedTuple):
@@ -313,7 +312,7 @@ class SpreadWorkers(Workers):
         if peer.hello and not peer.done:
             self._note_end(peer, killed=True)
             if relay := self._relays.get(peer.hello.rank):  # at once, so that its time is known
-                relay.send(_failure(peer, "it has ended", None, secondary=True))
+                relay.send(_failure(peer, "its connection has ended", None, secondary=True))
         if peer.done and _is_relayed(peer):  # its host still has to be told that the repeat has ended
             self._selector.unregister(peer.connection)
             assert peer.hello
@@ -391,7 +390,8 @@ def check_same(theirs: events.Job, ours: events.Job) -> None:
     for key in (*(key for key in here if key.startswith(COMPARED)), "repeat"):
         if here[key] != there.get(key):
             name = socket.gethostname()
-            raise UsageError(f"{key} is {here[key]} on {name} and {there.get(key)} on {theirs.host}", EVERYWHERE)
+            mine, other = in_words(here[key]), in_words(there.get(key))
+            raise UsageError(f"{key} is {mine} on {name} and {other} on {theirs.host}", EVERYWHERE)
 
 
 def _repeat(job: events.Job) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -129,11 +128,11 @@ class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
             case events.Heartbeat(rank=0):
                 self.progress.doing, self.progress.step = event.doing, event.step
             case events.MemoryFollowed():
-                self.keep_footprint(event.repeat, event.rank, msgspec.json.decode(event.footprint, type=Footprint))
+                self.keep_footprint(event.repeat, event.rank, self.content(event.rank, event.footprint, Footprint))
                 if event.findings:
-                    self.conclude(msgspec.json.decode(event.findings, type=Findings))
+                    self.conclude(self.content(event.rank, event.findings, Findings))
             case events.BatchSizesFound():
-                self.keep_batch_sizes(msgspec.json.decode(event.found, type=BatchSizes))
+                self.keep_batch_sizes(self.content(event.rank, event.found, BatchSizes))
             case _:
                 return False
         return True

@@ -1,8 +1,9 @@
 """Keeps the events of a pipeline's ranks and the results of the run, and shows its progress."""
 
+import hashlib
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import devices, events, units
-from gpubench.errors import GpubenchError, RunFailed
+from gpubench.errors import GpubenchError, InvalidEvent, RunFailed
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
 from gpubench.host.live import hardware, head
 from gpubench.host.recorder import Progress, Recorder
 from gpubench.pipeline.folders import read_prompts
 from gpubench.pipeline.results import PipeRepeat, chrome_trace, summarise
-from gpubench.pipeline.resuming import ANEW, DIGITS, Finished, change, files_of, made_with
+from gpubench.pipeline.resuming import ANEW, DIGITS, PROMPT_LIST, Finished, change, files_of, made_with
 from gpubench.pipeline.split import Range
 from gpubench.runs import stages, warnings
-from gpubench.runs.directory import FAILED, HANDOFFS, SAMPLES, TIMELINE, TRACE
+from gpubench.runs.directory import FAILED, HANDOFFS, IMAGE, LATENT, SAMPLES, TIMELINE, TRACE, is_sample_file
 from gpubench.runs.stages import PARTS, Times
 from gpubench.runs.summary import Summary
-from gpubench.settings.defaults import local_ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import CompletedPipeSettings, Device
@@ -158,6 +158,17 @@ def _where(state: RankProgress) -> str:
     return f"sample {state.sample}" + (f" evaluation {state.step}" if state.step is not None else "")
 
 
+def _repeats(event: events.Message) -> set[int]:
+    """Returns the repeats that an event is of."""
+    match event:
+        case SpansMeasured(spans=spans):
+            return {span.repeat for span in spans}
+        case events.HandoffMeasured(handoff=part) | SampleFinished(sample=part):
+            return {part.repeat}
+        case _:
+            return {event.repeat} if hasattr(event, "repeat") else set()
+
+
 class PipeRecorder(Recorder[CompletedPipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
@@ -205,6 +216,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         return evaluation.estimate if evaluation else None
 
     def keep(self, event: events.Message) -> bool:
+        self._open_repeats(event)
         self._follow(event)
         if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
             return True  # the profiler slows this repeat down, so its times are not kept
@@ -228,6 +240,13 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
             case _:
                 return isinstance(event, events.Heartbeat)
         return True
+
+    def _open_repeats(self, event: events.Message) -> None:
+        """Begins the repeats that an event is of. Raises InvalidEvent if the run does not have them."""
+        for number in _repeats(event) or {self.progress.repeat}:
+            self.refuse_unknown(event.rank, number)
+            if number != self.profiled:
+                self._repeats.setdefault(number, PipeRepeat(number))
 
     def completed(self) -> int:
         return sum(len(repeat.stages) == self.settings.distributed.world_size for repeat in self._repeats.values())
@@ -253,21 +272,15 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
 
     def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
-        found = summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus, self._crowding())
+        found = summarise(repeats, self.settings.work.samples, self.telemetry, self.gpus)
         settings = self.settings
         threads = settings.performance.cpu_threads if settings.device is Device.cpu else None
         remarks = warnings.collected(
-            warnings.unused_prompts(self._prompts, settings.work.samples),
+            warnings.made_again(self._finished.damaged if self._finished else []),
+            warnings.unused_prompts(self._prompts, len(settings.work.seed_list), settings.work.samples),
             warnings.other_threads(threads, devices.physical_cores()),
         )
         return msgspec.structs.replace(found, warnings=found.warnings + remarks)
-
-    def _crowding(self) -> float:
-        """Returns how many ranks share one GPU, or by what factor their threads exceed the CPU's cores. At least 1."""
-        ranks = local_ranks(self.settings)
-        if self.settings.device is Device.cuda:
-            return max(1.0, ranks / max(1, len(devices.visible_gpus())))
-        return max(1.0, ranks * self.settings.performance.cpu_threads / devices.physical_cores())
 
     def _follow(self, event: events.Message) -> None:
         if isinstance(event, events.PipelineBuilt):
@@ -278,9 +291,8 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         self._repeats[0] = PipeRepeat(0)
         self.writer.update(resumed_from=str(finished.path))
         for number, sample in sorted(finished.samples.items()):
-            for name, content in finished.files(number).items():
-                self.writer.replace(name, content)
-            self._keep_sample(msgspec.structs.replace(sample, repeat=0, resumed=True))
+            taken = msgspec.structs.replace(sample, repeat=0, resumed=True)
+            self._keep_sample(taken, finished.files(number))
 
     def _take_built(self, event: events.PipelineBuilt) -> None:
         self._repeats[event.repeat].built[event.rank] = event
@@ -300,7 +312,8 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
 
     def _refuse_others(self, workload: dict[str, Any]) -> None:
         """Raises RunFailed if the samples taken over were made with another workload or environment."""
-        then = self._finished.made_with if self._finished else {}
+        then = dict(self._finished.made_with) if self._finished else {}
+        then.pop(PROMPT_LIST, None)  # checked before the start; it also depends on the number of samples
         if changed := change(then, made_with(workload, flatten(self.environment))):
             raise RunFailed(changed, ANEW)
 
@@ -341,15 +354,25 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
 
     def _take_sample(self, event: events.SampleFinished) -> None:
         sample = event.sample
-        for name, content in ((sample.latent, event.latent), (sample.image, event.image)):
+        if sample.sample >= self.settings.work.samples:
+            raise InvalidEvent.of(event.rank, f"there is no sample {sample.sample}")
+        contents = {}
+        for name, content, suffix in ((sample.latent, event.latent, LATENT), (sample.image, event.image, IMAGE)):
+            if name is not None and not is_sample_file(name, sample.sample, suffix):
+                raise InvalidEvent.of(event.rank, f"sample {sample.sample} has the file {name}")
             if name and content:
-                self.writer.replace(name, content)
-        self._keep_sample(sample)
+                contents[name] = content
+        self._keep_sample(sample, contents)
         latency = {"sample_latency": sample.finished - sample.started}
         self.metrics.scalars(sample.repeat, sample.sample, sample.finished, latency)
 
-    def _keep_sample(self, sample: events.Sample) -> None:
-        """Writes the sample at once, so that a run that fails later need not make it again."""
+    def _keep_sample(self, sample: events.Sample, files: Mapping[str, bytes]) -> None:
+        """Writes the sample and its files at once, so that a run that fails later need not make it again."""
+        for name, content in files.items():
+            self.writer.replace(name, content)
+        sample = msgspec.structs.replace(
+            sample, digests={name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        )
         self._repeats[sample.repeat].samples[sample.sample] = sample
         self.writer.append(SAMPLES, sample)
         self.writer.flush()

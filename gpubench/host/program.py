@@ -17,8 +17,10 @@ from typing import IO, Any
 import msgspec
 import psutil
 
-from gpubench import events, probe, units
+from gpubench import events, git, probe, units
 from gpubench.errors import ProgramFailed
+from gpubench.host import endings
+from gpubench.host.endings import Ending, Image
 from gpubench.host.launch import GRACE
 from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
 from gpubench.host.supervision import EXCEPTION, KILLED, Peer, exit_in_words, last_line
@@ -75,11 +77,16 @@ class Program(SpreadWorkers):
         self._seen: set[str] = set()
         self._exited: float | None = None
         self._done: float | None = None
+        self._images: dict[int, Image] = {}
+        """What the ranks of this machine ran when they connected, by rank."""
+        self._news: list[events.Message] = []
+        """What is to be told about ranks that have left without a word."""
         self.shutdown = settings.grace
         super().__init__(job, None, {}, stall_timeout)
 
     def _start(self, address: str) -> tuple[list["subprocess.Popen[bytes]"], IO[bytes]]:
         self._address = address.removeprefix("unix:")
+        given = git.variables(os.environ) if self._settings.ref else os.environ  # a copy is its own repository
         path = os.pathsep.join(filter(None, [str(Path(probe.__file__).parent), os.environ.get("PYTHONPATH")]))
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
@@ -87,7 +94,7 @@ class Program(SpreadWorkers):
             child = subprocess.Popen(
                 self._settings.words,
                 cwd=self._directory,
-                env=os.environ | self._variables(path),
+                env=dict(given) | self._variables(path),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -106,6 +113,7 @@ class Program(SpreadWorkers):
         expandable = self._treatments.get("performance.expandable_segments")
         variables = {
             "PYTHONPATH": path,
+            **self.mark,
             probe.ADDRESS_VARIABLE: self._address,
             probe.TREATMENTS_VARIABLE: json.dumps(self._treatments),
             probe.HOSTS_VARIABLE: str(started_together()),
@@ -125,7 +133,13 @@ class Program(SpreadWorkers):
         """
         while not self._is_over():
             yield from self.receive()
+            yield from self._tell()
             yield None
+        yield from self._tell()
+
+    def _tell(self) -> Iterator[events.Message]:
+        news, self._news = self._news, []
+        yield from news
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
         super()._kill(processes)
@@ -142,12 +156,28 @@ class Program(SpreadWorkers):
                     found.append(process)
         return found
 
-    def _authenticate(self, peer: Peer, line: bytes) -> bool:
-        with suppress(msgspec.DecodeError):
-            message = events.decode(line)
-            if isinstance(message, events.Seen):
-                self._seen.add(message.what)
-        return super()._authenticate(peer, line)
+    def _answer(self, peer: Peer, hello: events.Hello) -> None:
+        if peer.here and (image := endings.image(hello.pid)):  # before it goes on, as it may replace itself at once
+            self._images[hello.rank] = image
+        super()._answer(peer, hello)
+
+    def _note_seen(self, seen: events.Seen) -> None:
+        self._seen.add(seen.what)
+
+    def _note(self, peer: Peer, message: events.Message) -> None:
+        super()._note(peer, message)
+        if isinstance(message, events.Planned) and message.rank == 0 and self._job.seconds and self._wanted is None:
+            self._tell_length(message)
+
+    def _tell_length(self, planned: events.Planned) -> None:
+        """Tells the other ranks, those that have joined and those to come, the length that rank 0 has decided on."""
+        assert planned.warmup is not None
+        self._wanted = planned.steps
+        self._job = msgspec.structs.replace(self._job, length=(planned.warmup, planned.steps))
+        for rank, peer in self.peers.items():
+            if rank and peer.lost is None and peer not in self.elsewhere:
+                with suppress(OSError):  # a rank that has died is detected later
+                    peer.connection.sendall(events.encode(planned))
 
     def _keep_output(self, data: bytes | None) -> None:
         room = MOST_OUTPUT - self._kept
@@ -166,7 +196,8 @@ class Program(SpreadWorkers):
         Raises ProgramFailed if that will not happen any more.
         """
         now, code = time.monotonic(), self._children[0].poll()
-        if len(self.peers) < self.world_size or not all(peer.done for peer in self.peers.values()):
+        self._look_for(now, code)
+        if len(self.peers) < self.world_size or not all(peer.left for peer in self.peers.values()):
             self._check_progress(now, code)
             return False
         if self._have_all_steps():
@@ -174,11 +205,34 @@ class Program(SpreadWorkers):
         self._done = self._done or now
         if code and not (self.failed_elsewhere and now - self._done < TORCHRUN_SECONDS):
             raise self._failed(code)
-        return code == 0 or (code is None and now - self._done > self.shutdown)
+        return code == 0 or (code is None and now - self._done > self._time_to_end())
+
+    def _time_to_end(self) -> float:
+        """Returns the seconds that the program has to end once nothing more is expected of its ranks.
+
+        One that runs on unmeasured still takes its steps, and its probe ends it after the last one.
+        """
+        if not any(peer.released for peer in self.peers.values()):
+            return self.shutdown
+        return float("inf") if self._wanted is None else self._stall_timeout
+
+    def _look_for(self, now: float, code: int | None) -> None:
+        """Looks what has become of ranks of this machine whose connection has ended, and releases those of a program
+        that goes on without it, or has ended well.
+        """
+        for rank, peer in self.peers.items():
+            waits = code is None and peer.lost is not None and now - peer.lost < GRACE  # an ending process takes time
+            if peer.lost is None or peer.left or waits or rank not in self._images or self._relays:
+                continue
+            assert peer.hello
+            ending = endings.ending_of(peer.hello.pid, self._images[rank])
+            if ending is not Ending.died or code == 0:
+                peer.released = True
+                self._news.append(endings.left(peer, ending, self._job.repeats[0], self._wanted))
 
     def _check_progress(self, now: float, code: int | None) -> None:
         """Raises ProgramFailed if the program has ended, lost a rank or made no progress."""
-        active = [peer for peer in self.peers.values() if not peer.done and peer.lost is None]
+        active = [peer for peer in self.peers.values() if not peer.left and peer.lost is None]
         here = [peer for peer in active if peer not in self.elsewhere]
         if code is not None and not (here if code else active):
             self._exited = self._exited or now
@@ -188,10 +242,10 @@ class Program(SpreadWorkers):
                 if code or not self._processes():
                     raise self._failed(code)
                 self._exited = now  # it has put itself into the background
-        lost = [peer for peer in self.peers.values() if peer.lost is not None]
+        lost = [peer for peer in self.peers.values() if peer.lost is not None and not peer.released]
         if lost and now - min(peer.lost or now for peer in lost) > TORCHRUN_SECONDS:
             raise ProgramFailed(
-                f"{lost[0]} ended or closed its connection {self._position(lost[0])}, and the program goes on",
+                f"{lost[0]} ended {self._position(lost[0])}, and the program goes on without it",
                 self._hint(),
             )
         if not self.peers and now - self._started > self._settings.patience:
@@ -231,29 +285,27 @@ class Program(SpreadWorkers):
             where = self._position(peers[0]) if peers else f"before its first {self._step}"
             hint = KILLED if code == -9 else self._hint()
             return ProgramFailed(f"the program {exit_in_words(code)} {where}", hint)
-        if self.peers and all(peer.done for peer in self.peers.values()):
+        if self.peers and len(self.peers) < self.world_size:
             return ProgramFailed(f"{self._missing()} until the program ended", self._hint())
         if self.peers:
-            where = self._position(next(iter(self.peers.values())))
-            return ProgramFailed(
-                f"the program ended {where} without running Python's exit handlers", "use --steps to end it earlier"
-            )
+            lost = next((peer for peer in self.peers.values() if not peer.left), next(iter(self.peers.values())))
+            return ProgramFailed(f"the connection of {lost} ended {self._position(lost)}", self._hint())
         if "python" not in self._seen:
             return ProgramFailed(
-                "the program cannot be measured: none of its processes is a Python that imports sitecustomize",
+                "the program cannot be measured: no Python process was seen that imports sitecustomize",
                 "start it without the Python options -S, -I and -E, and let it keep PYTHONPATH, which env -i, sudo and "
                 'containers remove; a command that sets it can add to it: PYTHONPATH=src:"$PYTHONPATH"',
             )
         if "torch" not in self._seen:
-            return ProgramFailed("the program never imported torch", self._hint())
+            return ProgramFailed("no process of the program was seen to import torch", self._hint())
         if probe.INFERENCE_VARIABLE in self._more:
             return ProgramFailed(
-                "the program ended without a call of a model in inference",
+                "the program ended, and no call of a model in inference was seen",
                 "a step is a call of a torch.nn.Module with parameters, not inside of a compiled function; in a "
                 f"program that also trains, in evaluation mode or without gradients; {self._hint()}",
             )
         return ProgramFailed(
-            "the program ended without an optimizer step",
+            "the program ended, and no optimizer step was seen",
             "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; --inference "
             f"measures a program that does not train; {self._hint()}",
         )
@@ -261,7 +313,7 @@ class Program(SpreadWorkers):
     def _position(self, peer: Peer) -> str:
         """Returns in which step a rank has ended. One that has not left the run may have taken more than it sent."""
         if peer.position[0] != "a step":
-            return f"after its first {self._step}"
+            return f"after its first {self._step} or later"
         return peer.where if peer.done else f"{peer.where} or later"
 
     def _hint(self) -> str:

@@ -4,36 +4,36 @@ import logging
 import os
 import shlex
 import shutil
-import subprocess
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
 
-from gpubench import devices, events, machine, probe, units
+from gpubench import devices, events, git, machine, probe, units
 from gpubench.diagnosis.rules import advise
-from gpubench.errors import GpubenchError, ProgramFailed, RunFailed, SettingsError, UsageError
+from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed, RunFailed, SettingsError, UsageError
 from gpubench.findings import Finding, Findings
+from gpubench.host import endings
 from gpubench.host.launch import Workers
 from gpubench.host.memory_recorder import FootprintRecorder
-from gpubench.host.program import Program
+from gpubench.host.program import Program, step_name
 from gpubench.host.recorder import Recorder, StepRecorder
 from gpubench.memory.analysis import footprint
 from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
-from gpubench.settings.defaults import FOR_QUANTILES, Gaps
+from gpubench.settings.defaults import Gaps
 from gpubench.settings.field import Place
 from gpubench.settings.loading import Configuration, apply_overrides
 from gpubench.settings.schema import (
     PROGRAM,
     PROGRAM_MEMORY,
+    PROGRAM_PROFILE,
     CommandSettings,
     CompletedProgramMemorySettings,
     CompletedProgramSettings,
@@ -41,7 +41,7 @@ from gpubench.settings.schema import (
     ProgramSettings,
     from_outside,
 )
-from gpubench.settings.sections import INFERENCE_STEPS
+from gpubench.temporary import OwnedFolder
 
 log = logging.getLogger("gpubench.program")
 
@@ -50,8 +50,6 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
     """Returns complete settings. Raises SettingsError if the program cannot be started."""
     _refuse_unstartable(settings)
     gaps = Gaps(settings)
-    if settings.inference and "steps" not in settings.training.model_fields_set:
-        gaps.choose("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
     return gaps.filled(), gaps.reasons
 
 
@@ -71,7 +69,7 @@ def _refuse_unstartable(settings: ProgramSettings) -> None:
         message = f"program.directory: there is no directory {directory}"
         raise SettingsError(message, "give the directory to run the program in", keys=["program.directory"])
     name = program.words[0]
-    if not shutil.which(name if os.sep not in name else str(directory / name)):
+    if not shutil.which(name if os.sep not in name else str(directory.absolute() / name)):
         raise SettingsError(
             f"cannot start the program: {_why_not(directory / name, name)}",
             "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
@@ -86,26 +84,16 @@ def _why_not(path: Path, name: str) -> str:
 
 
 def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandSettings, Path]:
-    """Clones the repository of the program into `folder`, at the commit `ref`.
+    """Makes a copy of the repository of the program in `folder`, at the commit `ref`.
 
-    Returns the program and its directory in the clone. A clone, unlike a worktree, leaves nothing in the user's
-    repository. Raises UsageError with git's reason, or for an absolute path to a file that the clone has too.
+    Returns the program and its directory in the copy. Raises UsageError with git's reason, or for an absolute path to a
+    file that the copy has too.
     """
     directory = program.directory or Path()
-    top = Path(_git("-C", str(directory), "rev-parse", "--show-toplevel"))
-    commit = _git("-C", str(directory), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    _git("clone", "--quiet", "--shared", "--no-checkout", str(top), folder)
-    _git("-C", folder, "checkout", "--quiet", "--detach", commit)
-    if Path(folder, ".gitmodules").exists():
-        raise UsageError(
-            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
-        )
-    there = Path(folder, os.path.relpath(directory.resolve(), top.resolve()))
-    if not there.is_dir():
-        raise UsageError(f"commit {ref} has no directory {there.relative_to(folder)}", "name a commit that has it")
+    top, there = git.check_out(ref, directory, Path(folder))
     for word in filter(os.path.isabs, program.words):
         path = Path(word).resolve()
-        if path.is_relative_to(top.resolve()) and path.is_file() and _git("-C", str(top), "ls-files", "--", str(path)):
+        if path.is_relative_to(top.resolve()) and path.is_file() and git.is_tracked(top, path):
             raise UsageError(
                 f"{word} names the file in your directory, not the one of commit {ref}",
                 "give its path relative to the directory",
@@ -114,18 +102,6 @@ def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandS
     if os.sep in name and not (there / name).exists():  # such as .venv/bin/python, which git does not track
         name = str(directory.absolute() / name)
     return program.model_copy(update={"command": shlex.join([name, *arguments])}), there
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines() or ["there is no such commit"]
-        reason = next((line for line in said if line.startswith("fatal: ")), said[-1]).removeprefix("fatal: ")
-        raise UsageError(f"the program cannot be checked out: {reason}", "name a commit of its repository") from None
-    return done.stdout.strip()
 
 
 AT: Mapping[Place, str] = {
@@ -191,13 +167,14 @@ class OfProgram(Recorder[P]):
     def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
         self._missed: list[events.TreatmentsMissed] = []
+        self._left: list[events.RankLeft] = []
         self._compiled: defaultdict[int, set[int]] = defaultdict(set)
         """The steps by repeat in which torch.compile compiled code on one rank or more."""
         self._program = program = configuration.settings.program
         self._directory = program.directory or Path()
-        self._clone = TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) if program.ref else None
+        self._clone = OwnedFolder() if program.ref else None
         if self._clone and program.ref:
-            self._program, self._directory = check_out(program.ref, program, self._clone.name)
+            self._program, self._directory = check_out(program.ref, program, str(self._clone.path / "clone"))
         super().__init__(configuration, argv)
 
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
@@ -268,6 +245,30 @@ class OfProgram(Recorder[P]):
         """Returns the values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
 
+    @property
+    @abstractmethod
+    def step(self) -> str:
+        """What a step of the program is called."""
+
+    def _endings(self) -> list[str]:
+        """Returns the warnings on ranks that have left a measured repeat without a word, one for each way."""
+        first: dict[tuple[int, str], events.RankLeft] = {}
+        for one in self._left:
+            if one.repeat != self.profiled:
+                known = first.setdefault((one.rank, one.how), one)
+                first[one.rank, one.how] = min(known, one, key=lambda each: each.steps)
+        return [endings.warning(one, self.step, self._ranks) for one in first.values()]
+
+    def _cut_short(self, repeat: int | None = None) -> ProgramFailed | None:
+        """Returns the error of a run that has no result because a rank left without a word; None if none did.
+
+        `repeat` is the one without a result; None for any.
+        """
+        found = next((one for one in self._left if repeat in (None, one.repeat)), None)
+        if found is None:
+            return None
+        return ProgramFailed(endings.in_words(found, self.step, self._ranks), endings.hint(found, self.step))
+
     def _with_missed(self, summary: Summary, ranks: int) -> Summary:
         """Returns the summary with the settings that none of the `ranks` of all repeats had a use for."""
         measured = [one for one in self._missed if one.repeat != self.profiled]
@@ -310,6 +311,9 @@ class OfProgram(Recorder[P]):
             self._missed.append(event)
         elif isinstance(event, events.GraphsCompiled):
             self._compiled[event.repeat].update(event.steps)
+        elif isinstance(event, events.RankLeft):
+            self._left.append(event)
+            self.progress.doing = "running on, unmeasured"
         elif isinstance(event, events.Elsewhere):
             self.elsewhere = event.host
             self.progress.doing = f"training; {event.host} has the results"
@@ -324,8 +328,8 @@ class OfProgram(Recorder[P]):
     def _keep_output(self, data: bytes) -> None:
         self.writer.append_bytes(OUTPUT, data)
 
-    def _take_environment(self, environment: dict[str, Any]) -> None:
-        super()._take_environment(machine.facts() | environment)
+    def _take_environment(self, event: events.EnvironmentCaptured) -> None:
+        super()._take_environment(msgspec.structs.replace(event, environment=machine.facts() | event.environment))
 
 
 class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
@@ -336,7 +340,9 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
     @property
     def wanted(self) -> int | None:
         training = self.settings.training
-        return None if training.steps == "all" else training.warmup_steps + training.steps
+        if training.steps is None and self.length:
+            return self.length.steps
+        return training.warmup + training.steps if isinstance(training.steps, int) else None
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -364,10 +370,17 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             self.writer.update(**self.facts_of(built))
         super().end_repeat()
 
+    @property
+    def step(self) -> str:
+        return step_name(self.settings.inference)
+
+    def completed(self) -> int:
+        left = {one.repeat for one in self._left}
+        return sum(bool(repeat.done) or repeat.number in left for repeat in self._repeats.values())
+
     def sum_up(self) -> Summary:
         found = summarise(
             self._in_order,
-            self.settings.training.warmup_steps,
             None,
             "",
             telemetry=self.telemetry,
@@ -380,23 +393,25 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             for step in self._compiled[window.repeat]
         )
         said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady))
-        found = msgspec.structs.replace(found, compiled=compiled, warnings=warnings.collected(said, *found.warnings))
+        all_said = warnings.collected(*self._endings(), said, *found.warnings)
+        found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said)
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
             return None
         if summary.metrics:
-            return ProgramFailed(
+            return self._cut_short(self.profiled) or ProgramFailed(
                 "the program ended before its recording was complete",
                 f"run the program for {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
                 "profiling.warmup, profiling.active or profiling.repeat",
             )
+        if cut := self._cut_short():
+            return cut
         steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
-        warmup = self.settings.training.warmup_steps
-        taken = f"{steps} calls of its model" if self.settings.inference else units.counted(steps, "optimizer step")
+        warmup = max((repeat.warmup or 1 for repeat in self._in_order), default=1)
         return ProgramFailed(
-            f"the program ended after {taken}, and the warm-up takes {warmup}",
+            f"the program ended after {endings.taken(steps, self.wanted, self.step)}, and the warm-up takes {warmup}",
             "run the program for more steps, or lower --training.warmup_steps",
         )
 
@@ -408,6 +423,12 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         """Returns the usual number of samples of one rank in one step, or None before the first step."""
         samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
         return int(median(samples[0].tolist())) if samples else None
+
+
+class ProgramProfileRecorder(ProgramRecorder):
+    """One run that measures a program of the user, and records it once more to diagnose it."""
+
+    command = PROGRAM_PROFILE
 
 
 class ProgramMemoryRecorder(
@@ -431,6 +452,10 @@ class ProgramMemoryRecorder(
         # Compiled functions hide their operators, and some refuse to run while they are recorded.
         return {probe.FOLLOW_VARIABLE: "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
 
+    @property
+    def step(self) -> str:
+        return step_name(inference=False)
+
     def keep(self, event: events.Message) -> bool:
         match event:
             case events.Heartbeat(rank=0):
@@ -451,7 +476,7 @@ class ProgramMemoryRecorder(
     def refutation(self, summary: Summary) -> GpubenchError | None:
         if self.footprints:
             return None
-        return ProgramFailed(
+        return self._cut_short() or ProgramFailed(
             "the program allocated no memory that PyTorch shows",
             "measure a program whose tensors are on the CPU or a GPU",
         )
@@ -459,13 +484,13 @@ class ProgramMemoryRecorder(
     def _keep_part(self, event: events.MemoryRecorded) -> None:
         """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
         rank, data = event.rank, self._parts[event.repeat, event.rank]
+        self.refuse_unknown(rank, event.repeat)
         data += event.data
+        if len(data) > events.LONGEST_LINE:
+            raise InvalidEvent.of(rank, f"its history is larger than {units.size(events.LONGEST_LINE)}")
         if not event.last:
             return
-        try:
-            found = msgspec.json.decode(self._parts.pop((event.repeat, rank)), type=DeviceHistory)
-        except msgspec.DecodeError as error:  # the program has written to the probe's connection
-            raise ProgramFailed(f"the record of rank {rank} is damaged: {error}", "run it again") from None
+        found = self.content(rank, self._parts.pop((event.repeat, rank)), DeviceHistory)
         if not found.history.allocations:
             return
         classify(found.history)

@@ -11,15 +11,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from gpubench import devices, events, units
+from gpubench import devices, events, git, units
+from gpubench.configs import presets
 from gpubench.diagnosis.rules import Diagnosis, of_run
-from gpubench.errors import DataError, GpubenchError, RunFailed
+from gpubench.errors import DataError, GpubenchError, InvalidEvent, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger, RunLog
 from gpubench.host.supervision import silence
 from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, render_logfmt
 from gpubench.metrics import Metric
+from gpubench.probe.length import Length
 from gpubench.ranks import launched_by_torchrun, machine
 from gpubench.runs import warnings
 from gpubench.runs.directory import (
@@ -32,15 +34,16 @@ from gpubench.runs.directory import (
     TELEMETRY,
     TRACE_FILES,
     TRACES,
+    RepeatLength,
     RunWriter,
-    git_state,
 )
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise, write_summary
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.keys import FILLED_IN, flatten
-from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedSettings, CompletedTrainSettings, Device
+from gpubench.settings.field import fields, setting
+from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
+from gpubench.settings.loading import Configuration, idle
+from gpubench.settings.schema import CompletedProgramSettings, CompletedSettings, CompletedTrainSettings, Device
 from gpubench.telemetry import TelemetrySample, other_load, sampling
 from gpubench.trace.profile import shares
 
@@ -51,6 +54,9 @@ SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.r
 log = logging.getLogger("gpubench.run")
 
 S = TypeVar("S", bound=CompletedSettings)
+Looped = TypeVar("Looped", bound=CompletedTrainSettings | CompletedProgramSettings)
+"""The settings of a run that measures the steps of a loop."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -88,6 +94,10 @@ class Recorder(ABC, Generic[S]):
     """The name of the machine whose host records the run of a program, if it is not this one."""
     is_spread = False
     """Whether a program has ranks on several machines."""
+    seconds_each: float | None = None
+    """The time that the steps of a repeat may take, if their number is open; None if it is set."""
+    length: Length | None = None
+    """The length of every repeat, once it is known."""
     diagnosis: Diagnosis | None = None
     """The diagnosis from the traces; None until there is one."""
 
@@ -100,7 +110,7 @@ class Recorder(ABC, Generic[S]):
         self.settings = settings
         self.origins = configuration.origins
         self._values = flatten(settings.model_dump(mode="json"))
-        self._git = git_state(self.directory)
+        self._git = git.state(self.directory)
         self.clock = (
             time.time(),
             time.monotonic(),
@@ -130,7 +140,19 @@ class Recorder(ABC, Generic[S]):
             raise
         self.listen_to_log(True)
         say_choices(configuration)
+        say_idle(configuration)
         self.listen_to_log(False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of steps of a repeat is not set, and follows from the time that they take."""
+        return False
+
+    @property
+    def scale(self) -> dict[str, Any]:
+        """The settings that decide how much is computed at a time, by dot-key."""
+        declared = fields(type(self.settings))
+        return {key: self._values[key] for key, each in declared.items() if setting(each).role == "scale"}
 
     def listen_to_log(self, listening: bool) -> None:
         """Starts or stops writing the host's own log lines to this run's run.log."""
@@ -161,6 +183,23 @@ class Recorder(ABC, Generic[S]):
                 self.begin_recorded()
         elif repeat != self.progress.repeat:
             self.begin_repeat(repeat, self.progress.repeats)
+
+    @staticmethod
+    def content(rank: int, data: bytes | bytearray, type_: type[T]) -> T:
+        """Returns the JSON in an event of `rank`. Raises InvalidEvent if it is of another type."""
+        try:
+            return events.parse(data, type_)
+        except msgspec.DecodeError as error:
+            raise InvalidEvent.of(rank, error) from None
+
+    def refuse_unknown(self, rank: int, repeat: int) -> None:
+        """Raises InvalidEvent if the run has no such rank or repeat."""
+        measurement = self.settings.measurement
+        planned = measurement.max_repeats if measurement.target_precision else measurement.repeats
+        if not 0 <= rank < self.processes:
+            raise InvalidEvent.of(rank, f"the run has {units.counted(self.processes, 'rank')}")
+        if repeat >= max(planned, self.progress.repeat + 1) and repeat != self.profiled:
+            raise InvalidEvent.of(rank, f"it is of repeat {repeat}, which the run does not have")
 
     @abstractmethod
     def keep(self, event: events.Message) -> bool:
@@ -221,7 +260,7 @@ class Recorder(ABC, Generic[S]):
             case events.Log():
                 self._take_log(event)
             case events.EnvironmentCaptured():
-                self._take_environment(event.environment)
+                self._take_environment(event)
             case events.Failed():
                 self._take_failure(event)
             case events.TraceRecorded():
@@ -305,6 +344,8 @@ class Recorder(ABC, Generic[S]):
             machine=machine(),
             silence=silence(self.patience),
             samples=self.samples,
+            seconds=self.seconds_each,
+            length=self.length,
         )
 
     def start(self, job: events.Job) -> Workers:
@@ -334,7 +375,7 @@ class Recorder(ABC, Generic[S]):
             for warning in summary.warnings:
                 if warning not in shown:
                     log.warning("%s", warning)
-                elif self._handler.level <= logging.WARNING:
+                else:
                     self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))
             write_summary(summary, self.writer)
             self.metrics.close(summary, succeeded=error is None)
@@ -415,12 +456,12 @@ class Recorder(ABC, Generic[S]):
         if size > LARGE_TRACE * (1 if name.endswith(".gz") else COMPRESSION):
             log.warning("%s has %s: %s", name, units.size(size), SMALLER)
 
-    def _take_environment(self, environment: dict[str, Any]) -> None:
-        self.environment = environment
-        self.writer.replace(ENVIRONMENT, environment)
-        gpus = environment.get("gpus") or []
-        self.device_name = gpus[0].get("name") if gpus else None
-        self.device_memory = gpus[0].get("memory_bytes") if gpus else None
+    def _take_environment(self, event: events.EnvironmentCaptured) -> None:
+        self.environment = event.environment
+        self.writer.replace(ENVIRONMENT, event.environment)
+        gpus = event.gpus
+        self.device_name = gpus[0].name if gpus else None
+        self.device_memory = gpus[0].memory_bytes if gpus else None
 
     def _take_log(self, event: events.Log) -> None:
         """Passes a worker's log record, with its rank and time, to the host's handlers for run.log and the console."""
@@ -451,6 +492,21 @@ def say_choices(configuration: Configuration[S]) -> None:
         logging.getLogger(CHOICES).log(MODIFIABLE, line, text, extra={"fields": chosen})
 
 
+def say_length(length: RepeatLength) -> None:
+    """Logs how many steps gpubench chose for each repeat, and how."""
+    line = "chosen for you: %s of warm-up and %s measured in each repeat, %s (change with --steps)"
+    log.log(MODIFIABLE, line, units.counted(length.warmup, "step"), f"{length.steps - length.warmup:,}", length.reason)
+
+
+def say_idle(configuration: Configuration[S]) -> None:
+    """Warns of each setting that the user has put into a file or a variable, and that has no effect in this run."""
+    values = flatten(configuration.settings.model_dump(mode="json"))
+    for key, reason in idle(configuration).items():
+        origin, default = configuration.origins[key], fields(type(configuration.settings))[key].get_default()
+        if values[key] != default and is_elsewhere(origin) and origin not in presets():
+            log.warning("%s, from %s, has no effect: %s", key, origin, reason)
+
+
 LIGHTER = (
     "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
     "--model.activation_checkpointing=true"
@@ -472,24 +528,32 @@ class TrainProgress(Progress):
         self.steps += steps
 
 
-class StepRecorder(Recorder[S]):
+class StepRecorder(Recorder[Looped]):
     """One run whose ranks report the steps of a training loop."""
 
     progress: TrainProgress
 
-    def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
+    def __init__(self, configuration: Configuration[Looped], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self.progress = self.at_start()
         self._repeats: dict[int, Repeat] = {}
         self._flops: events.FlopsCounted | None = None
         self._peak: events.PeakMeasured | None = None
+        self._phases: set[str] = set()
+        """The names of the phases of all steps so far, at most `events.MOST_PHASES`."""
+        self._unnamed: set[str] = set()
+        """Those of the phases beyond them, as many again."""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.settings.training.is_open)
 
     def at_start(self) -> TrainProgress:
         return TrainProgress(ranks=self.processes)
 
     def begin_repeat(self, number: int, repeats: int) -> None:
         super().begin_repeat(number, repeats)
-        self._repeats.setdefault(number, Repeat(number))
+        self._repeats.setdefault(number, Repeat(number, self.settings.training.warmup_steps))
 
     def keep(self, event: events.Message) -> bool:
         if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
@@ -502,17 +566,34 @@ class StepRecorder(Recorder[S]):
             case events.ModelBuilt(rank=0):
                 self._start_repeat(event)
             case events.Planned(rank=0):
-                self.progress.planned = event.steps
+                self._take_length(event)
             case events.RepeatDone():
-                self._repeats[event.repeat].done[event.rank] = event
+                self._unfinished(event.rank, event.repeat).done[event.rank] = event
             case events.ReferenceWorkloadTimed(rank=0):
-                self._repeats[event.repeat].reference_time = event.seconds
+                self._repeat(event.rank, event.repeat).reference_time = event.seconds
             case _:
                 return self._keep_finding(event)
         return True
 
+    def _repeat(self, rank: int, number: int) -> Repeat:
+        """Returns a repeat. Raises InvalidEvent if the run does not have it."""
+        self.refuse_unknown(rank, number)
+        return self._repeats.setdefault(number, Repeat(number, self.settings.training.warmup_steps))
+
+    def _unfinished(self, rank: int, number: int) -> Repeat:
+        """Returns a repeat that `rank` measures. Raises InvalidEvent if there is none, or the rank has ended it."""
+        repeat = self._repeat(rank, number)
+        if rank in repeat.done:
+            raise InvalidEvent.of(rank, f"it comes after the end of repeat {number}")
+        return repeat
+
     def completed(self) -> int:
         return sum(bool(repeat.done) for repeat in self._repeats.values())
+
+    def summary(self) -> Summary:
+        found = super().summary()
+        said = warnings.collected(*found.warnings, warnings.too_many_phases(len(self._unnamed)))
+        return msgspec.structs.replace(found, warnings=said)
 
     def _keep_finding(self, event: events.Message) -> bool:
         """Keeps an event that is sent once a run. Returns False if the command has no use for it."""
@@ -528,8 +609,9 @@ class StepRecorder(Recorder[S]):
         return True
 
     def _start_repeat(self, built: events.ModelBuilt) -> None:
+        self.refuse_unknown(built.rank, built.repeat)
         self.turn_to(built.repeat)
-        self._repeats[built.repeat].built = built
+        self._repeat(built.rank, built.repeat).built = built
         self.writer.update(**self.facts_of(built))
 
     def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
@@ -549,17 +631,47 @@ class StepRecorder(Recorder[S]):
             self.progress.planned = event.steps
         return True
 
+    def _take_length(self, planned: events.Planned) -> None:
+        """Keeps the length of a repeat, which is that of all following ones, and says how it was chosen."""
+        self.progress.planned = planned.steps
+        if planned.warmup is None:
+            return
+        self._repeat(planned.rank, planned.repeat).warmup = planned.warmup
+        if self.length is not None:
+            return
+        self.length = Length(planned.warmup, planned.steps)
+        chosen = RepeatLength(*self.length, seconds=self.seconds_each)
+        self.writer.update(length=chosen)
+        if chosen.reason:
+            say_length(chosen)
+
     def _take_steps(self, event: events.StepsMeasured) -> None:
         if event.steps and event.steps[0].repeat == self.profiled:
             if event.rank == 0:
                 self.progress.take(event.steps)
             return
-        for step in event.steps:
-            self._repeats[step.repeat].steps[step.rank].append(step)
+        steps = [self._with_known_phases(step) for step in event.steps]
+        for step in steps:
+            known = self._unfinished(event.rank, step.repeat).steps[event.rank]
+            if step.step != len(known):
+                raise InvalidEvent.of(event.rank, f"step {step.step} after {units.counted(len(known), 'step')}")
+            known.append(step)
             self.writer.append(STEPS, step)
-        if event.rank == 0 and event.steps:
-            self.progress.take(event.steps)
-            self.metrics.steps(event.steps)
+        if event.rank == 0 and steps:
+            self.progress.take(steps)
+            self.metrics.steps(steps)
+
+    def _with_known_phases(self, step: events.Step) -> events.Step:
+        """Returns the step with as many phases as a run can have, and the time of all others in `other`."""
+        room = events.MOST_PHASES - 1 - len(self._phases)  # one is for `other`
+        new = [name for name in step.phases if name not in self._phases and name != events.OTHER]
+        self._phases.update(new[:room])
+        if not (beyond := new[room:]):
+            return step
+        self._unnamed.update(beyond[: events.MOST_PHASES])
+        phases = {name: seconds for name, seconds in step.phases.items() if name in self._phases}
+        rest = sum(step.phases[name] for name in step.phases.keys() - phases.keys())
+        return msgspec.structs.replace(step, phases=phases | {events.OTHER: rest})
 
     @property
     def _in_order(self) -> list[Repeat]:
@@ -581,7 +693,6 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
     def sum_up(self) -> Summary:
         return summarise(
             self._in_order,
-            self.settings.training.warmup_steps,
             self.gpu_name,
             self.settings.precision,
             self._flops,

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunFailed
+from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunDirectoryLost, RunFailed
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
+from gpubench.probe.length import Length
 from gpubench.ranks import launched_by_torchrun
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
@@ -20,6 +21,11 @@ from gpubench.telemetry import Telemetry
 from gpubench.worker.channel import calendar
 
 FLUSH_SECONDS = 1.0
+AIM = 36.0
+"""The time that the steps of all repeats take where their number is open, in seconds. With the start of their processes
+a measurement takes about a minute."""
+MOST_EACH = 12.0
+"""The largest part of it that one repeat takes: a third."""
 
 log = logging.getLogger("gpubench.host.schedule")
 
@@ -98,9 +104,12 @@ def _measure_all(
 ) -> None:
     """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
     places: set[str | None] = set()
+    _share_time([recorder for recorder in recorders if recorder.is_open], len(order))
     for recorder, repeats, profiled in schedule(recorders, failures, order):
         if id(recorder) in failures:
             continue
+        if recorder.is_open and recorder.length is None:
+            recorder.length = _length_of_others(recorder, recorders)
         try:
             measure(recorder, repeats, profiled, watch)
         except BaseException as error:
@@ -119,6 +128,24 @@ def _measure_all(
             )
     for recorder in recorders:
         recorder.diagnose()
+
+
+def _share_time(recorders: Sequence[Recorder[Any]], runs: int) -> None:
+    """Shares the time among all repeats of runs whose number of steps is open. `runs` are those to make, if known.
+
+    A repeat takes as long with a target precision as without: only their number is then open as well.
+    """
+    repeats = runs or sum(recorder.settings.measurement.repeats for recorder in recorders)
+    for recorder in recorders:
+        recorder.seconds_each = min(AIM / repeats, MOST_EACH)
+
+
+def _length_of_others(recorder: Recorder[Any], recorders: Sequence[Recorder[Any]]) -> Length | None:
+    """Returns the length of the repeats of an interleaved run that takes steps of the same size; None if none has one.
+
+    So both sides of a comparison have the same steps, also where the time of a step depends on its number.
+    """
+    return next((other.length for other in recorders if other.length and other.scale == recorder.scale), None)
 
 
 def open_runs(
@@ -252,6 +279,8 @@ def _close(recorder: Recorder[Any], error: BaseException | None, is_own: bool) -
         status, expected = directory.FAILED, expected or failure
         try:
             recorder.writer.finish(status, expected.record())
+        except RunDirectoryLost:
+            pass  # as the error says
         except RunFailed as failure:
             log.warning("%s; run.json may still say %r although the run has failed", failure, directory.RUNNING)
     return Outcome(recorder, status, summary, expected)

@@ -1,10 +1,13 @@
 """What the host knows about its workers: their connections, their activity, and which of them caused a failure."""
 
+import logging
 import re
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import psutil
 
 from gpubench import errors, events, units
 from gpubench.errors import GpubenchError, HandoffError, SettingsError, UsageError, WorkerLost
@@ -14,6 +17,8 @@ from gpubench.worker.channel import EVERYONE
 STARTUP = 120.0  # seconds that a worker always has to import torch and connect, on a busy machine too
 SHORTEST_SILENCE = 5.0  # seconds by which a busy machine may delay a heartbeat
 LONGEST_SILENCE = 30.0  # seconds without a heartbeat (one per second) after which a rank counts as lost
+
+log = logging.getLogger("gpubench.host.supervision")
 
 
 def silence(time_limit: float) -> float:
@@ -31,8 +36,8 @@ class Peer:
     connection: socket.socket
     hello: events.Hello | None = None
     """The handshake; None before it."""
-    buffer: bytearray = field(default_factory=bytearray)
-    """The bytes of an incomplete line."""
+    lines: events.Lines = field(default_factory=events.Lines)
+    """The lines that it sends."""
     heard: float = 0.0
     """The time of the last message."""
     progressed: float = 0.0
@@ -42,15 +47,29 @@ class Peer:
     waits_for: int | None = None
     within: float | None = None
     patience_factor: float = 1.0
+    ready: bool = False
+    """Whether the rank has built what it runs, so that it no longer imports or loads."""
     done: bool = False
     """Whether the rank has sent Done."""
     lost: float | None = None
     """The time at which the connection ended before Done."""
+    released: bool = False
+    """Whether what was received until then is measured all the same."""
+
+    @property
+    def left(self) -> bool:
+        """Whether nothing more is expected of the rank."""
+        return self.done or self.released
 
     @property
     def here(self) -> bool:
         """Whether the rank runs on this machine, so that its pid is valid here."""
         return self.hello is not None and self.hello.machine == machine()
+
+    @property
+    def may_be_loading(self) -> bool:
+        """Whether a running process explains a silence: to import or load may keep Python from sending heartbeats."""
+        return not self.ready and self.here and self.hello is not None and not is_stopped(self.hello.pid)
 
     def time_limit(self, run_limit: float) -> float:
         """Returns the seconds after which this rank must have made progress; `run_limit` is the run's time limit."""
@@ -98,7 +117,9 @@ def blame(
     reported = {failure.rank for _, failure in failures}
     for number, peer in peers.items():
         if peer.lost is not None and number not in reported:
-            error = _lost(str(peer), "died", f"; its last report was {peer.where}", [number], exit_codes, output)
+            error = _lost(
+                str(peer), "ended its connection", f"; its last report was {peer.where}", [number], exit_codes, output
+            )
             causes.append((False, peer.lost, error))
     if causes:
         return min(causes, key=lambda cause: cause[:2])[2]
@@ -171,6 +192,63 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process on this machine cannot go on by itself: a signal has stopped it, or it has ended."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+class Setups:
+    """Watches ranks until they have built what they run, and names those that take long over it.
+
+    To start Python, import torch and load a model may take minutes from a cold disk, so a process that runs is only
+    named. One that a signal has stopped does not go on by itself, and is lost.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._stopped: dict[int, float] = {}
+        """The time since which each rank that has not connected has been found stopped."""
+        self._named: set[tuple[int, str]] = set()
+
+    def check(
+        self, starting: Mapping[int, int], peers: Mapping[int, Peer], now: float, time_limit: float
+    ) -> WorkerLost | None:
+        """Returns the error for a stopped rank that has not connected, or None.
+
+        `starting` maps the ranks that this machine has started, and that have not connected, to their process ids.
+        Times are monotonic, in seconds.
+        """
+        limit = silence(time_limit)
+        self._stopped = {rank: self._stopped.get(rank, now) for rank, pid in starting.items() if is_stopped(pid)}
+        for rank, since in self._stopped.items():
+            if now - since > limit:
+                return WorkerLost(
+                    f"rank {rank} (pid {starting[rank]}) has been stopped for {now - since:.0f} s, before it "
+                    "connected: it was starting or importing torch",
+                    "a signal such as SIGSTOP stops a process, and SIGCONT continues it; start the run again",
+                )
+        if now - self._started > limit:
+            for rank, pid in starting.items():
+                if rank in self._stopped:
+                    continue
+                self._name(rank, f"rank {rank} (pid {pid})", "starting or importing torch", max(STARTUP, time_limit))
+        for rank, peer in peers.items():
+            busy = not peer.ready and peer.waits_for is None and peer.patience_factor == 1.0
+            if busy and now - peer.progressed > limit:
+                self._name(rank, str(peer), units.words(peer.position[0]), peer.time_limit(time_limit))
+        return None
+
+    def _name(self, rank: int, who: str, where: str, limit: float) -> None:
+        if (rank, where) not in self._named:
+            self._named.add((rank, where))
+            log.warning("%s is slow: it is still %s; the run waits up to %.0f s for it", who, where, limit)
+
+
 def stalled(
     peers: Mapping[int, Peer], world_size: int, now: float, started: float, time_limit: float
 ) -> WorkerLost | None:
@@ -182,12 +260,15 @@ def stalled(
     missing = ", ".join(str(rank) for rank in range(world_size) if rank not in peers)
     if missing and now - started > max(STARTUP, time_limit):
         return WorkerLost(
-            f"rank {missing} has not reported {now - started:.0f} s after the start",
+            f"rank {missing} has not connected {now - started:.0f} s after the start, in which it imports torch",
             "run.log holds the workers' output; measurement.stall_timeout sets the time limit",
         )
     running = [peer for peer in peers.values() if not peer.done]
     silent = [peer for peer in running if now - peer.heard > silence(peer.time_limit(time_limit))]
+    silent = [peer for peer in silent if not peer.may_be_loading]
     stuck = [peer for peer in running if now - peer.progressed > peer.time_limit(time_limit)]
+    if missing:  # those that wait for every rank wait for the missing ones
+        stuck = [peer for peer in stuck if peer.waits_for != EVERYONE]
     # A rank that waits for one that makes progress is not stuck.
     stuck = [peer for peer in stuck if (cause := _cause(peer, peers)).done or cause in silent or cause in stuck]
     if not silent and not stuck:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ class Frame(Struct, frozen=True, gc=False):
     name: str = ""
     filename: str = ""
     line: int = 0
+    """0 or less, or 2^64 - 1, where Python knows no line, as in some frames since Python 3.13."""
 
 
 class FrameInfo(Struct, frozen=True, gc=False):
@@ -49,7 +51,7 @@ class FrameInfo(Struct, frozen=True, gc=False):
     node: bool = False
     """Whether it is a Python frame that evaluates an autograd node written in Python."""
     place: str = ""
-    """The file:line of a Python frame."""
+    """The file:line of a Python frame, or the file alone if the line is unknown."""
     users: bool = False
     engine: bool = False
     """Whether it is a C++ frame of autograd's engine."""
@@ -102,6 +104,10 @@ LONGEST = 1000
 """The number of characters of a name or path that are searched."""
 
 
+LAST_LINE = 2**31 - 1
+"""The largest number of a line that Python's own code objects can hold."""
+
+
 def frame_info(frame: Frame) -> FrameInfo:
     name, file = frame.name[:LONGEST], frame.filename[-LONGEST:].replace("\\", "/")
     if not (file.endswith(".py") or file.startswith("<")):
@@ -117,7 +123,7 @@ def frame_info(frame: Frame) -> FrameInfo:
         python=True,
         mark=next(marks, None),
         node=_NODE.match(file) is not None,
-        place=f"{'/'.join(file.split('/')[-2:])}:{frame.line}",
+        place=f"{'/'.join(file.split('/')[-2:])}{f':{frame.line}' if 0 < frame.line <= LAST_LINE else ''}",
         users=_LIBRARY.match(file) is None,
     )
 
@@ -145,7 +151,8 @@ def _phase(python: Sequence[FrameInfo], engine: bool) -> Phase | None:
     return "backward" if backward and innermost in (None, "forward", "loss") else innermost
 
 
-Size = Annotated[int, Meta(ge=0, lt=2**48)]
+LARGEST = 2**48
+Size = Annotated[int, Meta(ge=0, lt=LARGEST)]
 """The largest size in bytes: as many of them as a file can hold sum to an int64."""
 
 
@@ -172,8 +179,8 @@ class Segment(Struct, gc=False):
 class Event(Struct, gc=False):
     action: str
     addr: int = 0
-    size: Size = 0
-    """The bytes requested; for segments, the bytes of the segment."""
+    size: Annotated[int, Meta(ge=0)] = 0
+    """The bytes requested; for segments, the bytes of the segment. Only requests that failed may exceed `Size`."""
     time_us: int = 0
     device_free: Size | None = None
     """The bytes that the driver had left, if memory was short."""
@@ -205,9 +212,13 @@ def load(path: Path) -> Snapshot:
     if isinstance(found, list):
         raise DataError(f"{path} has no history: it is a list of segments", HOW)
     try:
-        return msgspec.convert(found, Snapshot)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second one for unpaired surrogates
+        snapshot = msgspec.convert(found, Snapshot)
+    except msgspec.ValidationError as error:
         raise DataError(f"{path} is a pickle of something else, or damaged: {error}", HOW) from None
+    for event in chain.from_iterable(snapshot.device_traces):
+        if event.size >= LARGEST and event.action != _FAILED:
+            raise DataError(f"{path} is damaged: {event.action} of {event.size:,} bytes", HOW)
+    return snapshot
 
 
 class Stacks:
@@ -224,7 +235,7 @@ class Stacks:
             key = tuple(map(id, frames))
             if key not in self._stacks:
                 self._stacks[key] = stack_info([self._frame(one) for one in frames])
-        except (TypeError, UnicodeEncodeError, msgspec.ValidationError) as error:
+        except (TypeError, msgspec.ValidationError) as error:
             raise DataError(f"{self._path} is damaged, or no memory snapshot: a stack: {error}", HOW) from None
         return self._stacks[key]
 
@@ -280,7 +291,7 @@ BLOCK = 512
 FEWEST = 100
 """The smallest number of events that may be a limit. Smaller numbers are often round by chance."""
 
-_GIVEN, _REQUESTED, _COMPLETED = "alloc", "free_requested", "free_completed"
+_GIVEN, _REQUESTED, _COMPLETED, _FAILED = "alloc", "free_requested", "free_completed", "oom"
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -335,7 +346,7 @@ def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
     return Counts(
         allocations=actions[_GIVEN],
         frees=actions[_REQUESTED] or actions[_COMPLETED],
-        ooms=actions["oom"],
+        ooms=actions[_FAILED],
         largest_free=max(free, default=0),
     )
 
@@ -473,7 +484,7 @@ def _unreleased(lost: int) -> Iterator[str]:
 
 def _failures(events: Sequence[Event]) -> Iterator[str]:
     for number, event in enumerate(events, 1):
-        if event.action == "oom":
+        if event.action == _FAILED:
             left = "" if event.device_free is None else f", with {units.size(event.device_free)} left on the device"
             yield f"out of memory at event {number:,} of {len(events):,}: {units.size(event.size)} requested{left}"
 

@@ -9,14 +9,15 @@ for a memory snapshot is refused. Formats: the docstrings of `pickletools.opcode
 import os
 import pickle
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import psutil
 
-from gpubench import units
+from gpubench import foreign_files, units
 from gpubench.errors import DataError
 
 HOW = (
@@ -41,9 +42,12 @@ _OF_A_BYTE = 16
 _OF_AN_OBJECT = {b"}": 256, b"]": 80, b"\x85": 80, b"\x86": 80, b"\x87": 80}
 
 _INTEGER = (
-    rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x08.{7}[\x00-\x1f\xe0-\xff])"
+    rb"K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x04.{4}|\x03...|\x02..|\x01.|\x00|\x09.{8}[\x00\xff])"
 )
-"""Integers of up to 61 bits. Each is its own hash, so that a file cannot hold many with the same hash."""
+"""Integers of up to 64 bits and a sign, so that every number of C and C++ is one.
+
+The hash of an integer is its remainder of division by 2^61 - 1. Of these, no more than 20 have the same one, so that no
+file can make a dict slow."""
 _SCALAR = rb"(?:" + _INTEGER + rb"|G.{8}|[N\x88\x89])"
 _SHORT = rb"[]})aesu\x94]++|h.|j....|q."
 """Lists, dicts, the empty tuple, operations that add to a container, the memo."""
@@ -52,10 +56,11 @@ _TUPLE = rb"\((?:" + _SCALAR + rb"{4,}+t)?+|" + _SCALAR + rb"(?:\x85|" + _SCALAR
 _KNOWN = re.compile(rb"(?:" + _SHORT + rb"|" + _TUPLE + rb")*+", re.DOTALL)
 _BETWEEN = re.compile(rb"(?:" + _SHORT + rb"|" + _SCALAR + rb"|[(t\x85-\x87]|r....)*+", re.DOTALL)
 """The opcodes outside of frames, of which only the length matters."""
-_FRAME, _FRAMED = 0x95, b"\x04"
-"""The opcode that begins a frame, and the first protocol with frames."""
+_FRAME, _FRAMED, _HEADER = 0x95, b"\x04", 9
+"""The opcode that begins a frame, the first protocol with frames, and the bytes of a frame's opcode and length."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x43: 1, 0x42: 4}
 """For opcodes with a length and content, such as those of str and bytes: the size of the length field."""
+_TEXT = b"\x8cX"
 _LONG_BINPUT, _STOP = b"r."
 _CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
 """GLOBAL, REDUCE, BUILD and the other opcodes that name or call something outside of the pickle."""
@@ -68,11 +73,10 @@ def plain(path: Path) -> Any:
     pickle, holds code, is incomplete, or would not fit in memory.
     """
     try:
-        with path.open("rb") as file:
-            data = b"".join(_pieces(file, path))
-        data = _unframed(data)
-        _check(data, path)
-        return _Data(BytesIO(data)).load()
+        with foreign_files.given(path) as file:
+            data, frames = _unframed(b"".join(_pieces(file, path)))
+        _check(data, frames, path)
+        return _Data(BytesIO(_readable(data))).load()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}", HOW) from None
     except (MemoryError, RecursionError):
@@ -112,19 +116,24 @@ def _check_kind(first: bytes, path: Path) -> None:
         raise DataError(f"{path} is not a memory snapshot: it is a pickle of unknown protocol {first[1]}", HOW)
 
 
-def _unframed(data: bytes) -> bytes:
+def _unframed(data: bytes) -> tuple[bytes, list[int]]:
     """Returns `data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
+
+    The list has the places in the result before which the header of a frame was removed.
 
     Frames may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler`
     continue elsewhere than at the frame's end. Without frames, the checked opcodes are those that run.
     """
     if data[1:2] < _FRAMED:
-        return data
-    pieces, begin, at = [], 0, 2
+        return data, []
+    pieces: list[bytes] = []
+    frames: list[int] = []
+    begin, at = 0, 2
     while at < len(data):
         if data[at] == _FRAME:
             pieces.append(data[begin:at])
-            begin = at + 9
+            frames.append(at - _HEADER * len(frames))
+            begin = at + _HEADER
             at = begin + int.from_bytes(data[at + 1 : begin], "little")  # frames are not nested
         elif data[at] in _LENGTHS:
             at = _string_end(data, at)
@@ -132,10 +141,10 @@ def _unframed(data: bytes) -> bytes:
             at = end
         else:
             break
-    return b"".join([*pieces, data[begin:]])
+    return b"".join([*pieces, data[begin:]]), frames
 
 
-def _check(data: bytes, path: Path) -> None:
+def _check(data: bytes, frames: Sequence[int], path: Path) -> None:
     """Checks all opcodes. Raises DataError for one that plain data does not need, or that is cut off."""
     at = 2
     while True:
@@ -144,7 +153,7 @@ def _check(data: bytes, path: Path) -> None:
             raise _damaged(path, "it is cut short")
         if data[at] == _STOP:
             break
-        at = _skip(data, at, path)
+        at = _skip(data, at, frames, path)
     objects = sum(data.count(opcode) * size for opcode, size in _OF_AN_OBJECT.items())
     if len(data) * _OF_A_BYTE + objects > psutil.virtual_memory().available:
         raise _too_large(path)
@@ -162,7 +171,38 @@ def _string_end(data: bytes, at: int) -> int:
     return end + int.from_bytes(data[at + 1 : end], "little")
 
 
-def _skip(data: bytes, at: int, path: Path) -> int:
+def _readable(data: bytes) -> bytes:
+    """Returns checked `data` with a question mark for each byte of a string that is not of UTF-8.
+
+    File names are bytes to Linux, and need not be text. Lengths stay the same.
+    """
+    pieces, begin, at = [], 0, 2
+    while (at := _end(_KNOWN, data, at)) < len(data) and data[at] != _STOP:
+        opcode, length = data[at], _LENGTHS.get(data[at], 4)  # LONG_BINPUT has 4 bytes, and no content
+        start, at = at + 1 + length, _string_end(data, at) if opcode in _LENGTHS else at + 1 + length
+        if opcode in _TEXT and not _is_text(data[start:at]):
+            pieces += [data[begin:start], _replaced(data[start:at])]
+            begin = at
+    return b"".join([*pieces, data[begin:]]) if pieces else data
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _replaced(text: bytes) -> bytes:
+    """Returns the text with a question mark for each byte that is not of UTF-8."""
+    return b"".join(
+        b"?" if "\udc80" <= character <= "\udcff" else character.encode()
+        for character in text.decode("utf-8", "surrogateescape")
+    )
+
+
+def _skip(data: bytes, at: int, frames: Sequence[int], path: Path) -> int:
     """Returns the end of the opcode at `at`, whose length varies or whose values are restricted."""
     opcode = data[at]
     if opcode in _CODE:
@@ -171,7 +211,8 @@ def _skip(data: bytes, at: int, path: Path) -> int:
         return _string_end(data, at)
     if opcode == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:
         return at + 5
-    raise _damaged(path, f"byte {at:,} does not occur in memory snapshots")
+    place = at + _HEADER * bisect_right(frames, at)
+    raise _damaged(path, f"the opcode at byte {place:,} does not occur in memory snapshots")
 
 
 def _damaged(path: Path, why: str) -> DataError:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from gpubench import events
 from gpubench.pipeline.denoiser import sha256
-from gpubench.pipeline.folders import prompt_of
 from gpubench.pipeline.link import Link
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch
-from gpubench.runs.directory import IMAGE, LATENT, sample_file
+from gpubench.runs.directory import IMAGE, LATENT
 from gpubench.worker.channel import Doing
 from gpubench.worker.timing import HIGH
 
@@ -234,8 +234,7 @@ class Finisher(Sink):
         now: Callable[[], float],
         repeat: int,
         rank: int,
-        seed: int,
-        prompts: Sequence[str],
+        requests: Requests,
         device: torch.device,
         *,
         bound: int,
@@ -250,8 +249,7 @@ class Finisher(Sink):
         self._report = report
         self._repeat = repeat
         self._rank = rank
-        self._seed = seed
-        self._prompts = prompts
+        self._requests = requests
         self._keep_latents = keep_latents
         self._retain = retain
         self._inspect = inspect
@@ -274,13 +272,13 @@ class Finisher(Sink):
                     sample=events.Sample(
                         repeat=self._repeat,
                         sample=sample,
-                        seed=self._seed + sample,
-                        prompt=prompt_of(sample, self._prompts),
+                        seed=self._requests.seed(sample),
+                        prompt=self._requests.prompt(sample),
                         started=batch.started,
                         finished=at,
                         sha256=sha256(latent),
-                        latent=sample_file(sample, LATENT) if self._keep_latents else None,
-                        image=sample_file(sample, IMAGE) if image else None,
+                        latent=self._requests.file(sample, LATENT) if self._keep_latents else None,
+                        image=self._requests.file(sample, IMAGE) if image else None,
                     ),
                     latent=save({"latent": latent}) if self._keep_latents else None,
                     image=png.getvalue() or None,
@@ -292,7 +290,7 @@ class Finisher(Sink):
         from PIL.PngImagePlugin import PngInfo
 
         about = PngInfo()
-        about.add_text("seed", str(self._seed + sample))
-        if prompt := prompt_of(sample, self._prompts):
+        about.add_text("seed", str(self._requests.seed(sample)))
+        if prompt := self._requests.prompt(sample):
             about.add_itxt("prompt", prompt)
         return about

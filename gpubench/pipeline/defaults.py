@@ -1,6 +1,7 @@
 """Chooses the settings of `pipe-infer` that the user did not set, and rejects settings that cannot work."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from gpubench import devices, units
@@ -33,6 +34,8 @@ GUIDANCE = {
 }
 """The defaults of the pipelines' `__call__` that differ from the usual one."""
 USUAL_GUIDANCE = 7.5
+RESCALED = ("tiny", "sd15", "sdxl", "StableDiffusionPipeline", "StableDiffusionXLPipeline")
+"""The models whose pipelines have `guidance_rescale`."""
 SMALL = ("dummy", "tiny")
 SAMPLES = 8  # the default without prompts
 
@@ -44,9 +47,9 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     """
     gaps = Gaps(settings)
     prompts = read_prompts(settings.work.prompts)
-    why_samples = f"one for each of {units.counted(len(prompts), 'prompt')}" if prompts else "no file of prompts"
-    samples = gaps.fill("work.samples", len(prompts) or SAMPLES, why_samples)
+    samples = gaps.fill("work.samples", *fill_samples(prompts, len(settings.work.seed_list)))
     check_request(settings, samples)
+    refuse_repeated(samples, prompts, len(settings.work.seed_list))
     with about("model.name"):
         folder = check(settings.model.name) if settings.model.name else None
     device, gpus = find_device(gaps)
@@ -54,6 +57,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     where = "on a GPU" if on_gpu else "on a CPU"
     model = fill_model(settings, gaps, folder, on_gpu)
     check_negative_prompt(model, settings.work.negative_prompt)
+    check_guidance_rescale(model, settings.sampling.guidance_rescale)
     steps = gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
     check_schedule(settings, folder, model, steps, samples)
     ranks, cores = local_ranks(settings), devices.physical_cores()
@@ -74,6 +78,30 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     else:  # the last bits of a CPU's results depend on it, and must not depend on the number of ranks
         gaps.fill("performance.cpu_threads", cores, f"{units.counted(cores, 'core')}, for any number of ranks")
     return gaps.filled(), gaps.reasons
+
+
+def fill_samples(prompts: Sequence[str], seeds: int) -> tuple[int, str]:
+    """Returns how many samples to make by default, and why. `seeds` is the number of work.seeds; 0 without."""
+    if not prompts and not seeds:
+        return SAMPLES, "no file of prompts"
+    return max(1, len(prompts)) * max(1, seeds), f"one for each of {_prompts_and_seeds(prompts, seeds)}"
+
+
+def _prompts_and_seeds(prompts: Sequence[str], seeds: int) -> str:
+    given = ((len(prompts), "prompt"), (seeds, "seed"))
+    return " and ".join(units.counted(number, name) for number, name in given if number)
+
+
+def refuse_repeated(samples: int, prompts: Sequence[str], seeds: int) -> None:
+    """Raises SettingsError if prompts and listed seeds make fewer different samples than are wanted."""
+    different = max(1, len(prompts)) * seeds
+    if seeds and samples > different:
+        made_of = _prompts_and_seeds(prompts, seeds)
+        raise SettingsError(
+            f"work.samples={samples} is more than the {units.counted(different, 'sample')} of {made_of}",
+            "leave --samples out, or give more --seeds",
+            keys=["work.samples", "work.seeds"],
+        )
 
 
 def check_request(settings: PipeSettings, samples: int) -> None:
@@ -99,6 +127,13 @@ def check_request(settings: PipeSettings, samples: int) -> None:
     if settings.output.images and not settings.model.name:
         message = "output.images: random weights have no decoder"
         raise SettingsError(message, "give --model PIPELINE_FOLDER", keys=["output.images"])
+
+
+def check_guidance_rescale(model: str, rescale: float) -> None:
+    """Raises SettingsError if the model's pipeline does not rescale its guidance."""
+    if rescale and model not in RESCALED:
+        message = f"sampling.guidance_rescale={rescale:g} is given, and the pipeline of {model} has none"
+        raise SettingsError(message, "leave it out", keys=["sampling.guidance_rescale"])
 
 
 def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model: str, steps: int, samples: int) -> None:

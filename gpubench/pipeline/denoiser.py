@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpubench.errors import SettingsError
+from gpubench.pipeline.requests import prompt_index
 from gpubench.pipeline.sampler import TERMINAL, Batch, Sampler, create, quiet, schedule_arguments, step_of
 from gpubench.pipeline.schedulers import SEEDED, OwnScheduler, parse_options
 from gpubench.settings.schema import CompletedPipeSettings
@@ -120,6 +121,8 @@ class Denoiser:
 
     reference_name = LOOP
     """A description of the program that `reference` runs."""
+    pipe: Any = None
+    """The model's pipeline in diffusers; None for the dummy."""
 
     def __init__(
         self,
@@ -147,7 +150,19 @@ class Denoiser:
         self.steps = settings.sampling.steps
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         """The number of parameters of the denoiser, without text encoders and VAE."""
+        self.seeds = len(settings.work.seed_list)
+        """The number of seeds that every prompt is made with; 0 without a list of them."""
         self.conditioning: list[dict[str, Tensor]] = []
+
+    def move(self, device: torch.device) -> None:
+        """Moves the denoiser, and the text encoders and VAE that were loaded with it, without a change of their bits.
+
+        Latents and conditioning stay on the denoiser's own device.
+        """
+        parts = self.pipe.components.values() if self.pipe is not None else [self.model]
+        for part in parts:
+            if isinstance(part, nn.Module):
+                part.to(device)
 
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
         """Returns the model's output for latents at a timestep with guidance: the body of its pipeline's loop."""
@@ -185,12 +200,16 @@ class Denoiser:
         return []
 
     def set_conditioning(self, conditioning: Sequence[Mapping[str, Tensor]]) -> None:
-        """Keeps the result of `encode` on this rank's device. Sample i uses entry i % len."""
+        """Keeps the result of `encode` on this rank's device."""
         self.conditioning = [{key: value.to(self.device) for key, value in entry.items()} for entry in conditioning]
 
     def condition(self, key: str, samples: Sequence[int]) -> Tensor:
         """Returns one tensor of the conditioning for some samples, (len(samples), ...)."""
-        return torch.cat([self.conditioning[sample % len(self.conditioning)][key] for sample in samples])
+        return torch.cat([self.conditioning[self.index(sample)][key] for sample in samples])
+
+    def index(self, sample: int) -> int:
+        """Returns the index of a sample's prompt among those that `encode` was given."""
+        return prompt_index(sample, len(self.conditioning), self.seeds)
 
     def noise(self, generators: list[torch.Generator]) -> Tensor:
         """Returns noise (len(generators), *latent_shape) before the scheduler's scaling."""

@@ -36,11 +36,6 @@ def read_prompts(path: Path | None) -> list[str]:
     return prompts
 
 
-def prompt_of(sample: int, prompts: Sequence[str]) -> str | None:
-    """Returns the prompt of a sample, in rotation; None without prompts."""
-    return prompts[sample % len(prompts)] if prompts else None
-
-
 INDEX = "model_index.json"
 SCHEDULER_CONFIG = "scheduler/scheduler_config.json"
 HALF = "fp16"
@@ -147,7 +142,7 @@ def _of_other_variant(folder: PipelineFolder, file: Path) -> bool:
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
+    with foreign_files.opened(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
@@ -181,6 +176,8 @@ def check(path: Path) -> PipelineFolder:
 
 
 _FETCH_AGAIN = "copy or download the file again"
+_LONGEST_HEADER = 100_000_000
+"""The limit of safetensors for the header of a file, in bytes."""
 _AGAIN = "write the folder again with the pipeline's save_pretrained()"
 _SAVED = "give the folder that save_pretrained() of a diffusers pipeline wrote"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -201,7 +198,7 @@ def _download(path: Path) -> str | None:
 
 def _read(path: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads((path / name).read_text())
+        content = json.loads(foreign_files.content(path / name))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(f"pipeline folder {path}: cannot read {name}: {reason}", _AGAIN) from error
@@ -267,10 +264,10 @@ def _refuse_incomplete(path: Path, file: Path) -> None:
     """
     name = file.relative_to(path)
     try:
-        with file.open("rb") as content:
+        with foreign_files.opened(file) as content:
             size = os.fstat(content.fileno()).st_size
             length = int.from_bytes(content.read(8), "little")
-            header: Any = json.loads(content.read(length)) if length <= size - 8 else None
+            header: Any = json.loads(content.read(length)) if length <= min(size - 8, _LONGEST_HEADER) else None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"pipeline folder {path}: cannot read {name}: {error}", _FETCH_AGAIN) from error
     try:

@@ -34,6 +34,7 @@ from gpubench.events import Handoff
 from gpubench.pipeline import packing
 from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind
 from gpubench.pipeline.packing import DTYPE_NAMES, PackedBatch, checksum, tensor_of, unpack
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch, Sampler
 
 FRAME = 8192  # bytes; the 5056 bytes of a CPU generator's state fit into it
@@ -229,8 +230,7 @@ class Terms:
     dtype: torch.dtype
     latent_shape: tuple[int, ...]
     """The shape of one sample's latent, without the batch dimension."""
-    seed: int
-    """The seed of sample 0. Each further sample has the next one."""
+    requests: Requests
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Link:
             payload = self._transport.receive_payload(packed.payload_bytes)
             if checksum(payload) != message.checksum:
                 raise HandoffError("its payload was damaged in transit: the checksum does not match")
-            seeds = [self.terms.seed + sample for sample in samples]
+            seeds = [self.terms.requests.seed(sample) for sample in samples]
             batch = unpack(packed, payload, self.terms.sampler, seeds)
         self._report(self._handoff("recv", message, framed, began, self._now() - began, began - posted))
         self.transferred += 1

@@ -139,8 +139,9 @@ class Unconditional(Denoiser):
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> "list[Image]":
-        pixels = (batch.latents / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1).float().numpy()
-        images: list[Image] = self.pipe.numpy_to_pil(pixels)
+        pixels = (batch.latents / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1)
+        pixels = pixels.float() if pixels.dtype == torch.bfloat16 else pixels  # numpy has no bf16
+        images: list[Image] = self.pipe.numpy_to_pil(pixels.numpy())
         return images
 
 
@@ -260,9 +261,9 @@ _NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
 
 
 def load_folder(
-    settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype, *, encoders: bool, vae: bool
+    settings: CompletedPipeSettings, device: torch.device, read: Callable[[PipelineFolder], Any], dtype: torch.dtype
 ) -> Denoiser:
-    """Returns the denoiser of the folder `settings.model.name`, on `device`; see `load`.
+    """Returns the denoiser of the folder `settings.model.name`, on `device`. `read` loads the folder's pipeline.
 
     Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded.
 
@@ -273,7 +274,7 @@ def load_folder(
     folder = folders.check(settings.model.name)
     try:
         with quiet(transformers=True):
-            pipe = _pipeline(folder, dtype, encoders=encoders, vae=vae)
+            pipe = read(folder)
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # configurations can make the libraries raise any exception
@@ -290,23 +291,27 @@ def load_folder(
     return adapter
 
 
-def _pipeline(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae: bool) -> Any:
-    import diffusers
-
-    source: dict[str, Any] = {
+def _source(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
+    return {
         "torch_dtype": dtype,
         "variant": folder.variant,
         "use_safetensors": True,
         "local_files_only": True,
     }
+
+
+def _part(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae: bool) -> Any:
+    """Loads the components that a rank needs."""
+    import diffusers
+
     given: dict[str, Any] = {**_NOT_LOADED.get(folder.pipeline, {}), **dict.fromkeys(folder.absent)}
     if not encoders:
         names = (*folder.kind.others, *folder.kind.optional)
         given |= dict.fromkeys(name for name in names if name.startswith(("text_encoder", "tokenizer")))
     if not vae and "vae" in folder.kind.others:
         given["vae"] = None
-    given[folder.kind.denoiser] = _denoiser(folder, source)
-    pipe = getattr(diffusers, folder.pipeline).from_pretrained(folder.path, **source, **given)
+    given[folder.kind.denoiser] = _denoiser(folder, dtype)
+    pipe = getattr(diffusers, folder.pipeline).from_pretrained(folder.path, **_source(folder, dtype), **given)
     if given.get("vae", pipe) is None:
         # The pipeline reads the number of pixels per latent from its VAE.
         config = diffusers.AutoencoderKL.load_config(folder.path / "vae", local_files_only=True)
@@ -314,13 +319,23 @@ def _pipeline(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae
     return pipe
 
 
-def _denoiser(folder: PipelineFolder, source: Mapping[str, Any]) -> torch.nn.Module:
+def _whole(folder: PipelineFolder, dtype: torch.dtype) -> Any:
+    """Loads all components in the call that users of diffusers make."""
+    import diffusers
+
+    given: dict[str, Any] = {**_NOT_LOADED.get(folder.pipeline, {}), **dict.fromkeys(folder.absent)}
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder.path, **_source(folder, dtype), **given)
+    _convert(getattr(pipe, folder.kind.denoiser), dtype)
+    return pipe
+
+
+def _denoiser(folder: PipelineFolder, dtype: torch.dtype) -> torch.nn.Module:
     """Loads the denoiser alone: a pipeline gives missing weights random values, and only logs that."""
     import diffusers
 
     model: torch.nn.Module
     model, report = getattr(diffusers, folder.kind.denoiser_class).from_pretrained(
-        folder.path / folder.kind.denoiser, output_loading_info=True, **source
+        folder.path / folder.kind.denoiser, output_loading_info=True, **_source(folder, dtype)
     )
     missing = report["missing_keys"]
     if missing:
@@ -328,7 +343,24 @@ def _denoiser(folder: PipelineFolder, source: Mapping[str, Any]) -> torch.nn.Mod
             f"pipeline folder {folder.path}: {len(missing)} weights of its {folder.kind.denoiser} are not in the file",
             f"among them {sorted(missing)[0]}",
         )
-    return model.to(source["torch_dtype"])  # without accelerate, some weights keep the data type of the file
+    _convert(model, dtype)
+    return model
+
+
+def _convert(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Converts what the file of a model contains to `dtype`, as `from_pretrained` does if accelerate is installed.
+
+    Without accelerate, `from_pretrained` may leave weights in the data type of the file, and the model then cannot run.
+    `model.to(dtype)` would also convert the buffers that the file does not contain, such as the positions of PixArt,
+    which `from_pretrained` keeps in fp32.
+    """
+    from diffusers.utils import is_accelerate_available
+
+    if is_accelerate_available():
+        return
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def load(
@@ -342,7 +374,18 @@ def load(
     Raises ModelError if a pipeline folder cannot be loaded, SettingsError if the sizes do not suit the model.
     """
     if settings.model.name is not None:
-        return load_folder(settings, device, dtype, encoders=first, vae=last and images)
+        read = functools.partial(_part, dtype=dtype, encoders=first, vae=last and images)
+        return load_folder(settings, device, read, dtype)
     if settings.model.unet == "dummy":
         return Dummy(settings, device, dtype)
     return load_unet(settings, device, dtype)
+
+
+def load_reference(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> Denoiser:
+    """Loads the model again, to make the reference samples: a pipeline folder in the call that users of diffusers make.
+
+    Raises the same errors as `load`.
+    """
+    if settings.model.name is None:
+        return load(settings, device, dtype, first=True, last=False, images=False)
+    return load_folder(settings, device, functools.partial(_whole, dtype=dtype), dtype)

@@ -31,6 +31,7 @@ from gpubench.events import (
     Verified,
 )
 from gpubench.metrics import Metric
+from gpubench.pipeline.bottleneck import MicroBatch, Place, better_split, limiting, sentence
 from gpubench.pipeline.split import Assignment
 from gpubench.runs import warnings
 from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, Stage, Times, Verification, mean, rank_times
@@ -223,9 +224,6 @@ def completed(repeats: Sequence[PipeRepeat]) -> list[Completed]:
     return found
 
 
-MARGIN = 0.05  # a smaller difference is not significant in a single run
-
-
 def find_warnings(
     repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: Mapping[str, float]
 ) -> list[str]:
@@ -249,7 +247,7 @@ def find_warnings(
         *other,
         *unpaired,
         *missing,
-        _uneven_split(found[0].assignment) if found else None,
+        _uneven_split(found) if found else None,
         warnings.lone_repeat(len(found)),
         warnings.held_down(slowed),
     )
@@ -263,34 +261,75 @@ def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[tuple[int, list[i
         yield repeat.number, [n for n, sample in samples if first.setdefault(n, sample.sha256) != sample.sha256]
 
 
-def _uneven_split(split: Assignment) -> str | None:
-    better = (split.better.split, split.better.remainder_cost) if split.better else None
-    return warnings.uneven_split(split.bottleneck, split.largest, split.total, split.remainder_cost, better)
+def _places(found: Sequence[Completed]) -> list[Place]:
+    """Returns all ranks and hand-offs of the completed repeats, with the time that each micro-batch occupied them."""
+    works: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    evaluating: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    links: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    for one in found:
+        for span in one.repeat.spans:
+            if OF_KIND[span.kind] == "compute":
+                works[span.rank][span.repeat, span.sample] += span.total
+            if span.kind == "evaluate":
+                evaluating[span.rank][span.repeat, span.sample] += span.total
+        for handoff in one.repeat.handoffs:
+            sends = handoff.direction == "send"
+            taken = handoff.total - handoff.waited if sends else handoff.total
+            link, batch = links[handoff.rank if sends else handoff.peer], (handoff.repeat, handoff.sample)
+            link[batch] = max(link[batch], taken)  # sender and receiver work at the same time
+    ranks = [
+        Place(rank, works[rank], count, evaluating[rank])
+        for rank, count in enumerate(found[0].assignment.counts)
+        if rank in evaluating
+    ]
+    return ranks + [Place(sender, seconds) for sender, seconds in sorted(links.items())]
 
 
-def verdict(assignment: Assignment, estimates: Mapping[str, float]) -> str | None:
+def _uneven_split(found: Sequence[Completed]) -> str | None:
+    ranks = [place for place in _places(found) if place.evaluations]
+    limit = limiting(ranks) if len(ranks) > 1 else []
+    better = better_split(ranks) if len(limit) == 1 else None
+    return warnings.uneven_split(limit[0].rank, limit[0].mean, *better) if better else None
+
+
+def bottleneck(found: Sequence[Completed]) -> str | None:
+    """Returns a sentence with the rank or the hand-off that limits the throughput; None if it is unknown."""
+    if not found:
+        return None
+    batches, samples = found[0].micro_batches, len(found[0].made)
+    what = "sample" if batches == samples else "micro-batch"
+    return sentence(_places(found), fmean(one.makespan for one in found), what)
+
+
+def verdict(assignment: Assignment, metrics: Sequence[Metric], micro_batches: int) -> str | None:
     """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
-    Returns None for a single rank.
+    Only measured replicas are compared: how fast they are depends on what the ranks share, which no figure of the
+    pipeline tells. Returns None for a single rank, and without a completed repeat.
     """
-    measured, bound = estimates.get("replicas_makespan"), estimates.get("replicas_bound")
-    pipeline, replicas = estimates.get("makespan"), measured if measured is not None else bound
-    if len(assignment.ranges) == 1 or pipeline is None or replicas is None:
+    known, ranks = {metric.name: metric for metric in metrics}, len(assignment.ranges)
+    if ranks == 1 or "makespan" not in known:
         return None
-    did = "made" if measured is not None else "would at best make"
-    alone = f"{len(assignment.ranges)} replicas, each with the whole model, {did} the same samples in"
-    both = f"{alone} {units.seconds(replicas)}, and the pipeline took {units.seconds(pipeline)}"
-    if replicas * (1 + MARGIN) < pipeline:
-        is_faster = (
-            "plain data parallelism is faster" if measured is not None else "plain data parallelism can be faster"
-        )
+    if micro_batches == 1:
+        return "splitting the steps gained nothing: a single micro-batch is on one rank at a time, and the others wait"
+    if "replicas_speedup" not in known:
+        return "replicas, each with the whole model, were not measured: --baseline replicas compares them"
+    replicas, pipeline = (units.seconds(known[name].estimate) for name in ("replicas_makespan", "makespan"))
+    made = f"{ranks} replicas, each with the whole model, made the same samples in {replicas}"
+    both = f"{made}, and the pipeline took {pipeline}"
+    interval = known["replicas_speedup"].interval
+    if interval is None:
+        return f"{both}; one repeat does not tell whether that is a difference: raise --repeats"
+    low, high = interval
+    sure = f"95 % interval of the ratio {units.digits(low)} to {units.digits(high)}"
+    if high < 1:
         return (
-            f"{is_faster}: {both}; splitting the steps pays only if a rank cannot hold every part of the model, or if "
-            "samples must arrive one by one"
+            f"plain data parallelism is faster: {both} ({sure}); splitting the steps pays only if a rank cannot hold "
+            "every part of the model, or if samples must arrive one by one"
         )
-    if measured is not None and pipeline * (1 + MARGIN) < replicas:
-        return f"splitting the steps was worth it here: {both}"
-    return f"splitting the steps had no measurable cost: {both}"
+    if low > 1:
+        return f"splitting the steps was worth it here: {both} ({sure})"
+    return f"neither is measurably faster: {both} ({sure})"
 
 
 def summarise(
@@ -298,12 +337,10 @@ def summarise(
     samples: int,
     telemetry: Sequence[TelemetrySample] = (),
     gpus: Sequence[int] = (),
-    crowding: float = 1.0,
 ) -> Summary:
     """Returns the summary of the repeats. Metrics whose value is unknown are absent.
 
-    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`. `crowding` is
-    the number of ranks that share one device.
+    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`.
     """
     found = completed(repeats)
     windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
@@ -312,10 +349,10 @@ def summarise(
     metrics = Metrics(found, sum(len(one.evaluations) for one in found), None)
     for name, estimate in ESTIMATES.items():
         metrics.add(name, estimate, SINGLE.get(name))
-    metrics.add("replicas_bound", lambda one: _replicas_bound(one, crowding))
     metrics.add("energy_per_sample", lambda one: energy_each(telemetry, one.start, one.end, gpus, len(one.made)))
+    made = list(_agreeing(metrics.made))
     return Summary(
-        metrics=list(_agreeing(metrics.made)),
+        metrics=made,
         steady=windows,
         ranks=[],
         flops=None,
@@ -323,16 +360,20 @@ def summarise(
         measured_peak=None,
         throttled=slowed,
         warnings=find_warnings(repeats, found, samples, slowed),
-        pipeline=_pipeline(repeats, found, metrics.made),
+        pipeline=_pipeline(repeats, found, made),
     )
 
 
+SPEEDUPS = {"pipeline_speedup": "sequential_makespan", "replicas_speedup": "replicas_makespan"}
+"""The makespan that is divided by the pipeline's own, of the same repeat."""
+
+
 def _agreeing(metrics: Sequence[Metric]) -> Iterable[Metric]:
-    """Returns the metrics with the speed-up replaced by the ratio of the mean makespans."""
+    """Returns the metrics with each speed-up replaced by the ratio of the mean makespans."""
     known = {metric.name: metric.estimate for metric in metrics}
     for metric in metrics:
-        if metric.name == "pipeline_speedup":
-            yield msgspec.structs.replace(metric, estimate=known["sequential_makespan"] / known["makespan"])
+        if other := SPEEDUPS.get(metric.name):
+            yield msgspec.structs.replace(metric, estimate=known[other] / known["makespan"])
         else:
             yield metric
 
@@ -355,8 +396,12 @@ def _steady_throughput(one: Completed) -> float | None:
     return sum(sample.finished > first for sample in one.made) / (last - first) if last > first else None
 
 
-def _efficiency(one: Completed) -> float:
-    """Returns ideal makespan / makespan, at most 1, because micro-batches keep their order."""
+def _ideal(one: Completed) -> tuple[float, float]:
+    """Returns the makespan of the same work in the same order with hand-offs that take no time, and its bubble.
+
+    Each micro-batch passes the ranks in order, and each rank takes the micro-batches in order, so that nothing with
+    hand-offs that take time is shorter.
+    """
     work: dict[tuple[int, int], float] = defaultdict(float)
     for span in one.repeat.spans:
         if OF_KIND[span.kind] == "compute":
@@ -366,7 +411,8 @@ def _efficiency(one: Completed) -> float:
         arrived = 0.0
         for rank, since in enumerate(free):
             free[rank] = arrived = max(arrived, since) + work[sample, rank]
-    return min(1.0, free[-1] / one.makespan)  # times since the epoch are rounded to a quarter of a microsecond
+    makespan = min(free[-1], one.makespan)  # times since the epoch are rounded to a quarter of a microsecond
+    return makespan, max(0.0, 1 - sum(work.values()) / (len(free) * makespan))
 
 
 def _sequential(one: Completed) -> float | None:
@@ -377,19 +423,8 @@ def _sequential(one: Completed) -> float | None:
     return None
 
 
-def _speedup(one: Completed) -> float | None:
-    sequential = _sequential(one)
-    return None if sequential is None else sequential / one.makespan
-
-
-def _replicas_bound(one: Completed, crowding: float) -> float:
-    """Returns the lower bound of the replicas' time.
-
-    Ranks of the pipeline share devices, and a single rank does not.
-    """
-    alone = [seconds for baseline in one.baselines("sequential") for seconds in baseline.seconds]
-    each = fmean(alone) * crowding if alone else one.assignment.total * fmean(one.evaluations)
-    return one.assignment.turns(one.micro_batches) * each
+def _speedup(one: Completed, other: float | None) -> float | None:
+    return None if other is None else other / one.makespan
 
 
 def _replicas(one: Completed) -> float | None:
@@ -424,15 +459,16 @@ ESTIMATES: dict[str, Estimate[Completed]] = {
     "time_to_first_sample": lambda one: one.made[0].finished - one.start,
     "sample_latency": lambda one: fmean(_latencies(one)),
     "evaluation_time": lambda one: fmean(one.evaluations),
-    "pipeline_efficiency": _efficiency,
+    "pipeline_efficiency": lambda one: _ideal(one)[0] / one.makespan,
     "bubble": lambda one: 1 - fmean(times.share("compute") for times in one.times),
-    "ideal_bubble": lambda one: one.assignment.bubble(one.micro_batches),
+    "ideal_bubble": lambda one: _ideal(one)[1],
     "remainder_cost": lambda one: one.assignment.remainder_cost,
     "handover_bytes": lambda one: _mean([handoff.size for handoff in one.sends]),
     "handover_time": lambda one: _mean(_send_times(one)),
     "sequential_makespan": _sequential,
-    "pipeline_speedup": _speedup,
+    "pipeline_speedup": lambda one: _speedup(one, _sequential(one)),
     "replicas_makespan": _replicas,
+    "replicas_speedup": lambda one: _speedup(one, _replicas(one)),
     "encode_time": _encoding,
     "decode_time": lambda one: _mean(one.repeat.seconds("decode")),
     "model_build_time": lambda one: max(built.seconds for built in one.repeat.built.values()),
@@ -460,12 +496,13 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
         latent_shape=built.latent_shape,
         carried=built.carried,
         assignment=assignment.sentence(),
+        bottleneck=bottleneck(found),
         stages=[_stage(rank, assignment, repeats, found) for rank in range(len(assignment.ranges))],
         handover=_handoff_size([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
         steady=_steady(found[0]) if found else None,
         samples=digests,
         verification=_verification(repeats, digests),
-        verdict=verdict(assignment, {metric.name: metric.estimate for metric in metrics}),
+        verdict=verdict(assignment, metrics, found[0].micro_batches if found else 0),
         threads=built.threads,
     )
 

@@ -141,7 +141,7 @@ def check_scheduler_name(name: str) -> None:
     if name in names:
         return
     near = [known for known in names if known.lower() in (name.lower(), f"{name}scheduler".lower())]
-    within = [known for known in names if name.lower() in known.lower()][:3]
+    within = [known for known in names if name and name.lower() in known.lower()][:3]
     hint = errors.offer(near) or errors.did_you_mean(name, names) or errors.offer(within) or EXAMPLE
     raise SettingsError(f"diffusers has no scheduler {name!r}", hint)
 
@@ -169,7 +169,7 @@ def read_options(name: str, options: Mapping[str, Any], parameters: Parameters) 
 
 def _option(name: str, key: str, value: Any, parameters: Parameters) -> Any:
     if key not in parameters:
-        hint = errors.did_you_mean(key, list(parameters)) or f"it has {', '.join(parameters)}"
+        hint = errors.did_you_mean(key, list(parameters)) or f"it has {', '.join(parameters) or 'none'}"
         raise SettingsError(f"{name} has no option {key!r}", hint)
     default = parameters[key]
     if not isinstance(value, str) or isinstance(default, Default):

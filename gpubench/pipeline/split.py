@@ -1,9 +1,8 @@
-"""Assigns evaluations to ranks, and computes the bounds of an assignment.
+"""Assigns evaluations to ranks.
 
 An evaluation is one call of the denoiser on one micro-batch; a sample takes `total` of them, one after another.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +86,7 @@ def _counts(split: str, world_size: int, hint: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The evaluations of all ranks, and the bounds that follow for equally fast ranks."""
+    """The evaluations of all ranks."""
 
     ranges: tuple[Range, ...]
 
@@ -100,63 +99,21 @@ class Assignment:
         return sum(self.counts)
 
     @property
-    def largest(self) -> int:
-        """The number of evaluations of the bottleneck."""
-        return max(self.counts)
-
-    @property
-    def bottleneck(self) -> int:
-        """The first rank with the most evaluations, for which the others wait."""
-        return self.counts.index(self.largest)
-
-    @property
     def remainder_cost(self) -> float:
-        """The additional time of the bottleneck over a fair share, total / ranks, as a fraction."""
-        return self.largest * len(self.ranges) / self.total - 1
+        """The additional evaluations of the rank with the most over a fair share, total / ranks, as a fraction."""
+        return max(self.counts) * len(self.ranges) / self.total - 1
 
     @property
     def split(self) -> str:
         """The assignment as comma-separated counts, in the form that `assign` accepts."""
         return ",".join(map(str, self.counts))
 
-    @property
-    def better(self) -> "Assignment | None":
-        """The balanced split of the same evaluations if its bottleneck is smaller, otherwise None."""
-        balanced = Assignment(tuple(assign(self.total, len(self.ranges), BALANCED)))
-        return balanced if balanced.largest < self.largest else None
-
-    def evaluations(self, micro_batches: int) -> int:
-        """Returns the evaluations on the longest path from the first noise to the last latent, fill and drain included.
-
-        The first micro-batch goes through all ranks; each further one leaves the bottleneck one turn later:
-        sum(k) + (M - 1) max(k). Times an evaluation's time this is the least makespan of M equal jobs through a line
-        of machines in one order (Johnson 1954, Naval Research Logistics Quarterly 1, 61).
-        """
-        return self.total + (micro_batches - 1) * self.largest
-
-    def bubble(self, micro_batches: int) -> float:
-        """Returns the least share of all ranks' time spent waiting: 1 - M total / (N (total + (M - 1) max(k))).
-
-        With equal shares that is (N - 1) / (M + N - 1), the bubble of GPipe (Huang et al. 2019, section 2.3).
-        """
-        return 1 - micro_batches * self.total / (len(self.ranges) * self.evaluations(micro_batches))
-
-    def turns(self, micro_batches: int) -> int:
-        """Returns the micro-batches of the busiest rank if each rank makes whole samples instead: ceil(M / N).
-
-        Never longer than the pipeline takes: N ceil(M / N) <= M + N - 1 for all M and N.
-        """
-        return math.ceil(micro_batches / len(self.ranges))
-
     def sentence(self) -> str:
-        """Returns a sentence with the evaluations of each rank and the cost of the remainder."""
+        """Returns a sentence with the evaluations of each rank."""
         counts = f"{_evaluations(self.total)} over {units.counted(len(self.ranges), 'rank')}"
-        if min(self.counts) == self.largest:
-            return counts if len(self.ranges) == 1 else f"{counts}, {self.largest} each"
-        return (
-            f"{counts}, {' + '.join(map(str, self.counts))}: rank {self.bottleneck} is the bottleneck, "
-            f"{units.percent(self.remainder_cost)} above a fair share of {units.digits(self.total / len(self.ranges))}"
-        )
+        if min(self.counts) == max(self.counts):
+            return counts if len(self.ranges) == 1 else f"{counts}, {self.counts[0]} each"
+        return f"{counts}, {' + '.join(map(str, self.counts))}"
 
 
 def _evaluations(number: int) -> str:

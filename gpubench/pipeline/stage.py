@@ -17,6 +17,7 @@ from gpubench.pipeline.background import Finisher, Receiver, Sender, Sink
 from gpubench.pipeline.denoiser import Denoiser
 from gpubench.pipeline.faults import Fault, before_evaluations
 from gpubench.pipeline.link import Link, Terms, Transport, sending_link
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedPipeSettings
@@ -178,7 +179,10 @@ class Stage:
         timer: SpanTimer[Any],
         after_each: AfterEach,
     ) -> Iterator[events.SpansMeasured]:
-        """Evaluates the samples of `batches` in order, then closes source and sink."""
+        """Evaluates the samples of `batches` in order, then closes source and sink.
+
+        There are none where an earlier run made all samples, which are only to be verified.
+        """
 
         def evaluated(batch: Batch, step: int) -> None:
             timer.worked("evaluate", batch.samples[0], step)
@@ -197,7 +201,7 @@ class Stage:
             self._wait_for(f"rank {self.rank - 1} to end the stream")
         source.close()
         self.activity.watch(sink.doing)
-        with timer.waiting("send_wait", batches[-1][0]):
+        with timer.waiting("send_wait", batches[-1][0]) if batches else nullcontext():
             sink.close()
 
     def _take(self, sample: int, source: Source, timer: SpanTimer[Any]) -> Batch:
@@ -288,7 +292,7 @@ class Session:
     """The samples to make, by micro-batch."""
     every_batch: list[list[int]]
     """All micro-batches of the run, including those that another run has made."""
-    prompts: list[str]
+    requests: Requests
     before: Transport | None
     """The connection with the rank before; None on the first rank."""
     after: Transport | None
@@ -305,7 +309,7 @@ class Session:
         return self.ranks.world_size - 1
 
     def seeds(self, samples: Sequence[int]) -> list[int]:
-        return [self.settings.seed + sample for sample in samples]
+        return [self.requests.seed(sample) for sample in samples]
 
     def prepare(self, samples: Sequence[int]) -> Batch:
         return self.stage.denoiser.prepare(self.stage.sampler, samples, self.seeds(samples))
@@ -396,7 +400,7 @@ class Passage:
             sampler=session.stage.sampler,
             dtype=denoiser.dtype,
             latent_shape=denoiser.latent_shape,
-            seed=session.settings.seed,
+            requests=session.requests,
         )
 
     def _finisher(self) -> Finisher:
@@ -406,8 +410,7 @@ class Passage:
             session.now,
             session.repeat,
             stage.rank,
-            session.settings.seed,
-            session.prompts,
+            session.requests,
             stage.denoiser.device,
             bound=session.settings.pipeline.in_flight,
             keep_latents=session.settings.output.latents,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpubench.pipeline import denoiser
 from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
-from gpubench.pipeline.folders import check_negative_prompt, prompt_of, schedule_keywords
+from gpubench.pipeline.folders import check_negative_prompt, schedule_keywords
 from gpubench.pipeline.sampler import Batch, quiet
 from gpubench.pipeline.schedulers import OwnScheduler
 from gpubench.settings.schema import CompletedPipeSettings
@@ -138,7 +138,7 @@ class TextToImage(Denoiser):
         samples, the pipeline would encode the prompts in one batch, and the embeddings would differ in the last bits.
         """
         if self.prompts and len(samples) == 1:
-            return {"prompt": prompt_of(samples[0], self.prompts), "negative_prompt": self.negative_prompt}
+            return {"prompt": self.prompts[self.index(samples[0])], "negative_prompt": self.negative_prompt}
         return {key: self.condition(key, samples) for key in self.embeddings if key in self.conditioning[0]}
 
     @torch.no_grad()
@@ -168,7 +168,11 @@ class TextToImage(Denoiser):
         if not self.guided:
             return prediction
         unconditional, conditional = prediction.chunk(2)
-        return unconditional + self.guidance_scale * (conditional - unconditional)
+        return self.rescaled(unconditional + self.guidance_scale * (conditional - unconditional), conditional)
+
+    def rescaled(self, guided: Tensor, conditional: Tensor) -> Tensor:
+        """Returns the guided prediction as the scheduler takes it; `conditional` is the one for the prompt alone."""
+        return guided
 
 
 class StableDiffusion(TextToImage):
@@ -190,6 +194,18 @@ class StableDiffusion(TextToImage):
             return_dict=False,
         )[0]
         return self.guide(prediction)
+
+    def call_arguments(self) -> dict[str, Any]:
+        return super().call_arguments() | {"guidance_rescale": self.sampling.guidance_rescale}
+
+    def rescaled(self, guided: Tensor, conditional: Tensor) -> Tensor:
+        """Applies section 3.4 of "Common Diffusion Noise Schedules and Sample Steps are Flawed" (Lin et al., 2024)."""
+        if self.sampling.guidance_rescale == 0:
+            return guided
+        from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
+
+        rescaled: Tensor = rescale_noise_cfg(guided, conditional, guidance_rescale=self.sampling.guidance_rescale)
+        return rescaled
 
     def added_conditions(self, samples: Sequence[int]) -> dict[str, Tensor] | None:
         """Returns the inputs of the UNet besides the text."""

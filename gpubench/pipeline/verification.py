@@ -7,6 +7,7 @@ After the run, `measure` times the baselines, and `verify` compares the samples 
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -17,7 +18,8 @@ from torch import Tensor
 from gpubench import events
 from gpubench.errors import SettingsError
 from gpubench.pipeline.collectives import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
-from gpubench.pipeline.denoiser import compare, largest_difference, sha256
+from gpubench.pipeline.denoiser import Denoiser, compare, largest_difference, sha256
+from gpubench.pipeline.models import load_reference
 from gpubench.pipeline.packing import changed, pack, unpack
 from gpubench.pipeline.sampler import ERRORS, Batch, Sampler
 from gpubench.pipeline.schedulers import check_micro_batch
@@ -180,7 +182,8 @@ def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.
         return
     ours = _from_safetensors(data)
     began = time.perf_counter()
-    theirs = _references(session)
+    with referee(session) as reference:
+        theirs = _references(session, reference)
     seconds = time.perf_counter() - began
     wrong = [sample for sample in ours if sha256(ours[sample]) != sha256(theirs[sample])]
     different = next((samples for samples in session.batches if wrong and wrong[0] in samples), [])
@@ -192,7 +195,7 @@ def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.
     yield events.Verified(
         rank=0,
         repeat=session.repeat,
-        reference=session.stage.denoiser.reference_name,
+        reference=reference.reference_name,
         samples=list(theirs),
         sha256=[sha256(latent) for latent in theirs.values()],
         seconds=seconds,
@@ -200,7 +203,27 @@ def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.
     )
 
 
-def _references(session: Session) -> dict[int, Tensor]:
+@contextmanager
+def referee(session: Session) -> Iterator[Denoiser]:
+    """Loads the model once more, as a user of diffusers does, with its own encodings of the prompts.
+
+    An error in what this rank has loaded, or has done to it, is therefore not in the reference too. Meanwhile this
+    rank's own copy is in the host's memory, so that a GPU needs no space for two.
+    """
+    own, activity, prompts = session.stage.denoiser, session.stage.activity, session.requests.prompts or [""]
+    activity.enter("loading the model of the reference")
+    own.move(torch.device("cpu"))
+    reference = load_reference(session.settings, own.device, own.dtype)
+    encoded = reference.encode(
+        prompts, lambda index: activity.enter(f"encoding prompt {index + 1} of {len(prompts)} for the reference")
+    )
+    reference.set_conditioning(encoded)
+    yield reference
+    reference.move(torch.device("cpu"))
+    own.move(own.device)
+
+
+def _references(session: Session, reference: Denoiser) -> dict[int, Tensor]:
     stage = session.stage
     found: dict[int, Tensor] = {}
     for samples in session.every_batch:
@@ -209,7 +232,7 @@ def _references(session: Session) -> dict[int, Tensor]:
             stage.activity.enter(f"making the reference of sample {sample}, evaluation {step + 1}")
 
         stage.activity.enter(f"making the reference of sample {samples[0]}")
-        latents = stage.denoiser.reference(stage.sampler, samples, session.seeds(samples), evaluated)
+        latents = reference.reference(stage.sampler, samples, session.seeds(samples), evaluated)
         found |= dict(zip(samples, latents, strict=True))
     return found
 
@@ -220,9 +243,10 @@ def _divergence(session: Session, samples: Sequence[int], sample: int, apart: fl
     session.stage.activity.enter(f"making the reference of sample {sample}, step by step")
     theirs: list[Tensor] = []
     sampler = session.stage.sampler
-    session.stage.denoiser.reference(
-        sampler, samples, session.seeds(samples), lambda step, latents: theirs.append(latents.cpu().clone())
-    )
+    with referee(session) as reference:
+        reference.reference(
+            sampler, samples, session.seeds(samples), lambda step, latents: theirs.append(latents.cpu().clone())
+        )
     place = samples.index(sample)
     found = compare([latents[place] for latents in ours], [latents[place] for latents in theirs])
     if found is None:

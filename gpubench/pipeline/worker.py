@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -22,12 +21,14 @@ from gpubench.pipeline.faults import parse_fault
 from gpubench.pipeline.folders import read_prompts
 from gpubench.pipeline.link import Transport, connect
 from gpubench.pipeline.models import load
+from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.sampler import Batch, Sampler, build
 from gpubench.pipeline.split import assign, refuse_short
 from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
 from gpubench.pipeline.verification import measure, prove, verify
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
+from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.compute_rates import time_reference_workload
@@ -52,7 +53,7 @@ def record(session: Session) -> Iterator[events.Message]:
     """Runs the samples once more on every rank, and yields the traces of the profiled ranks."""
     profiling, rank = session.settings.profiling, session.stage.rank
     records = profiling.all_ranks or session.ranks.is_rank_zero
-    with TemporaryDirectory(prefix="gpubench-") as folder:
+    with folder_of_worker() as folder:
         recording = Recording(profiling, session.stage.denoiser.device, rank, Path(folder)) if records else None
         if recording:
             if profiling.modules:
@@ -93,10 +94,11 @@ def work(given: Assignment) -> Iterator[events.Message]:
     if settings.performance.deterministic:
         make_deterministic()
     device = pick_device(settings, ranks)
+    activity.enter("connecting to the other ranks", waits_for=EVERYONE)
     distributed.setup_control(ranks, store)
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
-    activity.enter("connecting to the neighbouring ranks")
+    activity.enter("connecting to the neighbouring ranks", waits_for=EVERYONE)
     neighbours = connect(ranks.rank, ranks.world_size, settings.distributed.backend, device)
     for repeat in job.repeats:
         if device.type == "cuda":
@@ -188,7 +190,7 @@ def run_repeat(
         ranges=ranges,
         batches=due(settings, job.samples),
         every_batch=due(settings, None),
-        prompts=read_prompts(settings.work.prompts),
+        requests=Requests.of(settings),
         before=neighbours[0],
         after=neighbours[1],
         report=report,
@@ -271,7 +273,7 @@ def warm_up(session: Session) -> Session:
     Returns the session with the time of an evaluation, from which the time limit of an evaluation follows.
     """
     stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
-    batch = session.prepare(session.batches[0])
+    batch = session.prepare(session.every_batch[0])
     for number in range(evaluations):
         stage.activity.enter(f"evaluation {number + 1} of {evaluations} of the warm-up")
         began = session.timer.synchronize()
@@ -322,6 +324,7 @@ def facts(
         "latent shape": list(denoiser.latent_shape),
         "precision": str(denoiser.dtype),
         "seed": settings.seed,
+        "seeds": settings.work.seed_list,
         "samples": settings.work.samples,
         "micro-batch": settings.work.micro_batch,
         "threads": torch.get_num_threads(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import os
 import sys
 import threading
 from collections import Counter
+from json import dumps
 from typing import Any, Callable, Iterator, Mapping
 
 import torch
@@ -193,7 +193,7 @@ class Following(TorchDispatchMode):
         history = self._ledgers[device].document(rounds, NAMES)
         history["notes"] = list(self._notes(device, found, wanted))
         document = {**_about(device), "history": history, "rank": host.rank}
-        data = json.dumps(document, separators=(",", ":")).encode()
+        data = dumps(document, separators=(",", ":")).encode()
         for start in range(0, len(data), CHUNK):
             piece = base64.b64encode(data[start : start + CHUNK]).decode()
             host.put("memoryrecorded", repeat=repeat, data=piece, last=start + CHUNK >= len(data))

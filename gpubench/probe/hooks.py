@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import threading
 from collections.abc import Hashable
+from contextlib import contextmanager
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
@@ -27,6 +29,7 @@ from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host
+from .length import MOST_WARMUP, Length, fitting, usual
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
@@ -40,6 +43,10 @@ WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
+AHEAD_SECONDS = 2.0
+"""The time in which the host tells all ranks how many steps rank 0 has decided on."""
+SPREAD_STEPS = 50
+"""The steps to measure on several machines where the user sets no number."""
 SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
 
@@ -76,6 +83,11 @@ class Probe:
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._thread = 0
+        self._choosing = threading.Lock()
+        """Held while the thread to measure is chosen; `_chosen` says that it has been."""
+        self._chosen = self._others_reported = False
+        self._others = 0
+        """The updates in other threads than the one that is measured."""
         self._over = False
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
@@ -116,8 +128,14 @@ class Probe:
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
         self._profiler_reported = self._model_reported = False
-        self._warmup = 0
         self._wanted: int | None = None
+        """The number of steps after which the program ends; None if it ends by itself, or while that is unknown."""
+        self._warmup: int | None = None
+        """The warm-up that the user has set."""
+        self._seconds: float | None = None
+        """The time for the steps, from which their number follows; None if it is known, or not wanted."""
+        self._durations: list[float] = []
+        """Those of the steps so far, while their number is unknown."""
         self._time = 0.0
 
     def install(self) -> None:
@@ -251,10 +269,11 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._host and not self._watches() and not is_compiling():
-            self._thread, self._timeline = threading.get_ident(), self._new_timeline()
+        if not self._watches() and not is_compiling() and not self._over:
+            self._take_over()
         if not self._watches():
             return
+        self._chosen = True
         if self._following:
             self._following.updating(optimizer)
         if (left_open := self._updating.get(id(optimizer))) is not None:  # its last update has raised an error
@@ -284,6 +303,21 @@ class Probe:
         self._thread = self._thread or here
         return self._thread == here
 
+    def _take_over(self) -> None:
+        """Measures the calling thread, which updates parameters, from now on, unless another one does so already.
+
+        A thread that was seen first need not train; one that has ended will not train again.
+        """
+        with self._choosing:
+            if not self._chosen:
+                self._thread, self._timeline = threading.get_ident(), self._new_timeline()
+                self._chosen = True
+            elif self._thread not in sys._current_frames():
+                self._timeline.leave_all_but(0)
+                self._thread = threading.get_ident()
+            else:
+                self._others += 1
+
     def _timeline_here(self) -> Timeline | None:
         """Returns the timeline of the calling thread; None if it is not measured."""
         if not self._watches():
@@ -300,7 +334,8 @@ class Probe:
             self._over = True
             self._host.close()  # otherwise the host would not learn that the rank has ended
         else:
-            self._thread, self._timeline = 0, self._new_timeline()
+            self._thread, self._timeline, self._chosen = 0, self._new_timeline(), False
+            self._choosing = threading.Lock()  # another thread may have held it
 
     def _new_timeline(self) -> Timeline:
         return Timeline(self._following.enter if self._following else None)
@@ -368,27 +403,71 @@ class Probe:
             self._updated_with = part.batch, id(optimizer)
         self._timeline.end_part(id(optimizer), skipped=skipped)
         if self._following:
-            if self._host is None:
-                self._join()
-            self._follow(self._following, optimizer)
+            with self._unbroken():
+                if self._host is None:
+                    self._join()
+                self._follow(self._following, optimizer)
             return
         self._look_for_modules(optimizer, called=part.first != 0)
         self._advance()
 
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Leaves the run if an exception ends what is done here, as a handler of a signal raises it at any place.
+
+        What has been sent until then may end in the middle of a line, after which nothing more can be sent.
+        """
+        try:
+            yield
+        except BaseException:
+            if not self._over and self._host:
+                self._over = True
+                self._host.close()
+            raise
+
     def _advance(self) -> None:
         """Tells the host about the parts so far, and ends the program after the last one to measure."""
+        with self._unbroken():
+            self._tell()
+
+    def _tell(self) -> None:
         if self._host is None:
             self._join()
         if self._recording:
             self._record(self._recording, self._timeline.complete)
+        self._end_if_complete()
+        if self._host and (self._timeline.ended <= MOST_WARMUP or self._host.due()):
+            self._send_steps()
+            if self._host.gone:
+                self._end_without_host()
+        if self._seconds and self._host and not self._recording:
+            self._decide(self._host, self._seconds)
+            self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        """Ends the program after the last step to measure."""
         if self._wanted and self._timeline.complete >= self._wanted:
             self._timeline.keep(self._wanted)
             self._finish()
             raise SystemExit(0)
-        if self._host and (self._timeline.ended <= self._warmup or self._host.due()):
-            self._send_steps()
-            if self._host.gone:
-                self._end_without_host()
+
+    def _decide(self, host: Host, seconds: float) -> None:
+        """Finds the number of steps that fit into the time, once it can be told.
+
+        Rank 0 decides for all, because ranks that end after different steps would wait for each other. The host tells
+        the others, which may be a few steps ahead by then: they end no earlier than AHEAD_SECONDS later.
+        """
+        if host.rank:
+            if told := host.told_length():
+                self._plan(host, Length(*told))
+        elif length := fitting(seconds, self._durations, self._warmup):
+            ahead = 2 + int(AHEAD_SECONDS / usual(self._durations)) if host.world_size > 1 else 0
+            self._plan(host, Length(length.warmup, max(length.steps, self._timeline.complete + ahead)))
+
+    def _plan(self, host: Host, length: Length) -> None:
+        self._wanted, self._seconds = length.steps, None
+        host.put("planned", repeat=self._repeat, steps=length.steps, warmup=length.warmup)
+        host.flush()
 
     def _follow(self, following: Following, optimizer: Any) -> None:
         """Tells the host about an update of a program whose memory is followed, and ends it after the last one."""
@@ -479,6 +558,7 @@ class Probe:
     def _join(self) -> None:
         """Makes this process a rank of the run. One that the host refuses runs on, unmeasured."""
         keep_from_compilation()
+        self._chosen = True
         try:
             self._host = host = Host(self._address, *place(), open_store)
         except ConnectionRefusedError:
@@ -490,8 +570,6 @@ class Probe:
         if self._following:
             self._wanted = settings["memory"]["steps"]
         else:
-            steps, self._warmup = settings["training"]["steps"], settings["training"]["warmup_steps"]
-            self._wanted = None if steps == "all" else steps + self._warmup
             atexit.register(self._leave)
         self._time = host.unix(self._timeline.began)
         Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
@@ -501,9 +579,24 @@ class Probe:
                 host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
             self._recording = Recording(settings["profiling"], host, self._repeat)
-        if self._wanted:
+        if not self._following:
+            self._begin_steps(host, settings["training"])
+        elif self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
+
+    def _begin_steps(self, host: Host, training: dict[str, Any]) -> None:
+        """Finds how many steps to measure, as far as that is known before the first one."""
+        self._warmup, steps = training["warmup_steps"], training["steps"]
+        warmup = MOST_WARMUP if self._warmup is None else self._warmup
+        if steps is None and host.job["length"]:
+            self._plan(host, Length(*host.job["length"]))
+        elif steps is None and host.is_spread:  # no host can tell the ranks of other machines
+            self._plan(host, Length(warmup, warmup + SPREAD_STEPS))
+        elif steps is None:
+            self._seconds = host.job["seconds"]
+        elif steps != "all":
+            self._plan(host, Length(warmup, warmup + steps))
 
     def _report_model(self, optimizer: Any) -> None:
         if self._host:
@@ -533,6 +626,12 @@ class Probe:
         if not self._profiler_reported and not self._recording and is_profiled():
             self._profiler_reported = True
             self._host.warn("the program runs a profiler of its own, which slows it down")
+        if self._others and not self._others_reported:
+            self._others_reported = True
+            self._host.warn(
+                "several threads of the program update parameters; the updates of the one that began are measured, and "
+                "those of the others are not counted"
+            )
         steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
         if steps:
             self._host.put("stepsmeasured", steps=steps)
@@ -560,6 +659,8 @@ class Probe:
         if parts[-1].graphs > self._graphs:
             self._compiled.append(self._sent)
         self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
+        if self._seconds:
+            self._durations.append(total)
         self._sent += 1
         self._time += total
         return step

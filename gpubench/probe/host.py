@@ -8,14 +8,17 @@ group, and the ranks of other machines tell it to their own hosts, which relay t
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import time
 from contextlib import suppress
 from datetime import timedelta
+from json import JSONEncoder, loads
 from pathlib import Path
+from socket import gethostname
+from time import monotonic, sleep, time
 from typing import Any, Callable, Optional
+
+from .connection import Connection, Taken
 
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
@@ -24,14 +27,14 @@ HOME_SECONDS = 60.0
 """The seconds for which a rank of another machine looks for the address of rank 0's host."""
 HOME_KEY = "gpubench/host"
 """The key of that address in the store."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_ENCODER = JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 class Host:
     """The connection of a rank to the host."""
 
     gone = False
-    """Whether the host has ended before this rank."""
+    """Whether the host has ended before this rank. It has not where the program has closed the connection."""
 
     def __init__(
         self, address: str, rank: int, world_size: int, open_store: Optional[Callable[[], Any]] = None
@@ -43,34 +46,41 @@ class Host:
         `open_store` returns the store of the process group; it is called if there are ranks on other machines.
         """
         self.rank = rank
+        self.world_size = world_size
+        self.is_spread = False
+        """Whether there are ranks on other machines."""
+        self.folder = os.path.dirname(address)
+        """The host's own folder, in which a file goes when the host does."""
         self._pending: list[bytes] = []
         self._flushed_at = 0.0
+        self._told = b""
         hello = {
             "event": "hello",
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
-            "host": socket.gethostname(),
+            "host": gethostname(),
             "machine": machine(),
             "secret": "",
         }
         store = None
         first, here = _ranks_here(rank, world_size)
         if here < world_size:
+            self.is_spread = True
             store = _opened(open_store)
             hello["ranks_here"] = [first, here]
             if first:
                 _open(address).close()  # a rank whose host is gone does not look for that of rank 0
                 hello["home"] = _find(store)
-        self._connection: socket.socket | None = _open(address)  # the host disconnects who does not say hello in time
+        self._connection: Connection | None = _open(address)  # the host disconnects who does not say hello in time
         self._connection.sendall(_line(hello))
         with self._connection.makefile("rb") as answers:
             answer = answers.readline()
         if not answer:
             raise ConnectionAbortedError("the host refused this rank")
-        self.job: dict[str, Any] = json.loads(answer)
-        unix, monotonic = self.job["clock"]
-        self._to_unix = unix - monotonic if self.job["machine"] == machine() else time.time() - time.monotonic()
+        self.job: dict[str, Any] = loads(answer)
+        unix, since = self.job["clock"]
+        self._to_unix = unix - since if self.job["machine"] == machine() else time() - monotonic()
         if self.job.get("address") and not _publish(store, self.job["address"]):
             self.warn("rank 0 cannot tell the ranks of other machines where its host is")
 
@@ -84,27 +94,45 @@ class Host:
 
     def warn(self, message: str) -> None:
         """Adds a warning to the run's log."""
-        self.put("log", time=time.time(), level=30, logger="gpubench.program", message=message)
+        self.put("log", time=time(), level=30, logger="gpubench.program", message=message)
 
     def due(self) -> bool:
         """Returns whether the last flush was more than FLUSH_SECONDS ago."""
-        return time.monotonic() - self._flushed_at > FLUSH_SECONDS
+        return monotonic() - self._flushed_at > FLUSH_SECONDS
 
     def flush(self) -> None:
         """Sends the buffered events."""
         data, self._pending = b"".join(self._pending), []
-        self._flushed_at = time.monotonic()
+        self._flushed_at = monotonic()
         if self._connection is None:
             return
         try:
             self._connection.sendall(data)
-        except OSError as error:
-            self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed the connection
+        except Taken:  # the host sees that the connection has ended while this process has not
             self.close()
+        except OSError as error:
+            if error.errno is None:  # no call of the system has failed: a handler of a signal has raised TimeoutError
+                raise
+            self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed it at this instant
+            self.close()
+
+    def told_length(self) -> tuple[int, int] | None:
+        """Returns (warm-up, all steps) if the host has told them since the handshake, without waiting for it."""
+        if self._connection is None:
+            return None
+        arrived = bytearray(4096)
+        try:
+            self._told += arrived[: self._connection.recv_into(arrived, 0, socket.MSG_DONTWAIT)]
+        except OSError:  # nothing has arrived, or the connection is lost, which the next flush finds out
+            return None
+        if not self._told.endswith(b"\n"):
+            return None
+        planned = loads(self._told.splitlines()[0])
+        return planned["warmup"], planned["steps"]
 
     def close(self) -> None:
         if self._connection:
-            with suppress(OSError):  # the program may have closed the file descriptor
+            with suppress(OSError):
                 self._connection.close()
             self._connection = None
 
@@ -114,7 +142,7 @@ def machine() -> str:
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
-        return socket.gethostname()
+        return gethostname()
 
 
 def _ranks_here(rank: int, world_size: int) -> tuple[int, int]:
@@ -166,19 +194,19 @@ def _find(store: Any) -> str:
 
     It asks for the key again and again, because a call that waits would keep other threads from the store.
     """
-    until = time.monotonic() + HOME_SECONDS
+    until = monotonic() + HOME_SECONDS
     try:
-        while time.monotonic() < until:
+        while monotonic() < until:
             if _has_home(store):
                 return str(store.get(HOME_KEY), "utf-8")
-            time.sleep(0.05)
+            sleep(0.05)
     except Exception:  # the store is the program's, and so is its failure
         pass
     return ""
 
 
-def _open(address: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _open(address: str) -> Connection:
+    connection = Connection(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(CONNECT_SECONDS)
     try:
         connection.connect(address)
@@ -190,4 +218,5 @@ def _open(address: str) -> socket.socket:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    return _ENCODER.encode(message).encode() + b"\n"
+    # Names of files may hold lone surrogates, which JSON lacks.
+    return _ENCODER.encode(message).encode(errors="replace") + b"\n"

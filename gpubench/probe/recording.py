@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import os
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,8 @@ class Recording:
         self._settings = settings
         self._host = host
         self._repeat = repeat
-        self._folder = TemporaryDirectory(prefix="gpubench-")
+        inside = host.folder if os.access(host.folder, os.W_OK) else None
+        self._folder = TemporaryDirectory(prefix="gpubench-", dir=inside)
         self._profile: profile | None = None
         self._paths: dict[int, str] = {}
 

@@ -20,6 +20,8 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = "_gpubench_probe"
 ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
 INFERENCE_VARIABLE = "_GPUBENCH_INFERENCE"
+NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
+"""The host may stop to listen at any time, and the program may have set SIGPIPE to its default, which ends it."""
 
 
 class _WaitForTorch(MetaPathFinder):
@@ -58,7 +60,8 @@ def _tell(what: str) -> None:
     try:
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         connection.connect(os.environ[ADDRESS_VARIABLE])
-        connection.sendall(b'{"event":"seen","rank":-1,"pid":%d,"what":"%s"}\n' % (os.getpid(), what.encode()))
+        told = b'{"event":"seen","rank":-1,"pid":%d,"what":"%s"}\n' % (os.getpid(), what.encode())
+        connection.sendall(told, NO_SIGNAL)
         connection.close()
     except OSError:  # the host has all its ranks, or is gone
         pass

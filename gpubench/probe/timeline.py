@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
@@ -71,10 +71,10 @@ class Clock:
 
     def mark(self) -> Mark:
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-            return Mark(time.monotonic_ns())
+            return Mark(monotonic_ns())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
-        return Mark(time.monotonic_ns(), event)
+        return Mark(monotonic_ns(), event)
 
     def release(self, mark: Mark) -> None:
         """Allows the event of a mark to be reused."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
@@ -11,18 +12,21 @@ from gpubench.compare.result import Comparisons
 from gpubench.errors import GpubenchError, RunDirectoryError
 from gpubench.report import run as report
 from gpubench.report.page import render
+from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
+from gpubench.settings.keys import in_words, is_empty
 
 REMEMBERED = 20  # previous runs that a new one is compared with
 
 log = logging.getLogger("gpubench.report.after_run")
 
 
-def write_up(path: Path) -> None:
+def write_up(path: Path, arranged: Arrangement = PLAIN) -> None:
     """Writes noise.json and report.html into a finished run's directory.
 
-    A run that measured nothing gets neither, and one that only searched for batch sizes gets only the page. Errors are
-    logged as warnings, because the measurements themselves are safe.
+    `arranged` is how the tables of a profile are shown. A run that measured nothing gets neither, and one that only
+    searched for batch sizes gets only the page. Errors are logged as warnings, because the measurements themselves are
+    safe.
     """
     try:
         run = open_run(path, measured=False)
@@ -36,7 +40,7 @@ def write_up(path: Path) -> None:
         if sum(one.repeats for one in alike.runs) > 1:
             noise.write(null(alike), path)
         previous = (other for other in earlier if comparability.judge(_alone(other), _alone(run)).comparable)
-        directory.write_document(path / directory.REPORT, page(run, next(previous, None)))
+        directory.write_document(path / directory.REPORT, page(run, next(previous, None), arranged))
     except (OSError, GpubenchError) as error:
         log.warning("no report of %s: %s", path, error)
 
@@ -61,15 +65,19 @@ def differences(base: RunEvidence, other: RunEvidence) -> tuple[str, str]:
     """
     given = [key for key in base.settings if key not in base.chosen & other.chosen]
     keys = [key for key in given if base.settings[key] != other.settings.get(key)]
-    first, second = (" ".join(f"{key}={run.settings.get(key)}" for key in keys) for run in (base, other))
+    first, second = (" ".join(_assigned(key, run.settings.get(key)) for key in keys) for run in (base, other))
     return first or "the first", second or "the same again"
 
 
-def page(run: RunEvidence, previous: RunEvidence | None) -> str:
+def _assigned(key: str, value: Any) -> str:
+    return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
+
+
+def page(run: RunEvidence, previous: RunEvidence | None, arranged: Arrangement = PLAIN) -> str:
     """Returns the run's report, which begins with what changed since the previous run of the same work."""
     if previous is None:
-        return render(report.page(run))
-    return render(report.page(run, compare([_alone(previous), _alone(run)]).comparisons[0], previous))
+        return render(report.page(run, arranged=arranged))
+    return render(report.page(run, compare([_alone(previous), _alone(run)]).comparisons[0], previous, arranged))
 
 
 def _alone(run: RunEvidence) -> Side:

@@ -126,6 +126,8 @@ class Table(Block):
     sentences: tuple[str, ...] = ()
     """Columns of words that a narrow terminal wraps instead of shortening them."""
     expendable: tuple[str, ...] = ()
+    kept: str = ""
+    """A column that is never left out."""
     complete: bool = False
     """Whether a narrow terminal shortens words instead of leaving out columns."""
     rest: str = ""

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from gpubench import foreign_files
 from gpubench.compare.evidence import RunEvidence
 from gpubench.report.document import Figure
-from gpubench.runs.directory import IMAGE, sample_file
+from gpubench.runs.directory import IMAGE, is_sample_file
 
 SHOWN = 8  # images of a page
 SIDE = 256  # pixels: the longer side of a copy
@@ -28,18 +28,17 @@ HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 def of_samples(run: RunEvidence) -> Iterator[Figure]:
     """Yields the first images of a run; none for a run that kept none. What is no intact image is left out."""
     samples = run.files.samples if run.files else []
-    named = {one.sample: one.prompt for one in samples if one.image == sample_file(one.sample, IMAGE)}
-    for sample in sorted(named)[:SHOWN]:
-        if copy := _copy(run.path, sample):
+    kept = {one.sample: one for one in samples if is_sample_file(one.image, one.sample, IMAGE)}
+    for sample, one in sorted(kept.items())[:SHOWN]:
+        if copy := _copy(run.path / str(one.image)):
             source = "data:image/png;base64," + base64.b64encode(copy).decode("ascii")
-            title = f"sample {sample}"
-            drawing = Markup('<img src="{}" alt="{}">').format(source, named[sample] or title)
-            yield Figure(title, drawing, named[sample] or "", shape="image")
+            title = f"sample {sample}, seed {one.seed}"
+            drawing = Markup('<img src="{}" alt="{}">').format(source, one.prompt or title)
+            yield Figure(title, drawing, one.prompt or "", shape="image")
 
 
-def _copy(run: Path, sample: int) -> bytes | None:
+def _copy(path: Path) -> bytes | None:
     """Returns a small PNG of a sample's image; None if it cannot be read or is no PNG."""
-    path = run / sample_file(sample, IMAGE)
     if path.is_symlink() or path.parent.is_symlink():
         return None
     try:

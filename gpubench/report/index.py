@@ -5,14 +5,11 @@ other script run and nothing be loaded. Thousands of runs so cost a fraction of 
 """
 
 import base64
-import fcntl
 import hashlib
 import logging
 import os
 import re
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import escape
 
-from gpubench import __version__, units
+from gpubench import __version__, foreign_files, units
 from gpubench.report import listing
 from gpubench.report.page import GENERATOR, is_of_others
 from gpubench.runs.catalogue import catalogue
@@ -44,7 +41,7 @@ def refresh(results: Path) -> Path | None:
     """
     page = results / INDEX
     try:
-        with _alone(results):
+        with foreign_files.locked(results, WAIT_SECONDS):
             if is_of_others(page):
                 return None
             write_document(page, render(results, catalogue(results)))
@@ -96,35 +93,10 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "commit": f"{str(git.get('commit') or '')[:8]}{'+' if git.get('dirty') else ''}",
         "experiment": spelled_out(record.experiment) if record.experiment != entry.command else "",
         "tags": spelled_out(" ".join(entry.tags)),
-        "link": quote(f"{folder}/{REPORT}") if entry.measured or entry.is_search else "",
+        "link": quote(os.fsencode(f"{folder}/{REPORT}")) if entry.measured or entry.is_search else "",
     }
 
 
 @cache
 def _part(name: str) -> str:
     return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """A context in which no other process writes the page. Raises OSError if another one takes longer than a moment.
-
-    The folder itself is locked, so that no file is left behind. A file system without locks has none.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        end = time.monotonic() + WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.02)
-            except OSError:
-                break
-        yield
-    finally:
-        with suppress(OSError):
-            os.close(descriptor)

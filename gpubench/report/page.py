@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gpubench import __version__
+from gpubench import __version__, foreign_files
 from gpubench.report.charts import hue
 from gpubench.report.document import Block, Document, Medium
 from gpubench.text import shorten, spelled_out, typeset
@@ -19,6 +19,8 @@ LONGEST = 96  # characters of a name in a table: a kernel's mangled name can hav
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
 _COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
 """Commands with which the headline of a user's program may begin."""
+_OF_A_MODEL = re.compile(r"[^\s,]+, (?:fp32|tf32|fp16|bf16|amp|\?|\w+Scheduler)(?![\w-])")
+"""The beginning of a text with the name of a model, which may be that of a folder such as sd."""
 _OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
 JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
 
@@ -32,7 +34,7 @@ def render(document: Document) -> str:
 def is_of_others(page: Path) -> bool:
     """Returns whether a file, or a link, is in the place of a page and was not written by gpubench."""
     try:
-        with page.open("rb") as file:
+        with foreign_files.opened(page) as file:
             return GENERATOR.encode() not in file.read(1024)
     except FileNotFoundError:
         return page.is_symlink()
@@ -59,7 +61,8 @@ def heading(text: str) -> str:
 def _capital(text: str) -> str:
     """Returns the text with a capital first letter, unless its first word is a command, or a name such as gpt2-tiny."""
     first = _WORD.match(text)
-    return f"{text[:1].upper()}{text[1:]}" if first and first[0] not in _COMMANDS else text
+    named = first is None or first[0] in _COMMANDS or _OF_A_MODEL.match(text)
+    return text if named else f"{text[:1].upper()}{text[1:]}"
 
 
 @cache

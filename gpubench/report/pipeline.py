@@ -8,7 +8,7 @@ from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
-from gpubench.report import bar_charts, images, timelines
+from gpubench.report import bar_charts, images, phrases, timelines
 from gpubench.report.charts import hue
 from gpubench.report.document import (
     EVERYWHERE,
@@ -58,8 +58,7 @@ OPEN_SAMPLES = 16  # samples up to which the page shows their table at once
 BASELINES = {
     "makespan": "this pipeline",
     "sequential_makespan": "one of these ranks alone",
-    "replicas_makespan": "replicas, measured",
-    "replicas_bound": "replicas, at best",
+    "replicas_makespan": "replicas",
 }
 NOT_VERIFIED = "not verified: --verify compares every sample with single-process diffusers, bit by bit"
 CUT_SHORT = "not verified: the run ended before its samples were compared with single-process diffusers"
@@ -90,7 +89,8 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     yield Heading("Pipeline")
     yield Paragraph(f"{found.model}, {found.scheduler}", on=Medium.PAGE)
     split = EVERYWHERE if len(found.stages) > 1 else UNASKED  # a single rank does all of it
-    yield Paragraph(found.assignment, on=split)
+    lines = [found.assignment, found.bottleneck, lost(run.metrics)]
+    yield Paragraph([line for line in lines if line], on=split)
     first = min((span.repeat for span in run.spans), default=0)
     bars = timelines.pipeline_bars(span for span in run.spans if span.repeat == first)
     chart = timelines.gantt(bars, len(found.stages))
@@ -123,6 +123,7 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     ]
     yield table("", cells)
     yield Paragraph(found.verdict or "")
+    yield Paragraph(_latency(found, run))
     if not run.metrics:
         yield Paragraph("no repeat was completed", "missing", on=Medium.PAGE)
     if found.handover:
@@ -138,6 +139,28 @@ def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
         yield Paragraph(_digests(found), on=Medium.DETAILS | Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
+
+
+def _latency(found: Pipeline, run: RunEvidence) -> str:
+    """Returns what more ranks do for a single sample; empty for one rank."""
+    latency = run.metrics.get("sample_latency")
+    if len(found.stages) == 1 or latency is None:
+        return ""
+    why = f"a sample makes its {found.evaluations} evaluations one after another on any number of ranks"
+    taken = phrases.TOO_NOISY if latency.too_noisy else units.seconds(latency.estimate)
+    return f"{why}: more ranks can make more samples a second, and none sooner (latency here: {taken})"
+
+
+def lost(metrics: Mapping[str, Metric]) -> str | None:
+    """Returns a sentence on the time that hand-offs cost, or None if it is unknown."""
+    efficiency = metrics.get("pipeline_efficiency")
+    if efficiency is None:
+        return None
+    known = f"pipeline efficiency {phrases.figure(efficiency)}"
+    if efficiency.too_noisy:
+        return known
+    time = "no" if efficiency.estimate == 1 else f"{units.percent(1 - efficiency.estimate)} of its"
+    return f"{known}: the pipeline loses {time} time to hand-offs and its own loop"
 
 
 def _ranks(stages: Sequence[Stage], *, seconds: bool, on: Medium) -> Table:

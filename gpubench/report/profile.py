@@ -34,6 +34,8 @@ from gpubench.report.document import (
     table,
 )
 from gpubench.report.profile_tables import (
+    PLAIN,
+    Arrangement,
     bound_known,
     calls,
     duration,
@@ -47,6 +49,7 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import shorten, words
+from gpubench.trace.file import STANDARD_INPUT_LABEL
 from gpubench.trace.profile import ON_HOST, SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
 
 VIEWER = "https://ui.perfetto.dev"
@@ -116,13 +119,18 @@ def about(profile: Profile, unit: str = "step") -> str:
     """Returns a sentence on the ranks that were recorded, and for how long."""
     first = profile.ranks[0]
     if len(profile.ranks) > 1:
-        return f"{len(profile.ranks)} ranks, of which {part_name(first)} is shown below: {window(first, unit)}"
+        return f"{_given(profile)}, of which {part_name(first)} is shown below: {window(first, unit)}"
     label = first.label
-    return (
-        f"{label}: {window(first, unit)}"
-        if first.rank is None
-        else f"{label}, rank {first.rank}: {window(first, unit)}"
-    )
+    if first.rank is None:
+        return f"{label}: {window(first, unit)}"
+    others = f" of {first.world_size}" if (first.world_size or 0) > 1 else ""
+    return f"{label}, rank {first.rank}{others}: {window(first, unit)}"
+
+
+def _given(profile: Profile) -> str:
+    """Returns how many of the job's ranks are traced, such as "2 of 128 ranks"."""
+    traced, world = len(profile.ranks), profile.ranks[0].world_size or 0
+    return f"{traced} of {world} ranks" if world > traced else units.counted(traced, "rank")
 
 
 def is_distorted(overhead: float | None) -> bool:
@@ -178,8 +186,9 @@ def critical_path(rank: Rank) -> str:
 
 
 def straggler(found: Straggler) -> str:
+    last = "last" if found.whole else "last of the ranks that were given"
     return (
-        f"rank {found.rank} reached {found.waited_for} of {units.counted(found.of, 'collective')} last, "
+        f"rank {found.rank} reached {found.waited_for} of {units.counted(found.of, 'collective')} {last}, "
         f"and was {_nanoseconds(found.late)} behind the first on average"
     )
 
@@ -409,17 +418,17 @@ def document(
     unit: str = "step",
     *,
     own: bool = False,
-    unfolded: bool = False,
+    arranged: Arrangement = PLAIN,
     against: Against | None = None,
 ) -> Document:
     """Returns the report of one program's traces.
 
     `trace` is the trace file if it is not under its own name. `unit` is what a step of the profiler is. `own` says that
-    the profile is of a run of this program, which can be told to record more. `unfolded` gives every module a row, also
-    equal layers. `against` is the profile to compare with.
+    the profile is of a run of this program, which can be told to record more. `arranged` is how the tables are shown.
+    `against` is the profile to compare with.
     """
     path = trace or profile.ranks[0].label
-    made = blocks(profile, found, path, unit, own=own, unfolded=unfolded, compared=against is not None)
+    made = blocks(profile, found, path, unit, own=own, arranged=arranged, compared=against is not None)
     headline = found.headline.rstrip(".")
     if against is not None:
         headline, changes = _against(profile, found, against)
@@ -434,7 +443,7 @@ def blocks(
     unit: str = "step",
     *,
     own: bool = False,
-    unfolded: bool = False,
+    arranged: Arrangement = PLAIN,
     compared: bool = False,
 ) -> list[Block]:
     """Returns what stands below the headline of a profile. `compared`: only a page shows its times, as others show
@@ -446,7 +455,7 @@ def blocks(
         Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet", on=UNASKED),
         Paragraph(_distortion(found.overhead) if distorted else "", "warning", "note: ", on=Medium.BRIEF),
     ]
-    times = list(_where_time_went(profile, unit, unfolded=unfolded))
+    times = list(_where_time_went(profile, unit, arranged))
     return [
         *(_on_page(worth) if compared else worth),
         Paragraph([note for note in notes(profile) if not (own and _is_expected(note, first))], "warning", "note: "),
@@ -455,7 +464,7 @@ def blocks(
         Heading("The trace itself", 3, on=UNASKED),
         Paragraph(missing(profile, own), "missing", on=UNASKED),
         Paragraph(_more(found, own), "quiet", on=Medium.BRIEF),
-        Command("open", trace, after=" at ", link=VIEWER),
+        *([] if trace == STANDARD_INPUT_LABEL else [Command("open", trace, after=" at ", link=VIEWER)]),
     ]
 
 
@@ -471,7 +480,7 @@ def _more(found: Findings, own: bool) -> str:
     return f"{said}; --verify measures what each setting saves" if untried else said
 
 
-def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator[Block]:
+def _where_time_went(profile: Profile, unit: str, arranged: Arrangement) -> Iterator[Block]:
     """Yields where the time went: by part, by rank, over a step, and by what was executed."""
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
@@ -484,10 +493,10 @@ def _where_time_went(profile: Profile, unit: str, *, unfolded: bool) -> Iterator
         yield Paragraph([straggler(one) for one in profile.stragglers], listed=True)
     yield from _timeline(first, unit)
     bars = largest(first)
-    for one in tables(first, unfolded=unfolded):
-        if drawing := _largest(bars.get(one.title, [])):
-            yield Figure(f"Largest {one.title.partition(',')[0].lower()}", drawing, shape="rows")
-        yield replace(one, on=UNASKED)
+    for name, one in tables(first, arranged).items():
+        if drawing := _largest(bars.get(name, [])):
+            yield Figure(f"Largest {name.lower()}", drawing, shape="rows")
+        yield one
     if said := sentences(first, unit):
         yield Heading("Launches and critical path", 3, on=UNASKED)
         yield Paragraph(said, listed=True, on=UNASKED)

@@ -1,22 +1,110 @@
-"""Tables of a profile: phases, modules, operators, kernels, copies, waits and collectives."""
+"""Tables of a profile: phases, modules, operators, kernels, copies, waits and collectives.
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+Each is declared by its columns, by any of which a user can have it ordered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from gpubench import units
-from gpubench.report.document import Table, table
+from gpubench.errors import UsageError, did_you_mean
+from gpubench.report.document import EVERYWHERE, UNASKED, Table, table
 from gpubench.text import words
-from gpubench.trace.profile import Copy, Module, Operator, Profile, Rank, folded
+from gpubench.trace.profile import (
+    Collective,
+    Copy,
+    Kernel,
+    Module,
+    Operator,
+    Phase,
+    Profile,
+    Rank,
+    Synchronisation,
+    folded,
+    short_shapes,
+)
 
-MODULES = 15
-OPERATORS = 15
-KERNELS = 10
 DRAWN = 8  # bars of a chart
-MODULES_BY_TIME = "Modules, by time outside their submodules"
-PLACES = 10  # rows of copies, synchronisations and collectives
 FOLDED = "A number in brackets counts equal layers, whose sum the row is; gpubench profile -vv has a row for each."
 
+MODULES, OPERATORS, KERNELS = "Modules", "Operators", "Kernels"
+
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column of a table: what it holds of an item, by which rows are ordered too, and how that is written."""
+
+    value: Callable[[Rank, Item], Any]
+    text: Callable[[Rank, Any], str] = lambda rank, value: value or ""
+
+
+@dataclass(frozen=True)
+class Listing(Generic[Item]):
+    """A table of a profile. The first column names its rows."""
+
+    name: str
+    items: Callable[[Rank, bool], Sequence[Item]]
+    """The items of a rank. The flag asks for all of them, where equal ones share a row otherwise."""
+    columns: Mapping[str, Column[Item]]
+    size: Callable[[Rank, Item], int] | None = None
+    """What the rows are ordered by, the largest first; in the order of the items if it is None."""
+    most: int | None = None
+    """The rows that are shown; all if it is None."""
+    by: str = ""
+    """The order, for the title."""
+    words: Sequence[str] = ()
+    """The columns of words."""
+    barred: bool = False
+    """Whether a bar shows the size of each row."""
+    note: str = ""
+    """What is said if the items are fewer than all of them."""
+    leading: str = ""
+    """The column that comes second where the host alone was recorded."""
+    expendable: Sequence[str] = ()
+    """The columns that a narrow terminal leaves out, the first one first."""
+
+    def order(self, rank: Rank) -> list[str]:
+        """Returns the names of the columns."""
+        names = [*self.columns]
+        if rank.host_only and self.leading:
+            names.remove(self.leading)
+            names.insert(1, self.leading)
+        return names
+
+    def row(self, rank: Rank, item: Item) -> dict[str, str]:
+        """Returns the cells of an item by column; cells with unknown values are empty."""
+        columns = ((name, self.columns[name]) for name in self.order(rank))
+        return {name: column.text(rank, column.value(rank, item)) for name, column in columns}
+
+    def sorted_by(self, rank: Rank, items: Sequence[Item], name: str) -> list[Item]:
+        """Returns the items by a column: the largest number or the first word first, and unknown values last."""
+        known = [(value, item) for item in items if (value := self.columns[name].value(rank, item)) not in (None, "")]
+        known.sort(key=lambda one: one[0], reverse=not any(isinstance(value, str) for value, _ in known))
+        unknown = [item for item in items if self.columns[name].value(rank, item) in (None, "")]
+        return [item for _, item in known] + unknown
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the tables are shown: whether equal layers have a row each, and by table, the column that orders it and the
+    number of its rows, which is None for all."""
+
+    unfolded: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, int | None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Says whether the user has arranged a table."""
+        return bool(self.columns or self.rows)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns or name in self.rows
+
+
+PLAIN = Arrangement()
 
 
 def kernel_name(signature: str) -> str:
@@ -60,11 +148,11 @@ def bound_known(rank: Rank) -> bool:
 
 
 def largest(rank: Rank) -> dict[str, list[tuple[str, float]]]:
-    """Returns what took most time in a step, as (name, seconds), by the title of the table that lists it."""
+    """Returns what took most time in a step, as (name, seconds), by the name of the table that lists it."""
     found = {
-        MODULES_BY_TIME: [(_module_name(one, equal), one.own) for one, equal in folded(rank.modules)],
-        "Operators": [(one.name, _work(rank, one)) for one in rank.operators],
-        "Kernels": [(kernel_name(one.name), one.total) for one in rank.kernels],
+        MODULES: [(_module_name(one, equal), one.own) for one, equal in folded(rank.modules)],
+        OPERATORS: [(one.name, _work(rank, one)) for one in rank.operators],
+        KERNELS: [(kernel_name(one.name), one.total) for one in rank.kernels],
     }
     return {
         title: [(name, time / 1e9 / steps(rank)) for name, time in sorted(items, key=lambda item: -item[1])[:DRAWN]]
@@ -72,145 +160,78 @@ def largest(rank: Rank) -> dict[str, list[tuple[str, float]]]:
     }
 
 
-def tables(rank: Rank, *, unfolded: bool = False) -> list[Table]:
-    """Returns all tables that have rows. `unfolded` gives every module a row; otherwise equal layers share one."""
-    made = [
-        phases(rank), modules(rank, unfolded=unfolded), operators(rank), kernels(rank), copies(rank),
-        synchronisations(rank), collectives(rank),
-    ]  # fmt: skip
-    return [one for one in made if one]
+def tables(rank: Rank, arranged: Arrangement = PLAIN) -> dict[str, Table]:
+    """Returns all tables that have rows, by name. A table that the user has arranged is shown without -v too."""
+    made = {name: _table(one, rank, arranged) for name, one in LISTINGS.items()}
+    return {name: one for name, one in made.items() if one}
+
+
+def _table(listing: Listing[Any], rank: Rank, arranged: Arrangement) -> Table:
+    all_of_them = listing.items(rank, True)
+    items = all_of_them if arranged.unfolded else listing.items(rank, False)
+    size = listing.size
+    ordered = sorted(items, key=lambda one: size(rank, one), reverse=True) if size else items
+    by, most = arranged.columns.get(listing.name), arranged.rows.get(listing.name, listing.most)
+    if by is not None:
+        ordered = listing.sorted_by(rank, ordered, by)
+    found, others = ordered[:most], ordered[most:] if most is not None else []
+    spent = duration(rank, sum(size(rank, one) for one in others)) if size else ""
+    return table(
+        ", by ".join(filter(None, (listing.name, by or listing.by))),
+        [listing.row(rank, one) for one in found],
+        listing.words,
+        sizes=[size(rank, one) for one in found] if size and listing.barred else (),
+        rest=f"{units.counted(len(others), 'other')}{f', {spent} in all' if spent else ''}" if others else "",
+        note=listing.note if len(items) < len(all_of_them) else "",
+        on=EVERYWHERE if listing.name in arranged else UNASKED,
+        kept=by or "",
+        expendable=tuple(name for name in listing.expendable if name != listing.leading or not rank.host_only),
+    )
+
+
+def arrangement(sort: Sequence[str], rows: Sequence[str], *, unfolded: bool) -> Arrangement:
+    """Returns the arrangement of "TABLE=COLUMN" and "TABLE=N", or of "COLUMN" and "N" for all tables that have it.
+
+    Raises UsageError for an unknown table or column, and for what is no number of rows.
+    """
+    columns: dict[str, str] = {}
+    for text in sort:
+        table_name, equals, asked = text.rpartition("=")
+        of = [_listing("--sort", table_name)] if equals else [*LISTINGS.values()]
+        found = {one.name: name for one in of for name in one.columns if name.casefold() == asked.strip().casefold()}
+        if not found:
+            known = list(dict.fromkeys(name for one in of for name in one.columns))
+            whose = f"{of[0].name} has" if equals else "no table has"
+            missing = f"{whose} {'no' if equals else 'a'} column {asked!r}"
+            raise UsageError(f"--sort {text}: {missing}", _one_of("columns", asked, known))
+        columns |= found
+    lengths: dict[str, int | None] = {}
+    for text in rows:
+        table_name, equals, asked = text.rpartition("=")
+        if asked != "all" and not (asked.isdecimal() and 0 < int(asked) < 2**31):
+            raise UsageError(f"--rows {text}: {asked!r} is not a number of rows", "for example 30, all or kernels=30")
+        of = [_listing("--rows", table_name)] if equals else [*LISTINGS.values()]
+        lengths |= dict.fromkeys((one.name for one in of), None if asked == "all" else int(asked))
+    return Arrangement(unfolded, columns, lengths)
+
+
+def _listing(option: str, asked: str) -> Listing[Any]:
+    """Returns the table whose name begins so. Raises UsageError if none does, or several."""
+    wanted = asked.strip().casefold()
+    found = [one for name, one in LISTINGS.items() if wanted and name.casefold().startswith(wanted)]
+    if len(found) != 1:
+        which = "several tables begin so" if found else "there is no such table"
+        raise UsageError(f"{option} {asked}: {which}", _one_of("tables", asked, [*LISTINGS]))
+    return found[0]
+
+
+def _one_of(what: str, asked: str, known: Sequence[str]) -> str:
+    return f"{did_you_mean(asked, known)} {what} are {', '.join(known)}".lstrip()
 
 
 def ranks(profile: Profile, unit: str = "step") -> Table:
     """Returns one row per rank, in shares of the rank's own wall time."""
     return table("Ranks", [_rank_row(rank, unit) for rank in profile.ranks], ("mostly idle for",))
-
-
-def phases(rank: Rank) -> Table:
-    rows = [
-        {
-            "phase": words(phase.name),
-            "host": duration(rank, phase.host),
-            "of host": part_share(rank, phase.host),
-            "device": duration(rank, phase.device),
-            "of device": part_share(rank, phase.device),
-            "launches": calls(rank, phase.launches),
-            "recompute": duration(rank, phase.recompute),
-        }
-        for phase in rank.phases
-        if phase.host or phase.device
-    ]
-    return table("Phases", rows)
-
-
-def modules(rank: Rank, *, unfolded: bool = False) -> Table:
-    layers = [(module, 1) for module in rank.modules] if unfolded else folded(rank.modules)
-    found, rest = _top(layers, MODULES, lambda layer: layer[0].own, rank)
-    rows = [
-        {
-            "module": _module_name(module, equal),
-            "own time": duration(rank, module.own),
-            "share": part_share(rank, module.own),
-            "class": module.kind,
-            "forward": duration(rank, module.forward),
-            "backward": duration(rank, module.backward),
-            "recompute": duration(rank, module.recompute),
-            "host": duration(rank, module.host),
-            "calls": calls(rank, module.calls),
-        }
-        for module, equal in found
-    ]
-    note = FOLDED if len(layers) < len(rank.modules) else ""
-    sizes = [module.own for module, _ in found]
-    return table(MODULES_BY_TIME, rows, ("class",), sizes=sizes, rest=rest, note=note)
-
-
-def operators(rank: Rank) -> Table:
-    found, rest = _top(rank.operators, OPERATORS, lambda one: _work(rank, one), rank)
-    rows = [operator_row(rank, one) for one in found]
-    if not bound_known(rank):
-        for row in rows:
-            row["bound"] = ""
-    words = ("shapes", "bound", "of type")
-    return table("Operators", rows, words, sizes=[_work(rank, one) for one in found], rest=rest)
-
-
-def kernels(rank: Rank) -> Table:
-    found, rest = _top(rank.kernels, KERNELS, lambda one: one.total, rank)
-    rows = [
-        {
-            "kernel": kernel_name(one.name),
-            "time": duration(rank, one.total),
-            "share": part_share(rank, one.total),
-            "calls": calls(rank, one.calls),
-            "median": units.seconds(one.median / 1e9),
-            "longest": units.seconds(one.longest / 1e9),
-            "kind": one.kind,
-            "launched by": one.operator,
-        }
-        for one in found
-    ]
-    return table("Kernels", rows, ("kind", "launched by"), sizes=[one.total for one in found], rest=rest)
-
-
-def copies(rank: Rank) -> Table:
-    found, rest = _top(rank.copies, PLACES, lambda copy: copy.device + copy.host, rank)
-    rows = [
-        {
-            "copy": _copy_kind(copy),
-            "host": duration(rank, copy.host),
-            "device": duration(rank, copy.device),
-            "calls": calls(rank, copy.calls),
-            "size": units.size(copy.bytes / steps(rank)) if copy.bytes else "",
-            "in phase": words(copy.phase),
-            "where": copy.where or "",
-            "example": copy.example,
-        }
-        for copy in found
-    ]
-    return table("Copies", rows, ("in phase", "where", "example"), rest=rest)
-
-
-def synchronisations(rank: Rank) -> Table:
-    found, rest = _top(rank.synchronisations, PLACES, lambda one: max(one.blocked, one.idle), rank)
-    rows = [
-        {
-            "wait asked by": one.operator or one.call,
-            "host waits": duration(rank, one.blocked),
-            "where": one.where or "",
-            "device idle": duration(rank, one.idle),
-            "calls": calls(rank, one.calls),
-            "in phase": words(one.phase),
-            "in call": one.call if one.operator else "",
-        }
-        for one in found
-    ]
-    return table("Waits of the host for the device", rows, ("where", "in phase", "in call"), rest=rest)
-
-
-def collectives(rank: Rank) -> Table:
-    found, rest = _top(rank.collectives, PLACES, lambda one: one.total, rank)
-    rows = [
-        {
-            "kind": words(one.kind or ""),
-            "collective": one.name,
-            "time": duration(rank, one.total),
-            "exposed": duration(rank, one.exposed),
-            "calls": calls(rank, one.calls),
-            "size": units.size(one.bytes / steps(rank)) if one.bytes else "",
-        }
-        for one in found
-    ]
-    return table("Collectives", rows, ("collective",), rest=rest)
-
-
-def _top(items: Sequence[Item], limit: int, time: Callable[[Item], int], rank: Rank) -> tuple[list[Item], str]:
-    """Returns the items with the most time, and a line that counts the others."""
-    ordered = sorted(items, key=time, reverse=True)
-    others = ordered[limit:]
-    spent = duration(rank, sum(map(time, others)))
-    said = f"{units.counted(len(others), 'other')}{f', {spent} in all' if spent else ''}" if others else ""
-    return ordered[:limit], said
 
 
 def _module_name(module: Module, equal: int) -> str:
@@ -221,27 +242,6 @@ def _module_name(module: Module, equal: int) -> str:
 def _work(rank: Rank, operator: Operator) -> int:
     """Returns the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
     return operator.host if rank.host_only else operator.device
-
-
-def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
-    """Returns the cells of an operator by column; cells with unknown values are empty."""
-    elsewhere = rank.host_only and bool(
-        rank.work_missing or rank.unread
-    )  # a device did the work, but it is not recorded
-    seconds = 0.0 if elsewhere else _work(rank, operator) / 1e9
-    return {
-        "operator": operator.name,
-        "host" if rank.host_only else "device": duration(rank, _work(rank, operator)),
-        "shapes": operator.shapes,
-        "host": duration(rank, operator.host),
-        "share": part_share(rank, _work(rank, operator)),
-        "calls": calls(rank, operator.calls),
-        "bound": operator.bound,
-        "of ceiling": "" if operator.of_ceiling is None else units.percent(operator.of_ceiling),
-        "FLOP/s": units.count(operator.flops / seconds) if operator.flops and seconds else "",
-        "bytes/s": units.count(operator.bytes / seconds) if operator.bytes and seconds else "",
-        "of type": operator.dtype,
-    }
 
 
 def _copy_kind(copy: Copy) -> str:
@@ -261,3 +261,172 @@ def _rank_row(rank: Rank, unit: str) -> dict[str, str]:
         "idle": part_share(rank, rank.device.idle),
         "mostly idle for": f"{words(cause)} {units.percent(idle / rank.device.idle)}" if idle else "",
     }
+
+
+def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
+    """Returns the cells of an operator by column; cells with unknown values are empty."""
+    return _OPERATORS.row(rank, operator)
+
+
+def _seconds(rank: Rank, operator: Operator) -> float:
+    """Returns the seconds of the work; 0 if a device did it and it is not recorded."""
+    elsewhere = rank.host_only and bool(rank.work_missing or rank.unread)
+    return 0.0 if elsewhere else _work(rank, operator) / 1e9
+
+
+def _rate(of: str) -> Column[Operator]:
+    """Returns the column of the FLOPs or the bytes of an operator per second."""
+
+    def value(rank: Rank, operator: Operator) -> float | None:
+        done, seconds = getattr(operator, of), _seconds(rank, operator)
+        return done / seconds if done and seconds else None
+
+    return Column(value, lambda rank, rate: units.count(rate) if rate else "")
+
+
+def _bound(rank: Rank, operator: Operator) -> str:
+    known = operator.bound != "insufficient data" or bound_known(rank)
+    return operator.bound if known else ""
+
+
+def _nanoseconds(rank: Rank, time: float) -> str:
+    return units.seconds(time / 1e9)
+
+
+def _per_step(rank: Rank, size: int) -> str:
+    return units.size(size / steps(rank)) if size else ""
+
+
+def _words(rank: Rank, name: str | None) -> str:
+    return words(name or "")
+
+
+_PHASES = Listing[Phase](
+    "Phases",
+    lambda rank, all_: [phase for phase in rank.phases if phase.host or phase.device],
+    {
+        "phase": Column(lambda rank, one: one.name, _words),
+        "host": Column(lambda rank, one: one.host, duration),
+        "of host": Column(lambda rank, one: one.host, part_share),
+        "device": Column(lambda rank, one: one.device, duration),
+        "of device": Column(lambda rank, one: one.device, part_share),
+        "launches": Column(lambda rank, one: one.launches, calls),
+        "recompute": Column(lambda rank, one: one.recompute, duration),
+    },
+)
+_MODULES = Listing[tuple[Module, int]](
+    MODULES,
+    lambda rank, all_: [(one, 1) for one in rank.modules] if all_ else folded(rank.modules),
+    {
+        "module": Column(lambda rank, layer: _module_name(*layer)),
+        "own time": Column(lambda rank, layer: layer[0].own, duration),
+        "share": Column(lambda rank, layer: layer[0].own, part_share),
+        "class": Column(lambda rank, layer: layer[0].kind),
+        "forward": Column(lambda rank, layer: layer[0].forward, duration),
+        "backward": Column(lambda rank, layer: layer[0].backward, duration),
+        "recompute": Column(lambda rank, layer: layer[0].recompute, duration),
+        "host": Column(lambda rank, layer: layer[0].host, duration),
+        "calls": Column(lambda rank, layer: layer[0].calls, calls),
+    },
+    size=lambda rank, layer: layer[0].own,
+    most=15,
+    by="time outside their submodules",
+    words=("class",),
+    barred=True,
+    note=FOLDED,
+)
+_OPERATORS = Listing[Operator](
+    OPERATORS,
+    lambda rank, all_: rank.operators,
+    {
+        "operator": Column(lambda rank, one: one.name),
+        "device": Column(lambda rank, one: 0 if rank.host_only else one.device, duration),
+        "shapes": Column(lambda rank, one: short_shapes(one.shapes)),
+        "host": Column(lambda rank, one: one.host, duration),
+        "share": Column(_work, part_share),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "bound": Column(_bound),
+        "of ceiling": Column(
+            lambda rank, one: one.of_ceiling, lambda rank, share: "" if share is None else units.percent(share)
+        ),
+        "FLOP/s": _rate("flops"),
+        "bytes/s": _rate("bytes"),
+        "of type": Column(lambda rank, one: one.dtype),
+    },
+    size=_work,
+    most=15,
+    words=("shapes", "bound", "of type"),
+    barred=True,
+    leading="host",
+    # what is left says what takes most time, and how far it is from the device's limits
+    expendable=("of type", "bytes/s", "calls", "host", "FLOP/s", "bound", "share"),
+)
+_KERNELS = Listing[Kernel](
+    KERNELS,
+    lambda rank, all_: rank.kernels,
+    {
+        "kernel": Column(lambda rank, one: kernel_name(one.name)),
+        "time": Column(lambda rank, one: one.total, duration),
+        "share": Column(lambda rank, one: one.total, part_share),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "median": Column(lambda rank, one: one.median, _nanoseconds),
+        "longest": Column(lambda rank, one: one.longest, _nanoseconds),
+        "kind": Column(lambda rank, one: one.kind),
+        "launched by": Column(lambda rank, one: one.operator),
+    },
+    size=lambda rank, one: one.total,
+    most=10,
+    words=("kind", "launched by"),
+    barred=True,
+)
+_COPIES = Listing[Copy](
+    "Copies",
+    lambda rank, all_: rank.copies,
+    {
+        "copy": Column(lambda rank, one: _copy_kind(one)),
+        "host": Column(lambda rank, one: one.host, duration),
+        "device": Column(lambda rank, one: one.device, duration),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "size": Column(lambda rank, one: one.bytes, _per_step),
+        "in phase": Column(lambda rank, one: one.phase, _words),
+        "where": Column(lambda rank, one: one.where),
+        "example": Column(lambda rank, one: one.example),
+    },
+    size=lambda rank, one: one.device + one.host,
+    most=10,
+    words=("in phase", "where", "example"),
+)
+_WAITS = Listing[Synchronisation](
+    "Waits of the host for the device",
+    lambda rank, all_: rank.synchronisations,
+    {
+        "wait asked by": Column(lambda rank, one: one.operator or one.call),
+        "host waits": Column(lambda rank, one: one.blocked, duration),
+        "where": Column(lambda rank, one: one.where),
+        "device idle": Column(lambda rank, one: one.idle, duration),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "in phase": Column(lambda rank, one: one.phase, _words),
+        "in call": Column(lambda rank, one: one.call if one.operator else ""),
+    },
+    size=lambda rank, one: max(one.blocked, one.idle),
+    most=10,
+    words=("where", "in phase", "in call"),
+)
+_COLLECTIVES = Listing[Collective](
+    "Collectives",
+    lambda rank, all_: rank.collectives,
+    {
+        "kind": Column(lambda rank, one: one.kind, _words),
+        "collective": Column(lambda rank, one: one.name),
+        "time": Column(lambda rank, one: one.total, duration),
+        "exposed": Column(lambda rank, one: one.exposed, duration),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "size": Column(lambda rank, one: one.bytes, _per_step),
+    },
+    size=lambda rank, one: one.total,
+    most=10,
+    words=("collective",),
+)
+LISTINGS: Mapping[str, Listing[Any]] = {
+    one.name: one for one in (_PHASES, _MODULES, _OPERATORS, _KERNELS, _COPIES, _WAITS, _COLLECTIVES)
+}

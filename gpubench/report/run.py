@@ -1,5 +1,6 @@
 """The report of a finished run, read from its directory: for the terminal, for report.html and as JSON."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,13 +42,14 @@ from gpubench.report.document import (
     Table,
     table,
 )
+from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
 from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise
-from gpubench.settings.schema import PROGRAM
+from gpubench.settings.keys import PROGRAM_PROFILE
 from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
@@ -137,10 +139,10 @@ def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, An
     return found
 
 
-def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, unfolded: bool = False) -> Document:
+def document(paths: Sequence[Path], comparisons: Comparisons | None = None, arranged: Arrangement = PLAIN) -> Document:
     """Returns what a command prints when its runs have ended: how two compare, each run, and where the files are.
 
-    `unfolded` gives every module of a profile a row, also equal layers. Raises RunDirectoryError if there is one run,
+    `arranged` is how the tables of a profile are shown. Raises RunDirectoryError if there is one run,
     which has ended and is damaged.
     """
     made: list[Block] = list(comparison.document(comparisons).blocks) if comparisons else []
@@ -155,7 +157,7 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
                 raise
             made.append(Section(f"no results: {error.message}", [], path.name, ""))
             continue
-        found = blocks(run, unfolded=unfolded)
+        found = blocks(run, arranged)
         if run.status == directory.COMPLETED:  # others may lack files
             found.append(Paragraph(run.problems, "warning", "warning: "))
         shown = EVERYWHERE & ~Medium.BRIEF if comparisons else EVERYWHERE
@@ -169,14 +171,22 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, *, u
     return Document("", [*made, *ends])
 
 
-def page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvidence | None = None) -> Document:
+def page(
+    run: RunEvidence,
+    previous: Comparison | None = None,
+    earlier: RunEvidence | None = None,
+    arranged: Arrangement = PLAIN,
+) -> Document:
     """Returns a run's report.html. `previous` compares the experiment's previous run, `earlier`, with this one."""
     record = run.record
     about = [run.label, run.status] + ([_code_state(record.git)] if record and record.git else [])
     context = "log of another tool"
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
-    found = [*blocks(run), *_recorded(run)]  # reads files, and what cannot be read is among the warnings before it
+    found = [
+        *blocks(run, arranged),
+        *_recorded(run),
+    ]  # reads files, and what cannot be read is among the warnings before it
     known = Paragraph(_rests_on(run) if run.metrics and not run.untimed else "", "quiet", on=Medium.PAGE)
     made = [known, *_error(run), *_since(run, previous, earlier), *found]
     return Document(
@@ -205,9 +215,7 @@ def headline(run: RunEvidence) -> str:
 
 def _diagnosed(run: RunEvidence) -> bool:
     """Returns whether the run was made for its profile, so that findings come before metrics."""
-    recorded = bool(run.settings.get("profiling.enabled"))
-    command = run.record.command if run.record else ""
-    return command == "profile" or (command == PROGRAM and recorded)
+    return run.record is not None and run.record.command in ("profile", PROGRAM_PROFILE)
 
 
 def _measured(run: RunEvidence) -> str:
@@ -223,7 +231,7 @@ def _measured(run: RunEvidence) -> str:
     return f"{what}{gpu}{_speed(run)}"
 
 
-def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
+def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     command = run.record.command if run.record else ""
     doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows)
@@ -243,15 +251,16 @@ def blocks(run: RunEvidence, *, unfolded: bool = False) -> list[Block]:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
         ran = Paragraph(_measured(run), on=EVERYWHERE)
-        made += [ran, *_profile(run, *diagnosed, unfolded)] if diagnosed else [_missing(run, "no profile")]
+        made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [_missing(run, "no profile")]
     elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
     made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
     made += [] if run.summary.pipeline or run.untimed else _steps(run)
     made += _metrics(run)
     made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _phases(run)
-    if not diagnosing and diagnosed:
-        made += _diagnosis(run, *diagnosed)
+    if not diagnosing:
+        made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
+        made += _trace(run)
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(pipeline.MORE if run.summary.pipeline else MORE, "quiet", on=Medium.BRIEF))
     return made
@@ -269,6 +278,8 @@ def _speed(run: RunEvidence) -> str:
     speed = run.metrics.get("throughput") or run.metrics.get("step_time")
     if speed is None and (run.untimed or run.status == directory.RUNNING):
         return ""
+    if speed is None and run.summary.pipeline and run.record and run.record.resumed_from:
+        return ": no sample was missing, so nothing was timed"
     if speed is None:
         return ": no repeat was completed" if run.summary.pipeline else ": nothing was measured"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
@@ -342,20 +353,34 @@ def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
     return [*first, *(replace(block, on=block.on & UNASKED) if first else block for block in below)]
 
 
-def _profile(run: RunEvidence, found: Profile, findings: Findings, unfolded: bool) -> list[Block]:
+def _traces(run: RunEvidence) -> list[Path]:
+    """Returns the traces of the run: those that its profile is of, or all of them if it has no profile."""
     traces = sorted(run.path.joinpath(TRACES).glob(directory.TRACE_FILES))
-    known = [path for path in traces if path.name == found.ranks[0].label]
-    trace = str(known[0] if known else traces[0]) if traces else found.ranks[0].label
+    labels = {rank.label for rank in run.profile.ranks} if run.profile else set()
+    return [path for path in traces if path.name in labels] or traces
+
+
+def _trace(run: RunEvidence) -> Iterator[Block]:
+    """Yields where the trace of a run is that was recorded besides being measured, and how to diagnose it."""
+    if traces := _traces(run):
+        files = " ".join(f"--trace {shlex.quote(str(path))}" for path in traces)
+        yield Command("traces", str(traces[0].parent))
+        yield Command("diagnosis", f"gpubench profile {files}")
+
+
+def _profile(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:
+    trace = next(map(str, _traces(run)), found.ranks[0].label)
     unit = profile.unit_of(run.record.command if run.record else "", run.settings)
-    return profile.blocks(found, findings, trace, unit, own=True, unfolded=unfolded)
+    return profile.blocks(found, findings, trace, unit, own=True, arranged=arranged)
 
 
-def _diagnosis(run: RunEvidence, found: Profile, findings: Findings) -> list[Block]:
-    """Returns the profile of a run that was recorded besides being measured: one line in a terminal."""
+def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:
+    """Returns the profile of a run that was recorded besides being measured: one line in a terminal without -v."""
     count = units.counted(len(findings.findings), "finding")
     line = f"profile: {findings.headline}; {count} in report.html"
-    parts = [Paragraph(findings.headline.rstrip("."), "strong"), *_profile(run, found, findings, unfolded=False)]
-    shown = Folded("The profile", parts, opened=True, on=Medium.PAGE | Medium.DETAILS)
+    parts = [Paragraph(findings.headline.rstrip("."), "strong"), *_profile(run, found, findings, arranged)]
+    asked = Medium.BRIEF if arranged else Medium.DETAILS
+    shown = Folded("The profile", parts, opened=True, on=Medium.PAGE | Medium.DETAILS | asked)
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
 
@@ -433,7 +458,14 @@ def _rests_on(run: RunEvidence) -> str:
     counted = units.counted(repeats, "repeat")
     if not run.summary.pipeline:
         counted += f" with {units.counted(sum(window.steps for window in run.windows), 'steady step')} in all"
+        counted += _how_long(run)
     return f"{counted}; {'intervals are 95 %, over repeats' if repeats > 1 else 'a single repeat has no interval'}"
+
+
+def _how_long(run: RunEvidence) -> str:
+    """Returns how gpubench chose the number of steps, as the end of a clause; "" if the user has set it."""
+    length = run.record.length if run.record else None
+    return f", {length.reason} a repeat" if length and length.reason else ""
 
 
 def _caption(run: RunEvidence) -> str:
@@ -441,7 +473,7 @@ def _caption(run: RunEvidence) -> str:
     step_time = run.metrics.get("step_time")
     cut = max((window.first for window in run.windows), default=0)
     effective = (step_time.effective_n if step_time else 0) or 0
-    counted = f"{units.counted(repeats, 'repeat')} with {units.counted(steps, 'steady step')} in all"
+    counted = f"{units.counted(repeats, 'repeat')} with {units.counted(steps, 'steady step')} in all{_how_long(run)}"
     worth = f", worth {effective:.0f} independent ones" if 0 < effective < steps else ""
     intervals = "intervals are 95 %, over repeats" if repeats > 1 else "a single repeat has no interval"
     return f"{counted}{worth}, after at most {units.counted(cut, 'warm-up step')}; {intervals}"

@@ -285,13 +285,14 @@ def _table(block: Table, width: int) -> RichTable:
     """Returns a table of at most `width` characters.
 
     Columns are left out, or shown in a brief form, until words are readable; then words are shortened. Bars stand
-    behind the names if all columns fit beside them.
+    behind the names if all columns fit beside them; they go before columns that are not expendable.
     """
     signed = min(block.bars, default=0) < 0
     bar_width = 2 * SIGNED_BAR + 1 if signed else SIZE_BAR
     bars = block.bars if signed or width >= WIDTH_FOR_BARS else ()
     for kept in _layouts(block):
-        for drawn in (bars, ()) if signed else (bars,):
+        all_gone = block.expendable and not any(block.columns[place] in block.expendable for place in kept)
+        for drawn in (bars, ()) if signed or all_gone else (bars,):
             room = width - (bar_width + GAP if drawn else 0)
             limits = _limits(block, kept, room)
             least = {place: _longest_word(block, place) if _wraps(block, place) else READABLE for place in kept}
@@ -310,7 +311,7 @@ def _layouts(block: Table) -> Iterator[dict[int, bool]]:
     kept = dict.fromkeys(places, False)
     yield dict(kept)
     for place in [*first, *(place for place in reversed(places) if place not in first)]:
-        if place == 0 or len(kept) <= 2:
+        if place == 0 or len(kept) <= 2 or block.columns[place] == block.kept:
             continue
         if any(row[place].brief is not None for row in block.rows):
             kept[place] = True

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpubench import units
+from gpubench.compare.comparability import program, training
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.report import bar_charts, memory_figures
 from gpubench.report.document import (
@@ -71,9 +72,9 @@ def write(folder: Path, tuning: Tuning, best: str | None) -> None:
 
 
 def to_json(folder: Path, tuning: Tuning) -> str:
-    """Returns tune.json with the paths of the page and of the best settings."""
+    """Returns tune.json with what is tuned, and the paths of the page and of the best settings."""
     found: dict[str, Any] = msgspec.to_builtins(tuning)
-    paths = {"path": str(folder), "report": str(folder / directory.REPORT)}
+    paths = {"path": str(folder), "report": str(folder / directory.REPORT), "subject": subject(tuning)}
     return directory.to_json(paths | ({"best": str(folder / BEST)} if tuning.keep else {}) | found)
 
 
@@ -94,16 +95,24 @@ def document(folder: Path, tuning: Tuning) -> Document:
     blocks.append(Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL))
     blocks.append(Facts(_facts(folder, tuning)))
     return Document(
-        headline(tuning), blocks, title=f"Tuning {tuning.subject}", context="gpubench tune", path=str(folder)
+        headline(tuning), blocks, title=f"Tuning {subject(tuning)}", context="gpubench tune", path=str(folder)
     )
+
+
+def subject(tuning: Tuning) -> str:
+    """Returns what is tuned, as its settings say, which are also what a resumed search runs."""
+    settings = tuning.settings
+    if settings.get("program.command"):
+        return program(settings, tuning.workload, tuning.world_size)
+    return f"{training(settings, tuning.world_size)} on {settings.get('device') or '?'}"
 
 
 def headline(tuning: Tuning) -> str:
     """Returns the answer in one sentence."""
     found = tuning.conclusion
     if found and tuning.keep and found.gain:
-        return f"{tuning.subject}: {gain(found.gain)} as fast with {said(tuning.keep)}"
-    return f"{tuning.subject}: {_unproved(tuning, found)}"
+        return f"{subject(tuning)}: {gain(found.gain)} as fast with {said(tuning.keep)}"
+    return f"{subject(tuning)}: {_unproved(tuning, found)}"
 
 
 def _unproved(tuning: Tuning, found: Conclusion | None) -> str:

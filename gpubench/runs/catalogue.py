@@ -8,7 +8,6 @@ else, is ignored and replaced.
 The shell completes runs with this module, so that it imports neither numpy nor the settings.
 """
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -111,7 +110,7 @@ class Catalogue:
         if not self._read and len(current) == len(self._cached):
             return
         aside = self.results / f"{CACHE}.{os.getpid()}.tmp"
-        with suppress(OSError):
+        with suppress(OSError, UnicodeEncodeError):  # the second one for a folder whose name is not UTF-8
             try:
                 with aside.open("xb") as file:  # never through a link that somebody left there
                     file.write(msgspec.msgpack.encode(_Cache(VERSION, current)))
@@ -183,8 +182,7 @@ def _mark(path: str) -> Marks:
 def is_searching(folder: str) -> bool:
     """Returns whether a search is in progress, which holds a lock on its folder."""
     try:
-        with open(f"{folder}/{SEARCH_LOCK}", "r+b") as lock:  # noqa: PTH123
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        foreign_files.lock(Path(folder, SEARCH_LOCK), shared=True).close()
     except BlockingIOError:
         return True
     except OSError:

@@ -5,13 +5,13 @@ moment, the directory stays readable, except perhaps for the last line of a line
 """
 
 import errno
-import fcntl
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,42 +21,10 @@ from typing import IO, Any, Final, Literal, Protocol
 import msgspec
 import psutil
 
-from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench import events, foreign_files, units
+from gpubench.errors import RunDirectoryError, RunDirectoryLost, RunFailed
 from gpubench.foreign_files import RUN as RUN
-
-GIT_TIMEOUT = 2.0
-
-
-def git_state(path: Path) -> dict[str, Any] | None:
-    """Returns the `commit` and `branch` that `path` has checked out, and whether tracked files differ (`dirty`).
-
-    Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
-    `git describe --dirty`, because results and scratch files are not part of the code. Returns None if `path` is in no
-    repository, git is missing, or git takes longer than two seconds.
-    """
-    try:
-        status = subprocess.run(
-            ["git", "-C", str(path), "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # a benchmark must not write to the user's repository
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_TIMEOUT,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = status.stdout.splitlines()
-    headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit, branch = headers.get("oid"), headers.get("head")
-    state: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
-    if commit and commit != "(initial)":
-        state["commit"] = commit
-    if branch and branch != "(detached)":
-        state["branch"] = branch
-    return state
-
+from gpubench.probe.length import FEWEST, MOST
 
 SCHEMA_VERSION = 4
 # 1: the first version.
@@ -105,6 +73,28 @@ ENDING = frozenset({RUN, SUMMARY, SUMMARY_TABLE})
 """The files that may use the reserved space."""
 
 
+class RepeatLength(msgspec.Struct, frozen=True):
+    """How long each repeat of a run is."""
+
+    warmup: int
+    """The smallest number of steps that are excluded at the start."""
+    steps: int
+    """The number of all steps, with those of the warm-up."""
+    seconds: float | None
+    """The time that gpubench fitted the steps into; None if the user has set their number."""
+
+    @property
+    def reason(self) -> str:
+        """Why it has so many steps; "" if the user has set their number."""
+        if self.seconds is None:
+            return ""
+        measured = self.steps - self.warmup
+        share = units.seconds(self.seconds)
+        if measured <= FEWEST:
+            return f"the fewest that have a mean and a spread, for {share}"
+        return f"the most that help, within {share}" if measured >= MOST else f"what fits in {share}"
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json."""
 
@@ -122,7 +112,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The pid of the host process. With `pid_created`, in seconds since the epoch, it identifies the process."""
     pid_created: float
     git: dict[str, Any] | None
-    """The `git_state` of the working directory."""
+    """The `git.state` of the working directory."""
     world_size: int
     repeats: int = 0
     """The number of completed repeats."""
@@ -133,10 +123,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     observed: dict[str, Any] | None = None
     """How a program of the user ran, by the dot-keys of the settings that can change it; None if it was not observed.
     It has the settings that gpubench changed with the values that they had in the program."""
+    length: RepeatLength | None = None
+    """How long each repeat is; None until it is known, and for a command without a loop of steps."""
     interleaved_with: list[str] = []
     """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
     resumed_from: str | None = None
     """The run directory whose finished samples this run took over."""
+    config_sha256: str | None = None
+    """The sha256 of config.yaml; None in runs of gpubench 0.2.0 and older."""
     name: str | None = None
     """The name that the user gave the run."""
     tags: list[str] = []
@@ -178,6 +172,19 @@ def _host_lives(record: _OfAHost) -> bool:
         return False
 
 
+FULL = "free some disk space, or choose another --results"
+PROTECTED = "check who owns the folder and whether it is read-only, or choose another --results"
+HINTS: Final = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another --results",
+    errno.EACCES: PROTECTED,
+    errno.EPERM: PROTECTED,
+    errno.EROFS: PROTECTED,
+}
+"""What to do about a file that cannot be written, by the number of the error."""
+
+
 class RunWriter:
     """Creates a run directory and is its only writer. Every method raises RunFailed if it cannot write."""
 
@@ -196,6 +203,7 @@ class RunWriter:
     ) -> None:
         """Creates the directory. Raises RunDirectoryError if that fails."""
         self.path = create_directory(results / experiment)
+        self._made = self.path.stat()
         self._lines: dict[str, IO[bytes]] = {}
         self._record = RunRecord(
             schema_version=SCHEMA_VERSION,
@@ -210,6 +218,7 @@ class RunWriter:
             pid_created=psutil.Process().create_time(),
             git=git,
             world_size=world_size,
+            config_sha256=hashlib.sha256(config.encode(errors="backslashreplace")).hexdigest(),
             name=name,
             tags=sorted(tags),
         )
@@ -224,7 +233,7 @@ class RunWriter:
     def update(self, **changes: Any) -> None:
         """Changes fields of run.json. The name and the tags are those in the file, which the user may have changed."""
         with suppress(OSError, ValueError):
-            labels = msgspec.json.decode((self.path / RUN).read_bytes(), type=_Labels)
+            labels = msgspec.json.decode(foreign_files.content(self.path / RUN), type=_Labels)
             changes = {"name": labels.name, "tags": labels.tags} | changes
         self._record = msgspec.structs.replace(self._record, **changes)
         self.replace(RUN, self._record)
@@ -232,6 +241,7 @@ class RunWriter:
     def replace(self, name: str, document: Any) -> None:
         """Writes a whole file atomically: text and bytes as they are, any other document as JSON."""
         path = self.path / name
+        self._check(self.path, self._made)
         with self._writing(name):
             path.parent.mkdir(exist_ok=True)
             try:
@@ -244,7 +254,7 @@ class RunWriter:
 
     def append(self, name: str, record: msgspec.Struct | Mapping[str, Any]) -> None:
         """Adds a line of JSON to a file. The next `flush` writes it to the disk."""
-        self._append(name, msgspec.json.encode(record))
+        self._append(name, events.encode(record), end=b"")
 
     def append_text(self, name: str, line: str) -> None:
         self._append(name, line.encode(errors="backslashreplace"))
@@ -260,7 +270,7 @@ class RunWriter:
         with self._writing(name):
             path.parent.mkdir(exist_ok=True)
             try:
-                with part.open("ab") as file:
+                with foreign_files.appended(part) as file:
                     file.write(piece)
             except OSError:
                 with suppress(OSError):
@@ -269,7 +279,30 @@ class RunWriter:
             if last:
                 part.replace(path)
 
+    def check(self) -> None:
+        """Raises RunDirectoryLost unless the directory and its open files are still the ones that the writer made."""
+        self._check(self.path, self._made)
+        for name, file in self._lines.items():
+            try:
+                self._check(self.path / name, os.fstat(file.fileno()))
+            except RunDirectoryLost:
+                self._check(self.path, self._made)  # the whole directory may have gone since the first look
+                raise
+
+    def _check(self, path: Path, made: os.stat_result) -> None:
+        try:
+            now = path.stat()
+        except OSError:
+            now = None
+        if now is None or not os.path.samestat(now, made):
+            what = "the run directory " if path == self.path else ""
+            raise RunDirectoryLost(
+                f"{what}{path} was {'replaced' if now else 'removed'} while the program ran",
+                "keep the program from changing the results folder, or choose another --results",
+            )
+
     def flush(self) -> None:
+        self.check()
         for name, file in self._lines.items():
             with self._writing(name):
                 file.flush()
@@ -281,6 +314,10 @@ class RunWriter:
         that error.
         """
         lost: RunFailed | None = None
+        try:
+            self.check()
+        except RunDirectoryLost as failed:
+            lost = failed
         while self._lines:
             name, file = self._lines.popitem()
             try:
@@ -329,7 +366,7 @@ class RunWriter:
     def _append(self, name: str, line: bytes, end: bytes = b"\n") -> None:
         with self._writing(name):
             if name not in self._lines:
-                self._lines[name] = (self.path / name).open("ab")
+                self._lines[name] = foreign_files.appended(self.path / name)
             self._lines[name].write(line + end)
 
     @contextmanager
@@ -338,10 +375,15 @@ class RunWriter:
         try:
             yield
         except OSError as error:
+            self.check()
             raise RunFailed(
                 f"cannot write {self.path / name}: {error.strerror}",
-                "free some disk space, or choose another --results",
+                HINTS.get(error.errno or 0, "choose another --results"),
             ) from None
+
+
+WAIT_SECONDS = 5.0
+"""How long to wait for another process that changes the labels of the same run."""
 
 
 class _Labels(msgspec.Struct):
@@ -357,10 +399,10 @@ def relabel(path: Path, *, name: str | None = None, add: Iterable[str] = (), rem
     """
     file, aside = path / RUN, path / f".{RUN}.labels"
     try:
-        with _locked(path):
+        with foreign_files.locked(path, WAIT_SECONDS):
             while True:
                 before = file.stat()
-                document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+                document = msgspec.json.decode(foreign_files.content(file), type=dict[str, Any])
                 document["tags"] = sorted({*document.get("tags", ()), *add} - {*remove})
                 document["name"] = document.get("name") if name is None else name or None
                 write_document(aside, document)
@@ -372,18 +414,6 @@ def relabel(path: Path, *, name: str | None = None, add: Iterable[str] = (), rem
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A context that no other process enters for the same folder. A file system without locks has none."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def create_directory(parent: Path, prefix: str = "") -> Path:
@@ -406,29 +436,14 @@ def create_directory(parent: Path, prefix: str = "") -> Path:
 
 
 def write_document(path: Path, document: Any) -> None:
-    """Writes a temporary file and renames it to `path`: text and bytes as they are, any other document as JSON.
-
-    Raises OSError, and removes the temporary file in that case.
-    """
+    """Writes a file as a whole: text and bytes as they are, any other document as JSON. Raises OSError."""
     text = document if isinstance(document, str | bytes) else to_json(document)
-    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        aside.unlink(missing_ok=True)  # in a shared folder it may be a link to another file
-        with aside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+    foreign_files.replace(path, text.encode(errors="backslashreplace") if isinstance(text, str) else text)
 
 
 def overwrite(path: Path, content: bytes) -> None:
     """Overwrites a file in place, for a full disk. Raises OSError if the content does not fit into its blocks."""
-    with path.open("r+b") as file:
+    with foreign_files.overwritten(path) as file:
         if len(content) > os.fstat(file.fileno()).st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file.write(content)
@@ -437,9 +452,26 @@ def overwrite(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sample_file(sample: int, suffix: str) -> str:
-    """Returns the path of a sample's file, relative to the run directory."""
-    return f"{SAMPLE_FOLDER}/{sample:05d}.{suffix}"
+def sample_file(sample: int, suffix: str, made_of: str = "") -> str:
+    """Returns the path of a sample's file, relative to the run directory.
+
+    `made_of` names its prompt and seed in the form of `MADE_OF`, in runs with a list of seeds.
+    """
+    return f"{SAMPLE_FOLDER}/{sample:05d}{made_of}.{suffix}"
+
+
+MADE_OF = r"-prompt\d+-seed\d+"
+
+
+def is_sample_file(name: str | None, sample: int, suffix: str) -> bool:
+    """Returns whether `name` is the path of that sample's file, and of no other inside or outside the run directory."""
+    if name is None:
+        return False
+    made_of = re.search(MADE_OF, name, re.ASCII)
+    return name == sample_file(sample, suffix, made_of[0] if made_of else "")
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def timestamp() -> str:
@@ -447,6 +479,10 @@ def timestamp() -> str:
 
 
 def to_json(document: Any) -> str:
-    """Formats a document as JSON for a file or stdout. Raises ValueError for NaN, which JSON lacks."""
+    """Formats a document as JSON for a file or stdout. Raises ValueError for NaN, which JSON lacks.
+
+    Lone surrogates, which it lacks too, become escapes, as in `events.encode`.
+    """
     builtins = msgspec.to_builtins(document, str_keys=True)
-    return json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text if text.isascii() else SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)

@@ -16,7 +16,7 @@ from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
 from gpubench.metrics import Better
 from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord
-from gpubench.settings.keys import PROGRAM, PROGRAM_MEMORY, RUN_BY, TUNE, flatten
+from gpubench.settings.keys import PROGRAM_MEMORY, RUN_BY, TUNE, flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
 DAMAGED = "damaged"
@@ -45,7 +45,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     experiment: str
     run_id: str
     command: str
-    """The command that measures, which for a program is PROGRAM or PROGRAM_MEMORY; "" if it is unknown."""
+    """The command that measures, which for a program is one of RUN_BY; "" if it is unknown."""
     argv: list[str]
     status: str
     """As `directory.status_of` reports it, or DAMAGED."""
@@ -106,8 +106,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     @property
     def command(self) -> str:
         """The subcommand of gpubench that the user ran, also for a program."""
-        if self.record.command == PROGRAM and self.settings.get("profiling.enabled"):
-            return "profile"
         return RUN_BY.get(self.record.command, self.record.command)
 
     @property

@@ -142,7 +142,7 @@ class Pipeline(Struct, frozen=True):
     carried: list[str]
     """The attributes of the scheduler, and the other values, that a hand-off contains."""
     assignment: str
-    """A sentence with the number of evaluations of each rank and the cost of the remainder."""
+    """A sentence with the number of evaluations of each rank."""
     stages: list[Stage]
     handover: HandoffSize | None
     steady: tuple[float, float] | None
@@ -150,9 +150,11 @@ class Pipeline(Struct, frozen=True):
     samples: list[Digest]
     verification: Verification | None
     verdict: str | None
-    """A sentence on whether the split was worth it; None if the figures for that are missing."""
+    """A sentence that compares the pipeline with replicas; None for one rank, or if no repeat was completed."""
     threads: int | None = None
     """The number of threads in each rank's process, also that of the reference; None on a GPU.
 
     The last bits of a CPU's results depend on it.
     """
+    bottleneck: str | None = None
+    """A sentence with the rank or the hand-off that limits the throughput; None for one rank, or if it is unknown."""

@@ -1,6 +1,7 @@
 """The steps of a run as columns: collected while it runs, read from steps.jsonl, and reduced to the steady part."""
 
 import math
+import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,16 +9,16 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from gpubench import foreign_files
-from gpubench.events import ModelBuilt, RepeatDone, Step, WorkCounted
+from gpubench.events import MOST_PHASES, Loss, ModelBuilt, Name, Part, RepeatDone, Step, WorkCounted
 from gpubench.foreign_files import BadLines
+from gpubench.probe.length import warmup_of
 from gpubench.runs import stats
 
 Ids = NDArray[np.int32]
@@ -204,22 +205,14 @@ BLOCK = 1 << 18  # bytes decoded at once, so few that the rows stay in the CPU's
 SHORTEST = len('{"repeat":0,"rank":0,"step":0,"samples":0,"time":0,"total":1,"phases":{}}')
 NEWLINE = ord("\n")
 FLOAT64, FALSE, TRUE = b"\xcb", 0xC2, 0xC3  # of MessagePack
-MOST_PHASES = 64  # a run has about ten; each has its own column
-LONGEST = 1e9  # seconds; sums of longer times lose precision
 
-# The sort key of a row has 64 bits: 16 bits of repeat, 16 of rank, 31 of step.
+_IDS = ("repeat", "rank", "step", "samples")
 _LIMITS: Final = {
-    "repeat": Meta(ge=0, lt=1 << 16),
-    "rank": Meta(ge=0, lt=1 << 16),
-    "step": Meta(ge=0, lt=1 << 31),
-    "samples": Meta(ge=0, lt=1 << 31),
-    "time": Meta(ge=0, le=1e12),
-    "total": Meta(gt=0, le=LONGEST),
+    name: get_type_hints(Step, include_extras=True)[name].__metadata__[0] for name in (*_IDS, "time", "total")
 }
 """The limits within which the numbers of a line are believed."""
-_IDS = ("repeat", "rank", "step", "samples")
-_Part = Annotated[float, Meta(ge=-LONGEST, le=LONGEST)]
-_Name = Annotated[str, Meta(pattern=r'\A[^"\\\x00-\x1f]+\Z', max_length=100)]
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+"""The names that msgspec accepts as those of fields."""
 
 
 def read_steps(path: Path, problems: list[str]) -> StepTable:
@@ -267,11 +260,11 @@ def _places(phases: Sequence[str]) -> dict[str, str]:
 def _row_type(phases: Any) -> Any:
     """Returns the type of a line of steps.jsonl with the type of its phases. Ids are floats; see `_Decoder`."""
     numbers = [(name, Annotated[float, limits]) for name, limits in _LIMITS.items()]
-    others = [("loss", float | None, math.nan), ("skipped", bool, False), ("starved", bool | None, None)]
+    others = [("loss", Loss | None, math.nan), ("skipped", bool, False), ("starved", bool | None, None)]
     return msgspec.defstruct("_Row", [*numbers, *others, ("phases", phases)], gc=False, kw_only=True)
 
 
-_AnyRow = _row_type(dict[_Name, _Part])
+_AnyRow = _row_type(dict[Name, Part])
 NOT_WHOLE = f"{', '.join(_IDS)}: one is not a whole number"
 _STARVED = np.full(256, np.nan, np.float32)
 """The value of `StepTable.starved` by its byte in MessagePack."""
@@ -289,7 +282,7 @@ class _Decoder:
     def __init__(self, phases: tuple[str, ...]) -> None:
         places = _places(phases)
         self._phases = places
-        parts = [(place, _Part, 0.0) for place in places]
+        parts = [(place, Part, 0.0) for place in places]
         parts_type = msgspec.defstruct("_Parts", parts, gc=False, forbid_unknown_fields=True, rename=places)
         row_type = _row_type(parts_type)
         self._decoder = msgspec.json.Decoder(row_type)
@@ -319,7 +312,28 @@ class _Decoder:
         return columns, {name: table[place] for place, name in self._phases.items()}
 
 
-_decoder = lru_cache(maxsize=64)(_Decoder)
+class _AnyDecoder:
+    """Decodes lines into columns whatever the names of their phases are. It takes five times as long."""
+
+    _decoder = msgspec.json.Decoder(_AnyRow)
+
+    def __init__(self, phases: tuple[str, ...]) -> None:
+        self._phases = phases
+
+    def columns(self, lines: bytes) -> tuple[dict[str, Column], dict[str, Column]]:
+        """Does the same as that of `_Decoder`."""
+        rows = self._decoder.decode_lines(lines)
+        if any(row.phases.keys() - set(self._phases) for row in rows):
+            raise ValueError("a new phase")
+        if not all(getattr(row, name).is_integer() for row in rows for name in _IDS):
+            raise ValueError(NOT_WHOLE)
+        columns: dict[str, Column] = {name: [getattr(row, name) for row in rows] for name in TYPES}
+        return columns, {name: [row.phases.get(name, 0.0) for row in rows] for name in self._phases}
+
+
+@lru_cache(maxsize=64)
+def _decoder(phases: tuple[str, ...]) -> _Decoder | _AnyDecoder:
+    return _Decoder(phases) if all(map(_PLAIN.fullmatch, phases)) else _AnyDecoder(phases)
 
 
 def _sift(block: bytes, number: int, phases: tuple[str, ...], bad: BadLines) -> tuple[list[bytes], tuple[str, ...]]:
@@ -366,6 +380,8 @@ class Repeat:
     """The events of one repeat."""
 
     number: int
+    warmup: int | None = None
+    """The number of steps that are excluded at its start at least; None if that follows from the number of steps."""
     steps: dict[int, GrowingSteps] = field(default_factory=lambda: defaultdict(GrowingSteps))
     """The steps of each rank, in order."""
     built: ModelBuilt | None = None
@@ -442,14 +458,15 @@ class Measured:
         return np.stack([column(steps) for steps in self.ranks.values()])
 
 
-def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
+def measure(repeat: Repeat) -> Measured | None:
     """Returns the steady part of a repeat; None if there is none, for example after an interruption in the warm-up."""
     recorded = {rank: steps.table() for rank, steps in sorted(repeat.steps.items())}
     length = min(map(len, recorded.values()), default=0)
-    if length <= warmup_steps:
+    warmup = warmup_of(length) if repeat.warmup is None else repeat.warmup
+    if length <= warmup:
         return None
     unsettled = stats.warmup_length(_slowest({rank: steps[:length] for rank, steps in recorded.items()}))
-    first = max(warmup_steps, unsettled)
+    first = max(warmup, unsettled)
     ranks = {rank: steps[first:length] for rank, steps in recorded.items()}
     slowest = slowest_rank(ranks)
     steps = ranks[slowest]
@@ -457,7 +474,7 @@ def measure(repeat: Repeat, warmup_steps: int) -> Measured | None:
         repeat=repeat.number,
         first=first,
         steps=length - first,
-        settled=unsettled <= max(warmup_steps, length // 2 - 1),
+        settled=unsettled <= max(warmup, length // 2 - 1),
         start=float(steps.time[0]),
         end=float(steps.time[-1] + steps.total[-1]),
     )

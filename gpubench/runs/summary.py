@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware
-from gpubench.events import FlopsCounted, PeakMeasured, RepeatDone, StageDone, WorkCounted
+from gpubench.events import SHORTEST, FlopsCounted, PeakMeasured, RepeatDone, StageDone, WorkCounted
 from gpubench.metrics import Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
@@ -168,7 +168,6 @@ def to_csv(metrics: Sequence[Metric]) -> str:
 
 def summarise(
     repeats: Sequence[Repeat],
-    warmup_steps: int,
     device_name: str | None,
     precision: str,
     flops: FlopsCounted | None = None,
@@ -185,7 +184,7 @@ def summarise(
     GPUs in `telemetry`. `matmul_precision` is how float32 products were computed; None if it follows from `precision`.
     The steps of `inference` have a latency, and those of its ranks do not belong together.
     """
-    found = [measured for repeat in repeats if (measured := measure(repeat, warmup_steps))]
+    found = [measured for repeat in repeats if (measured := measure(repeat))]
     peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
     metrics = Metrics(
         found,
@@ -282,7 +281,9 @@ def _of_phase(phase: str) -> tuple[Estimate[Measured], Callable[[Measured], Floa
     return lambda m: m.phase(phase), lambda m: m.steps.phase(phase)
 
 
-def _mean_of_rates(measured: Measured) -> float:
+def _mean_of_rates(measured: Measured) -> float | None:
+    if not measured.counts_samples:
+        return None
     made = measured.by_step(lambda steps: steps.counted_samples).sum(axis=0)
     return _mean(made / measured.totals)
 
@@ -306,7 +307,7 @@ def _idle_at_start(measured: Measured) -> float | None:
 def _closure_error(measured: Measured) -> float | None:
     """Returns the relative difference between the sum of the steps and the wall time; None without a wall time."""
     done = measured.repeat.done.get(measured.slowest_rank)
-    if done is None:
+    if done is None or done.wall < SHORTEST:
         return None
     steps = measured.recorded[measured.slowest_rank]
     phases = np.abs(sum(steps.phases.values()) / steps.total - 1).max()

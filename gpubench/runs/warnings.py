@@ -4,11 +4,12 @@ Each function below `collected` returns the sentence of one warning, or None if 
 `compare.warnings` has those that only a comparison makes, and repeats some of these with the name of a side.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from gpubench import units
-from gpubench.events import FlopsCounted, PeakMeasured
+from gpubench.events import MOST_PHASES, OTHER, FlopsCounted, PeakMeasured
 from gpubench.metrics import Metric
 from gpubench.runs.steps import SteadyWindow
 from gpubench.telemetry import STEAL, OtherLoad
@@ -17,7 +18,6 @@ CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
 OFTEN = 5  # evaluations in a repeat whose share of the time is known well
 SHORT = 1.0  # seconds; a shorter repeat is longer with more steps before more repeats are worth their start
-DEAR_REMAINDER = 0.05  # largest cost of an uneven split, as a fraction of a fair share
 SAMPLES_NAMED = 5  # number of samples that a warning lists
 LONGER = "raise training.warmup_steps or --steps"
 MORE = "raise --repeats"
@@ -239,26 +239,47 @@ def missing_samples(repeat: int, made: Collection[int], wanted: int) -> str | No
     return f"repeat {repeat}: {_samples(missing)} missing; --resume makes them" if made and missing else None
 
 
-def uneven_split(rank: int, evaluations: int, total: int, cost: float, better: tuple[str, float] | None) -> str | None:
-    """Warns if `rank` has DEAR_REMAINDER more of the evaluations than a fair share, and another split is better.
-
-    `better` is the value of --split for the better one and its own cost.
-    """
-    if better is None or cost <= DEAR_REMAINDER:
+def made_again(damaged: Sequence[str]) -> str | None:
+    """Warns of samples that `--resume` did not take over although they were finished. `damaged` has their reasons."""
+    if not damaged:
         return None
-    split, its_cost = better
+    rest = len(damaged) - SAMPLES_NAMED
+    named = "; ".join(damaged[:SAMPLES_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
+    return f"finished samples of the resumed run were made again: {named}"
+
+
+def uneven_split(rank: int, busiest: float, counts: Sequence[int], shorter: float) -> str:
+    """Warns that `rank` works longer on each micro-batch, `busiest` seconds, than any rank would with another split.
+
+    `counts` is that split, and `shorter` the time of its busiest rank if evaluations keep their times.
+    """
     return (
-        f"rank {rank} has {evaluations} of {total} evaluations, {units.percent(cost)} more than a fair share: "
-        f"--split balanced ({split}) comes to {units.percent(its_cost)}"
+        f"rank {rank} works {units.seconds(busiest)} on each micro-batch while others wait: --split "
+        f"{','.join(map(str, counts))} comes to {units.seconds(shorter)} if evaluations take as long as now"
     )
 
 
-def unused_prompts(prompts: int, samples: int) -> str | None:
-    """Warns if there are more prompts than samples."""
-    if prompts <= samples:
+def too_many_phases(unnamed: int) -> str | None:
+    """Warns of phases beyond the largest number of them, which are not kept by name."""
+    if not unnamed:
         return None
-    which = f"prompt {prompts} is" if prompts == samples + 1 else f"prompts {samples + 1} to {prompts} are"
-    return f"{which} not used: --samples {samples} is less than the {prompts} prompts; leave it out for one of each"
+    number = f"{unnamed} or more" if unnamed >= MOST_PHASES else str(unnamed)
+    return (
+        f"the steps have {MOST_PHASES} phases and {number} more, whose time is in {OTHER!r}: give regions that recur "
+        "the same name"
+    )
+
+
+def unused_prompts(prompts: int, seeds: int, samples: int) -> str | None:
+    """Warns if there are more prompts than samples are made of, each with `seeds` seeds, or 0 for one of its own."""
+    used = math.ceil(samples / max(1, seeds))
+    if prompts <= used:
+        return None
+    which = f"prompt {prompts} is" if prompts == used + 1 else f"prompts {used + 1} to {prompts} are"
+    of_all, all_of_them = f"{prompts} prompts", "one of each"
+    if seeds:
+        of_all, all_of_them = f"{of_all} with {units.counted(seeds, 'seed')} each", "all"
+    return f"{which} not used: --samples {samples} is less than the {of_all}; leave it out for {all_of_them}"
 
 
 def other_threads(threads: int | None, cores: int) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpubench.errors import DataError, SettingsError, UsageError, did_you_mean
 from gpubench.settings.schema import TrainSettings
-from gpubench.settings.sections import DEFAULT_STEPS, DataSettings, TrainingSettings
+from gpubench.settings.sections import DataSettings, TrainingSettings
 from gpubench.zoo import Task
 
 SYNTHETIC = ("synthetic", "synthetic-host")
@@ -91,19 +91,20 @@ def batches_each(source: str, samples: int, batch_size: int, world_size: int) ->
 
 
 def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
-    """Returns the steps in a repeat, warm-up included; None for a limit in seconds, which is converted later."""
-    if training.seconds is not None:
+    """Returns the steps in a repeat, warm-up included; None if their number follows from the time that they take."""
+    if training.seconds is not None or training.is_open:
         return None
     if training.epochs is None:
-        return training.warmup_steps + (training.steps or DEFAULT_STEPS)
+        assert training.steps
+        return training.warmup + training.steps
     if batches_per_epoch is None:
         message = "training.epochs needs data with a length"
         raise DataError(message, "set training.steps instead", keys=["training.epochs"])
     steps = training.epochs * batches_per_epoch // training.grad_accumulation
-    if steps <= training.warmup_steps:
+    if steps <= training.warmup:
         raise UsageError(
             f"{training.epochs} epochs x {batches_per_epoch} batches / {training.grad_accumulation} accumulated = "
-            f"{steps} steps, and training.warmup_steps={training.warmup_steps} leaves none to measure",
+            f"{steps} steps, and training.warmup_steps={training.warmup} leaves none to measure",
             "lower training.warmup_steps or raise training.epochs",
             keys=["training.warmup_steps"],
         )

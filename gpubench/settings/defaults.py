@@ -37,11 +37,10 @@ from gpubench.settings.schema import (
     RunSettings,
     TrainSettings,
 )
-from gpubench.settings.sections import INFERENCE_STEPS, DataSettings, DistributedSettings, TrainingSettings
+from gpubench.settings.sections import DataSettings, DistributedSettings, TrainingSettings
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
 
-FOR_QUANTILES = "enough for the 99th percentile"
 FASTEST_LOADERS = 8  # DataLoader workers by default on a GPU: beyond it most image pipelines stop gaining
 
 WORKER_BYTES = 400 << 20  # a rank that has imported torch and nothing else
@@ -78,8 +77,6 @@ def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str,
     """
     gaps = Gaps(settings)
     fill_training(settings, gaps, on_gpu=fill_device(settings, gaps) is Device.cuda)
-    if settings.inference and settings.training.epochs is None and settings.training.seconds is None:
-        gaps.fill("training.steps", INFERENCE_STEPS, FOR_QUANTILES)
     return gaps.filled(), gaps.reasons
 
 
@@ -322,7 +319,7 @@ def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
             return
         # a memory run follows a few steps, whatever the length of an epoch
         training = training.model_copy(update={"epochs": None})
-    steps = max(training.warmup_steps, profiling.units if profiling.enabled else 0) + 1
+    steps = max(training.warmup, profiling.units if profiling.enabled else 0) + 1
     enough = ranks * batch_size * (steps * training.grad_accumulation if training.epochs else 1)
     samples = samples_in(settings.data, length or usual, enough)
     if samples is not None:

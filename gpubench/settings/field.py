@@ -55,6 +55,8 @@ class Setting:
     """How it changes a program of the user; None for a setting that does not."""
     training_only: bool = False
     """Whether it changes nothing where a forward pass is all that is computed."""
+    idle_with: Mapping[str, Sequence[Any]] | None = None
+    """The values of other settings, by dot-key, with any of which it has no effect."""
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:

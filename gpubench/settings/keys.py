@@ -6,14 +6,27 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
-PROGRAM, PROGRAM_MEMORY = "program", "program-memory"
-"""The commands in the run.json of a program that was measured, and of one whose memory was followed."""
+PROGRAM, PROGRAM_PROFILE, PROGRAM_MEMORY = "program", "program-profile", "program-memory"
+"""The commands in the run.json of a program that was measured, of one that was diagnosed, and of one whose memory was
+followed."""
 TUNE = "tune"
 """The command of a search, which is an entry of its own beside those of its runs."""
 COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", TUNE)
 """The commands that make runs."""
-RUN_BY = {PROGRAM: "train-bench", PROGRAM_MEMORY: "memory"}
+RUN_BY = {PROGRAM: "train-bench", PROGRAM_PROFILE: "profile", PROGRAM_MEMORY: "memory"}
 """The commands of gpubench that run them."""
+
+
+def in_words(value: Any) -> str:
+    """Returns the value of a setting for a sentence."""
+    if is_empty(value):
+        return "not set"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_empty(value: Any) -> bool:
+    """Returns whether the value of a setting would leave a gap in a sentence."""
+    return value is None or value in ("", [], {})
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -53,7 +66,7 @@ def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) 
     Origins that the message has, the command line, chosen settings and the changes of every trial are not mentioned.
     """
     found = {key: origins[key] for key in dict.fromkeys(keys) if key in origins}
-    mentioned = {key: origin for key, origin in found.items() if _is_elsewhere(origin)}
+    mentioned = {key: origin for key, origin in found.items() if is_elsewhere(origin)}
     mentioned = {key: origin for key, origin in mentioned.items() if f"(from {origin})" not in message}
     if not mentioned:
         return message
@@ -62,7 +75,8 @@ def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) 
     return f"{message} ({', '.join(f'{key} from {origin}' for key, origin in mentioned.items())})"
 
 
-def _is_elsewhere(origin: str) -> bool:
+def is_elsewhere(origin: str) -> bool:
+    """Returns whether a setting is from a file or a variable, and neither from the command line nor chosen."""
     return origin not in (COMMAND_LINE, THE_RUN, FIX, TRIAL) and not origin.startswith(FILLED_IN)
 
 

@@ -23,13 +23,23 @@ from pydantic import ValidationError
 from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
-from gpubench.foreign_files import RUN, TRIALS
+from gpubench.foreign_files import RUN, SEARCH, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
-from gpubench.settings.keys import COMMAND_LINE, FILLED_IN, RUN_BY, flatten, naming_origins, nest, with_origins
+from gpubench.settings.keys import (
+    COMMAND_LINE,
+    FILLED_IN,
+    RUN_BY,
+    flatten,
+    in_words,
+    naming_origins,
+    nest,
+    with_origins,
+)
 from gpubench.settings.schema import COMMANDS, KINDS, CompletedSettings, ProgramSettings, RunSettings
+from gpubench.surrogates import is_text, without_surrogates
 from gpubench.units import listed
 
 if TYPE_CHECKING:
@@ -68,6 +78,11 @@ def section(cls: type[RunSettings], name: str) -> list[str]:
     return [key for key in fields(cls) if key.startswith(f"{name}.")]
 
 
+def inside(cls: type[RunSettings], key: str) -> list[str]:
+    """Returns the dot-keys in a section, or an example of an entry of a mapping; empty for a setting with a value."""
+    return [f"{key}.NAME=VALUE"] if key in fields(cls) and declared_key(cls, key) is None else section(cls, key)
+
+
 def owners(key: str) -> list[str]:
     """Returns the commands that have a setting with this dot-key or alias."""
     return [command for command, cls in COMMANDS.items() if declared_key(cls, canonical(cls, key))]
@@ -89,8 +104,14 @@ def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str |
     known = [*fields(cls), *aliases(cls), *(negations(cls) if negated and NEGATION.search(key) else ())]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     close: list[str] = difflib.get_close_matches(key, known, n=1)
-    close += (leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1))
-    return next(iter(close), None)
+    alike = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
+    if close and alike and _likeness(leaf, alike[0]) > _likeness(leaf, close[0]):
+        close = alike  # the same section with another name is further from what was meant: work.seeds, work.samples
+    return next(iter(close + alike), None)
+
+
+def _likeness(leaf: str, key: str) -> float:
+    return difflib.SequenceMatcher(None, leaf, key.rpartition(".")[2]).ratio()
 
 
 def suggestion(offered: str | None) -> str:
@@ -100,6 +121,12 @@ def suggestion(offered: str | None) -> str:
 
 def is_of_a_run(path: Path) -> bool:
     return path.with_name(RUN).exists()
+
+
+def is_result(file: Path) -> bool:
+    """Returns whether a file is in a run directory or in the folder of a search, also if a link leads to it."""
+    folders = {file.parent, Path(os.path.realpath(file)).parent}
+    return any(os.path.lexists(folder / name) for folder in folders for name in (RUN, SEARCH))
 
 
 def writer_of(path: Path) -> str | None:
@@ -186,6 +213,9 @@ class Configuration(Generic[S]):
     origins: dict[str, str]
     labels: Labels = UNLABELLED
     """Of the run itself: a configuration derived from this one does not have them."""
+    received: str | None = None
+    """The origin that is a file of results, which somebody else may have made; None if there is none, or if the user
+    trusts it. See `gpubench.settings.trust`."""
 
     def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
         """Returns a copy with some keys changed. Raises SettingsError as `load` does."""
@@ -193,7 +223,9 @@ class Configuration(Generic[S]):
         cls = type(self.settings)
         keys = {canonical(cls, key): value for key, value in overrides.items()}
         origins = self.origins | dict.fromkeys(keys, origin)
-        return Configuration(validate(cls, given | keys, origins), origins)
+        values = given | keys
+        settings = validate(cls, values | _recording(cls, keys, values, origins), origins)
+        return Configuration(settings, origins, received=self.received)
 
     def takes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the changes, by dot-key, that concern settings of this command."""
@@ -203,7 +235,7 @@ class Configuration(Generic[S]):
     def to_yaml(self) -> str:
         """Returns every setting as YAML, with its source as a comment."""
         lines: list[str] = []
-        for name, value in self.settings.model_dump(mode="json").items():
+        for name, value in without_surrogates(self.settings.model_dump(mode="json")).items():
             if isinstance(value, dict):
                 lines.append(f"{name}:")
                 lines += [self._line(f"{name}.{key}", key, field, "  ") for key, field in value.items()]
@@ -244,9 +276,33 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     origins: dict[str, str] = {}
     for origin, layer in layers:
         keys = _by_key(cls, layer, origin)
-        values |= keys
+        emptied = tuple(f"{key}." for key, value in keys.items() if value is None and inside(cls, key))
+        values = {key: value for key, value in values.items() if not key.startswith(emptied)} | keys
         origins |= dict.fromkeys(keys, origin)
-    return Configuration(validate(cls, values, origins), origins)
+    values = _without_nulls(cls, values)
+    # What a run recorded is not asked of the run of another command that repeats its work.
+    asked = {key: value for key, value in values.items() if not (path and is_of_a_run(path) and origins[key] == config)}
+    values |= _recording(cls, asked, values, origins)
+    received = str(config) if path and is_result(path) else None
+    return Configuration(validate(cls, values, origins), {key: origins[key] for key in values}, received=received)
+
+
+RECORDED = "profiling.enabled"
+
+
+def _recording(
+    cls: type[RunSettings], asked: Mapping[str, Any], values: Mapping[str, Any], origins: dict[str, str]
+) -> dict[str, bool]:
+    """Returns the setting that turns the recording on, if `asked` says how to record, and `values` not whether to.
+
+    Adds its origin to `origins`.
+    """
+    how = [key for key, value in asked.items() if key.startswith("profiling.") and value is not None]
+    field = fields(cls).get(RECORDED)
+    if not how or values.get(RECORDED) is not None or field is None or field.get_default():
+        return {}
+    origins[RECORDED] = f"{FILLED_IN}{how[0]} is set"
+    return {RECORDED: True}
 
 
 def complete_all(
@@ -262,10 +318,49 @@ def complete_all(
         with naming_origins(base.origins):
             key = "measurement.target_precision"
             raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
+    if precision is not None and base.origins.get("measurement.repeats") == COMMAND_LINE:
+        message = f"measurement.repeats={base.settings.measurement.repeats} has no effect with a target precision"
+        hint = "leave one of them out; measurement.max_repeats limits the number of repeats"
+        raise UsageError(message, hint, keys=["measurement.repeats"])
     if launched_by_torchrun() and vs:
         raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
     runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), VS)] if vs else [base]
-    return [completed(run, complete) for run in runs]
+    return refuse_idle([completed(run, complete) for run in runs])
+
+
+def idle(configuration: Configuration[Any]) -> dict[str, str]:
+    """Returns why a setting that is given has no effect beside the others of a complete configuration, by dot-key."""
+    settings = configuration.settings
+    cls: type[RunSettings] = type(settings)
+    values, found = flatten(settings.model_dump(mode="json")), {}
+    for key, field in fields(cls).items():
+        if key not in configuration.origins:
+            continue
+        if key in cls.FIXED:
+            if values[key] != cls.FIXED[key]:
+                found[key] = f"{RUN_BY.get(cls.command, cls.command)} has only {in_words(cls.FIXED[key])} here"
+            continue
+        others = setting(field).idle_with if values.get(key) != field.get_default() else None
+        decided = [other for other, without in (others or {}).items() if other in values and values[other] in without]
+        if decided:
+            found[key] = f"{decided[0]} is {in_words(values[decided[0]])}"
+    return found
+
+
+def refuse_idle(runs: list[Configuration[C]]) -> list[Configuration[C]]:
+    """Returns the runs. Raises SettingsError for a setting from the command line that has an effect in none of them.
+
+    A file, a preset or the environment may serve several commands; `Recorder` warns of what is idle in them.
+    """
+    reasons = [idle(run) for run in runs]
+    for key, reason in {key: reason for found in reasons for key, reason in found.items()}.items():
+        given = [(run, key in found) for run, found in zip(runs, reasons, strict=True) if key in run.origins]
+        if all(is_idle for _, is_idle in given) and {run.origins[key] for run, _ in given} & {COMMAND_LINE, VS}:
+            settings = given[-1][0].settings
+            value = flatten(settings.model_dump(mode="json"))[key]
+            hint = "leave it out" if key in settings.FIXED else f"leave it out, or change {reason.partition(' is ')[0]}"
+            raise SettingsError(f"{key}={in_words(value)} has no effect: {reason}", hint, keys=[key])
+    return runs
 
 
 def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
@@ -277,7 +372,7 @@ def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, 
     with naming_origins(configuration.origins):
         settings, reasons = complete(configuration.settings)
     chosen = {key: FILLED_IN + reason for key, reason in reasons.items()}
-    return Configuration(settings, configuration.origins | chosen)
+    return Configuration(settings, configuration.origins | chosen, received=configuration.received)
 
 
 def without_training(configuration: Configuration[S]) -> Configuration[S]:
@@ -301,7 +396,9 @@ def without_training(configuration: Configuration[S]) -> Configuration[S]:
             keys=asked,
         )
     kept = {key: origin for key, origin in origins.items() if key not in changed}
-    return Configuration(apply_overrides(settings, changed), kept) if changed else configuration
+    if not changed:
+        return configuration
+    return Configuration(apply_overrides(settings, changed), kept, received=configuration.received)
 
 
 def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:
@@ -376,9 +473,32 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
     return found
 
 
+def _without_nulls(cls: type[RunSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values without sections that are null, and settings that are null without it being a value of them.
+
+    They have their defaults.
+    """
+
+    def is_default(key: str) -> bool:
+        field = fields(cls).get(key)
+        if field is None or declared_key(cls, key) is None:
+            return bool(inside(cls, key))
+        return field.get_default() is not None and type(None) not in get_args(field.annotation)
+
+    return {key: value for key, value in values.items() if value is not None or not is_default(key)}
+
+
 def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
-    """Returns the settings with these values by dot-key. Raises SettingsError with the origins of those at fault."""
+    """Returns the settings with these values by dot-key; null is the default of a setting that it is no value of.
+
+    Raises SettingsError with the origins of those at fault.
+    """
+    values = _without_nulls(cls, values)
     refuse_unknown(cls, values, origins)
+    if unreadable := [key for key, value in values.items() if isinstance(value, str | Path) and not is_text(value)]:
+        message = f"{unreadable[0]} = {str(values[unreadable[0]])!r} is not UTF-8, as a configuration is"
+        hint = "rename it, or start gpubench in its folder and give a relative path"
+        raise SettingsError(with_origins(message, unreadable[:1], origins), hint, keys=unreadable)
     # Where `Open` is not replaced, pydantic reports each error twice: the value does not fit the type, and is not None.
     model: type[S] = cls[None] if cls.__pydantic_generic_metadata__["parameters"] else cls  # type: ignore[index]
     try:
@@ -419,10 +539,9 @@ def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str]]:
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Raises SettingsError for a dot-key that the command does not have."""
     for key in (key for key in values if declared_key(cls, key) is None):
-        inside = [f"{key}.NAME=VALUE"] if key in fields(cls) else section(cls, key)
-        if inside:
+        if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
-            hint = f"for example {inside[0]}"
+            hint = f"for example {keys[0]}"
         elif (others := owners(key)) and issubclass(cls, ProgramSettings):
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"

@@ -29,14 +29,15 @@ from gpubench.settings.field import (
 )
 from gpubench.settings.keys import PROGRAM as PROGRAM
 from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
+from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
 from gpubench.settings.sections import (
-    DEFAULT_STEPS,
     FITS,
     DataSettings,
     DeviceMemory,
     DistributedSettings,
     FolderName,
     FollowSettings,
+    HasWarmup,
     LoggingSettings,
     MeasurementSettings,
     ModelSettings,
@@ -50,7 +51,9 @@ from gpubench.settings.sections import (
     Seconds,
     Threads,
     TrainingSettings,
+    warmup_steps,
 )
+from gpubench.settings.seeds import seeds_of, shortest
 
 
 class Device(StrEnum):
@@ -68,6 +71,8 @@ class RunSettings(Section, Generic[Open]):
     """What every command that starts workers can be asked."""
 
     command: ClassVar[str]
+    FIXED: ClassVar[Mapping[str, Any]] = {}
+    """The settings that the command has from a similar one, and the only value that it acts by."""
     experiment: FolderName
     results: Path = uncompared(Path("results"), "directory for run directories")
     seed: Natural
@@ -128,10 +133,10 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
                 message = "profiling.unit=epoch counts training.epochs, which are not set: --epochs N"
                 raise Conflict(message, "profiling.unit", *limits)
             units, source = training.epochs, "training.epochs"
-        elif training.epochs is None and training.seconds is None:
-            steps, limits = training.steps or DEFAULT_STEPS, ("training.warmup_steps", "training.steps")
-            units = training.warmup_steps + steps
-            source = f"training.warmup_steps {training.warmup_steps} + training.steps {steps}"
+        elif training.steps is not None:
+            limits = ("training.warmup_steps", "training.steps")
+            units = training.warmup + training.steps
+            source = f"training.warmup_steps {training.warmup} + training.steps {training.steps}"
         else:
             return self
         if short := profiling.shortfall(units, source):
@@ -159,6 +164,11 @@ class MemorySettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
 
     command: ClassVar[str] = "memory"
+    FIXED: ClassVar[Mapping[str, Any]] = {
+        "measurement.count_flops": False,
+        "measurement.measure_peak": False,
+        "logging.graph": False,
+    }
     experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
     measurement: OnceSettings = OnceSettings()
     profiling: ProfilingSettings = untaken(ProfilingSettings())
@@ -189,7 +199,10 @@ class DenoiserSettings(Section):
         None, "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU", alias="unet"
     )
     step_ms: Annotated[float, Field(ge=0, le=1e6)] = workload(
-        20.0, "duration of one evaluation of the dummy model, in milliseconds", alias="step_ms"
+        20.0,
+        "duration of one evaluation of the dummy model, in milliseconds",
+        alias="step_ms",
+        idle_with={"model.unet": ("tiny", "unet2d", "sd15", "sdxl")},
     )
     height: Pixels | None = workload(None, "image height in pixels; default: the model's own")
     width: Pixels | None = workload(None, "image width in pixels; default: the model's own")
@@ -208,16 +221,32 @@ class SamplingSettings(Section, Generic[Open]):
         "scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional models",
         alias="guidance_scale",
     )
+    guidance_rescale: Annotated[float, Field(ge=0, le=1)] = workload(
+        0.0, "share in which guidance is rescaled, against overexposure; of Stable Diffusion and SDXL"
+    )
     eta: Scale = workload(0.0, "eta of the DDIM and TCD schedulers, the amount of noise added per step")
 
 
 class WorkSettings(Section, Generic[Open]):
     samples: Positive | Open = workload(
-        None, "images to generate; default: one for each prompt, or 8 without work.prompts", alias="samples"
+        None,
+        "images to generate; default: one for each prompt and each of work.seeds, or 8 if neither is given",
+        alias="samples",
+    )
+    seeds: Annotated[str | None, BeforeValidator(shortest)] = workload(
+        None,
+        "seeds with each of which every prompt is made, such as 1,2,3 or 0-7; default: prompts are used in turn, and "
+        "sample i has seed + i",
+        alias="seeds",
     )
     micro_batch: Positive = scale(1, "images that are evaluated and handed over together", alias="micro_batch")
-    prompts: Somewhere | None = workload(None, "text file with one prompt per line; used cyclically", alias="prompts")
+    prompts: Somewhere | None = workload(None, "text file with one prompt per line", alias="prompts")
     negative_prompt: str = workload("", "negative prompt")
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds with each of which every prompt is made; none if each sample has its own."""
+        return seeds_of(self.seeds)
 
 
 class PipelineSettings(Section):
@@ -230,6 +259,7 @@ class PipelineSettings(Section):
         2,
         "maximum number of hand-offs in flight on each side of a rank: received ahead, or sent and not yet taken",
         alias="in_flight",
+        idle_with={"distributed.world_size": (1,)},
     )
     deadline: Seconds = protocol(
         60.0,
@@ -270,8 +300,11 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench pipe-infer`. Its profiling counts the evaluations of a rank."""
 
     command: ClassVar[str] = "pipe-infer"
+    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": False}
     experiment: FolderName = uncompared("pipe-infer", "subdirectory of results that groups runs")
-    seed: Natural = treatment(0, "random seed of the weights; the noise of sample i has seed + i")
+    seed: Natural = treatment(
+        0, "random seed of the weights; the noise of sample i has seed + i, or its seed in work.seeds"
+    )
     precision: Arithmetic | Open = treatment(
         None, "type of weights and latents; default: fp16 on a GPU, else fp32", depends_on=("device",)
     )
@@ -349,17 +382,19 @@ class ProgramOptimizer(Section):
     )
 
 
-class ProgramTraining(ProgramOptimizer):
-    steps: Positive | Literal["all"] = protocol(
-        DEFAULT_STEPS,
-        "optimizer steps, or calls of the model in inference, measured in each repeat; default: 50, or 400 of "
-        "inference; all: until the program ends by itself",
-        depends_on=("inference",),
+class ProgramTraining(ProgramOptimizer, HasWarmup):
+    steps: Positive | Literal["all"] | None = protocol(
+        None,
+        "optimizer steps, or calls of the model in inference, measured in each repeat; all: until the program ends by "
+        "itself; default: as many as fit in about a minute for all repeats",
         alias="steps",
     )
-    warmup_steps: Natural = protocol(
-        10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
-    )
+    warmup_steps: Natural | None = warmup_steps()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of steps is not set, and follows from the time that they take."""
+        return self.steps is None
 
 
 class ProgramData(Section):
@@ -458,6 +493,8 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     """
 
     command: ClassVar[str] = PROGRAM
+    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": True}
+    """Whatever a program compiles is recorded as it runs."""
     experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
     program: CommandSettings = CommandSettings()
     inference: bool = _inference()
@@ -486,6 +523,14 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
         return self
 
 
+class ProgramProfileSettings(ProgramSettings[Open], Generic[Open]):
+    """Settings of `gpubench profile -- PROGRAM`: the run that train-bench would do, and one more that is recorded."""
+
+    command: ClassVar[str] = PROGRAM_PROFILE
+    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
+    profiling: RecordedSettings = RecordedSettings()
+
+
 def from_outside() -> dict[str, FromOutside]:
     """Returns how each setting that the probe changes in a program does it, by dot-key."""
     declared = {key: setting(field).from_outside for key, field in fields(ProgramSettings).items()}
@@ -512,6 +557,7 @@ class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
     """Settings of `gpubench memory -- PROGRAM`, which follows the memory of a program of the user."""
 
     command: ClassVar[str] = PROGRAM_MEMORY
+    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
     experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
     training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
     performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
@@ -527,6 +573,7 @@ _OF_COMMANDS: Sequence[type[RunSettings]] = (
     MemorySettings,
     PipeSettings,
     ProgramSettings,
+    ProgramProfileSettings,
     ProgramMemorySettings,
 )
 KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)

@@ -9,12 +9,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
+from gpubench.probe.length import MOST_WARMUP
 from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
-DEFAULT_STEPS = 50
-INFERENCE_STEPS = 400
-"""The default number of forward passes: enough for the 99th percentile of each repeat, also after a long warm-up."""
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -128,10 +126,31 @@ class DataSettings(Section, Generic[Open]):
     pin_memory: bool | Open = treatment(
         None, "copy batches to page-locked memory first; default: true on a GPU", depends_on=("device",)
     )
-    prefetch: Positive = treatment(2, "batches that each DataLoader worker loads ahead")
+    prefetch: Positive = treatment(
+        2, "batches that each DataLoader worker loads ahead", idle_with={"data.workers": (0,)}
+    )
 
 
-class TrainingSettings(Section, Generic[Open]):
+def warmup_steps() -> Any:
+    """Returns the field of the warm-up."""
+    return protocol(
+        None,
+        "minimum number of steps excluded at the start of each repeat; the steady window may begin later; default: 10, "
+        "or fewer if steps are slow and their number is not set",
+    )
+
+
+class HasWarmup(Section):
+    """The settings of steps of which the first ones are a warm-up."""
+
+    @property
+    def warmup(self) -> int:
+        """The warm-up in steps where their number is set."""
+        given: int | None = self.warmup_steps  # type: ignore[attr-defined]
+        return MOST_WARMUP if given is None else given
+
+
+class TrainingSettings(HasWarmup, Generic[Open]):
     batch_size: Positive | Open = scale(
         None,
         "samples per rank and forward pass; default: the model's own",
@@ -141,8 +160,8 @@ class TrainingSettings(Section, Generic[Open]):
     grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step", training_only=True)
     steps: Positive | None = protocol(
         None,
-        "optimizer steps, or forward passes of inference, measured in each repeat; default: 50, or 400 of inference, "
-        "unless epochs or seconds is set",
+        "optimizer steps, or forward passes of inference, measured in each repeat; default: as many as fit in about a "
+        "minute for all repeats, unless epochs or seconds is set",
         alias="steps",
     )
     epochs: Positive | None = protocol(
@@ -151,9 +170,7 @@ class TrainingSettings(Section, Generic[Open]):
     seconds: Seconds | None = protocol(
         None, "measure for about this many seconds instead of a number of steps", alias="seconds"
     )
-    warmup_steps: Natural = protocol(
-        10, "minimum number of steps excluded at the start of each repeat; the steady window may begin later"
-    )
+    warmup_steps: Natural | None = warmup_steps()
     optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer", training_only=True)
     optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
         "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU", training_only=True
@@ -166,7 +183,9 @@ class TrainingSettings(Section, Generic[Open]):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(
         1e-3, "learning rate", training_only=True
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(0.9, "momentum, for sgd", training_only=True)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = treatment(
+        0.9, "momentum, for sgd", training_only=True, idle_with={"training.optimizer": ("adam", "adamw")}
+    )
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = treatment(
         0.0, "weight decay", training_only=True
     )
@@ -183,6 +202,11 @@ class TrainingSettings(Section, Generic[Open]):
             keys = [f"training.{name}" for name in given]
             raise Conflict(f"{' and '.join(keys)} both say when to stop; set one of them to null", *keys)
         return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of steps is not set, and follows from the time that they take."""
+        return self.steps is self.epochs is self.seconds is None
 
 
 class ProcessSettings(Section, Generic[Open]):
@@ -212,7 +236,7 @@ class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
     )
     compile: bool = treatment(False, "torch.compile the model")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = treatment(
-        "default", "torch.compile mode"
+        "default", "torch.compile mode", idle_with={"performance.compile": (False,)}
     )
     cudnn_benchmark: bool = treatment(
         True, "let cuDNN time its algorithms and use the fastest", environment=("math.cudnn_benchmark",)
@@ -245,9 +269,13 @@ class DistributedSettings(RankSettings[Open], Generic[Open]):
         "last",
         "reduce gradients after the last accumulated pass, or after each one (which saves memory with fsdp2)",
         training_only=True,
+        idle_with={"training.grad_accumulation": (1,), "distributed.world_size": (1,)},
     )
     bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(
-        25.0, "size of a DDP gradient bucket in MiB", training_only=True
+        25.0,
+        "size of a DDP gradient bucket in MiB",
+        training_only=True,
+        idle_with={"distributed.world_size": (1,), "distributed.strategy": ("fsdp2",)},
     )
     separate_reduce_scatter: bool = treatment(
         False,
@@ -265,7 +293,9 @@ class RepeatSettings(Section):
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
         alias="target_precision",
     )
-    max_repeats: Positive = protocol(20, "maximum number of repeats with target_precision")
+    max_repeats: Positive = protocol(
+        20, "maximum number of repeats with target_precision", idle_with={"measurement.target_precision": (None,)}
+    )
     telemetry_interval: Annotated[float, Field(ge=0.02, le=60)] = protocol(
         0.2, "seconds between two samples of hardware telemetry"
     )
@@ -298,7 +328,11 @@ class ProfilingSettings(Section):
     with_stack: bool = uncompared(False, "record Python stacks, which give file and line; slows the host further")
     modules: bool = uncompared(True, "record the path of each module of the model")
     all_ranks: bool = uncompared(False, "record every rank instead of rank 0 only")
-    keep_compile: bool = uncompared(False, "profile the compiled model, in which single operators are not visible")
+    keep_compile: bool = uncompared(
+        False,
+        "profile the compiled model, in which single operators are not visible",
+        idle_with={"performance.compile": (False,)},
+    )
     compress: bool = uncompared(True, "write traces as .json.gz, about a tenth of the size of .json")
 
     @property
@@ -341,16 +375,22 @@ class FollowSettings(Section):
     )
     find_batch_size: bool = uncompared(False, "find the largest batch size that fits", alias="find_batch_size")
     advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
-    explain: bool = uncompared(False, "repeat the prediction without each correction, to report what each one adds")
+    explain: bool = uncompared(
+        False,
+        "repeat the prediction without each correction, to report what each one adds",
+        idle_with={"memory.predict": (False,)},
+    )
 
 
 class LoggingSettings(Section):
     level: Literal["NOTIMPORTANT", "DEBUG", "INFO", "MODIFIABLE", "WARNING", "ERROR", "CRITICAL"] = uncompared(
-        "DEBUG", "lowest level that is written to run.log"
+        "DEBUG", "lowest level that is written to run.log, which has errors and what workers print in any case"
     )
     graph: bool = uncompared(True, "write the model graph to TensorBoard if it can be traced")
     wandb: bool = uncompared(False, "also log to Weights & Biases (needs pip install 'gpubench[wandb]')")
-    wandb_project: str = uncompared("gpubench", "Weights & Biases project")
+    wandb_project: str = uncompared("gpubench", "Weights & Biases project", idle_with={"logging.wandb": (False,)})
     wandb_mode: Literal["online", "offline"] = uncompared(
-        "online", "online uploads; offline writes to the run directory only"
+        "online",
+        "online uploads; offline writes to the run directory only",
+        idle_with={"logging.wandb": (False,)},
     )

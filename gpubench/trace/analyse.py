@@ -11,7 +11,19 @@ from gpubench.trace import ranks
 from gpubench.trace.attention import attention
 from gpubench.trace.columns import EMPTY, MISSING, HostKind, Spans, Trace, WorkKind, clip, union
 from gpubench.trace.copies import copies, synchronisations
-from gpubench.trace.device import breakdowns, critical_path, device_spans, idle_by_call, idle_causes, idle_within
+from gpubench.trace.device import (
+    breakdowns,
+    critical_path,
+    device_spans,
+    drivers,
+    held,
+    idle_by_call,
+    idle_causes,
+    idle_within,
+    recorded,
+    unrecorded_launches,
+)
+from gpubench.trace.first_calls import described, first_calls
 from gpubench.trace.host import compiled, host_parts, modules, stretches
 from gpubench.trace.kernels import fusible, kernels
 from gpubench.trace.load import of_host_tool
@@ -32,12 +44,15 @@ from gpubench.trace.profile import (
     Timeline,
 )
 from gpubench.trace.ranks import collectives
+from gpubench.trace.reservations import reservations
 from gpubench.trace.slices import Program, launches, nearest_around, owner
 
 BEHIND = 0.05
 """The fraction of the window's work launched outside it above which a note says that host and device differ."""
 _LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
 NAMED = 4  # unread categories that a note names
+LOST = 0.01
+"""The fraction of the window's launches without work above which a note says so."""
 WAITED = 0.01
 """The fraction of the window from which on a note reports the recording's own waits. The idle time after shorter waits
 is too short for a finding."""
@@ -80,6 +95,7 @@ def notes(program: Program) -> Iterator[str]:
     steps = [len(run) for run in step_runs(trace, program.lexicon)]
     if len(steps) > 1:
         yield f"steps are missing in between: the window is the {len(window.steps)} consecutive ones of {sum(steps)}"
+    yield from _unrecorded(program)
     unlinked = int((program.started & (program.links < 0)).sum())
     if unlinked:
         yield f"{unlinked:,} of {int(program.started.sum()):,} pieces of GPU work have no launch in the trace"
@@ -91,6 +107,26 @@ def notes(program: Program) -> Iterator[str]:
     yield from _of_events(trace)
     if compiled(program):
         yield "compiled: torch.compile hides the operators; a recording without it shows them"
+
+
+def _unrecorded(program: Program) -> Iterator[str]:
+    """Yields notes on work that ran and was not recorded."""
+    window = program.window
+    holes = {"begins": ("before it", window.before), "ends": ("after it", window.after)}
+    for does, (where, left) in holes.items():
+        if left:
+            yield (
+                f"the window {does} where recorded work {does}: {units.seconds(left / 1e9)} {where}, in which work was "
+                "queued and almost none recorded, is left out"
+            )
+    lost = unrecorded_launches(program)
+    lost = lost[program.inside[lost]]
+    launches = program.lexicon.launching[program.trace.host.name] & program.inside
+    if len(lost) > LOST * launches.sum():
+        yield (
+            f"{len(lost):,} of {int(launches.sum()):,} launches have no GPU work in the trace: it was not recorded, "
+            "and idle time after such a launch may have been work"
+        )
 
 
 def _of_recording(program: Program) -> Iterator[str]:
@@ -242,7 +278,7 @@ def _joined(spans: Spans, gap: int) -> Spans:
 
 def analyse(traces: Sequence[Trace]) -> Profile:
     """Analyses the traces of one program, one per rank. Raises DataError if they do not belong together."""
-    programs = [Program.of(trace) for trace in traces]
+    programs = [recorded(Program.of(trace)) for trace in traces]
     windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
     ranks.check(traces, lexicons)
     apart = ranks.apart(traces, windows)
@@ -279,12 +315,15 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         operators=operators(program),
         attention=attention(program, known),
         kernels=kernels(trace, lexicon, launched_by, window),
-        fusible=fusible(trace, launched_by, window),
+        fusible=fusible(trace, lexicon, launched_by, window),
         launches=launches(trace, links, window),
         copies=copies(program, known),
         synchronisations=synchronisations(program, known, idle_by_call(program, causes)),
         collectives=collectives(trace, lexicon, window, sets.exposed_communication) if sets else [],
+        reservations=reservations(program),
         compiled=compiled(program),
+        first_calls=described(program, first_calls(program, drivers(program))) if sets else [],
+        held=held(program, causes["python_and_launch"]) if sets else [],
         python=stretches(program, known),
         threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
         unread=unread_of_devices(trace),

@@ -26,6 +26,7 @@ from gpubench.trace.columns import (
     Ids,
     Signature,
     Tensor,
+    Trace,
     WorkKind,
     at,
     flag,
@@ -33,6 +34,7 @@ from gpubench.trace.columns import (
     tensors,
 )
 from gpubench.trace.kernels import MOVES_MEMORY, family
+from gpubench.trace.names import transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
 from gpubench.trace.profile import Attention, Operator, Rank
@@ -267,13 +269,12 @@ def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 
 def _work(program: Program, work: int, sizes: Sequence[Sequence[Tensor]]) -> _Piece:
     trace, owner = program.trace, int(program.owner[work])
-    kernel = trace.names[trace.device.name[work]]
     time = int(program.work_time[work])
     if owner < 0:
-        return _Piece(_role_of_kernel(kernel), time, owner, ())
+        return _Piece(_role_of_work(trace, work), time, owner, ())
     role = _role_of_operator(trace.names[trace.host.name[owner]])
     if role in ("other", "elementwise"):
-        role = _role_of_kernel(kernel)
+        role = _role_of_work(trace, work)
         role = "other product" if role == "product" else role
     return _Piece(role, time, owner, _sizes_of(program, owner, sizes))
 
@@ -287,6 +288,13 @@ def _role_of_operator(name: str) -> Role:
     if _SOFTMAX.search(name) and name != "aten::softmax":
         return "softmax backward" if _BACKWARD.search(name) else "softmax"
     return "elementwise" if only_moves_memory(name) else "other"
+
+
+def _role_of_work(trace: Trace, work: int) -> Role:
+    name = trace.names[trace.device.name[work]]
+    if trace.device.kind[work] == WorkKind.COPY:
+        return "other" if transfer(name) else "elementwise"
+    return _role_of_kernel(name)
 
 
 @cache

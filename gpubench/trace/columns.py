@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,8 @@ class HostSlices(Intervals):
     """The index in `Trace.signatures` of an operator's recorded inputs."""
     stack: Ids
     """The index in `Trace.names` of the Python stack that old traces record at each operator."""
+    message: Ids
+    """The index in `Trace.messages` of the collective that a slice describes."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,25 @@ class DeviceWork(Intervals):
     """The number of thread blocks in a kernel's grid."""
     threads: Ns
     """The number of threads in a block."""
-    collective: Ids
-    """The index in `Trace.names` of the backend's name, such as allreduce, for the collective of a kernel."""
+    message: Ids
+    """The index in `Trace.messages` of the description of a kernel's collective."""
+
+
+class Message(NamedTuple):
+    """The description of a collective, as a kernel of it or record_param_comms has it."""
+
+    name: str
+    """The name of the backend, such as allreduce."""
+    group: str
+    """The name of the process group; an empty string if it is not recorded."""
+    ranks: str
+    """The numbers of the group's ranks, such as "[0, 1]"; of large groups only some."""
+    group_size: int | None
+    elements_in: int | None
+    elements_out: int | None
+    dtype: str
+    number: int | None
+    """The sequence number of the collective in its process group."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,8 @@ class Trace:
     """The number of events that occur again, equal in everything that is read; they count once."""
     unread: dict[str, int] = field(default_factory=dict)
     """The number of events by unknown category, such as that of a device other than CUDA's, ROCm's and XPU's."""
+    messages: list[Message] = field(default_factory=list)
+    """The collectives that are described."""
     truncated: bool = False
     """Whether the file is truncated after its events, so that what follows them, such as settings, is incomplete."""
 

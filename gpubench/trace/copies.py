@@ -1,6 +1,5 @@
 """Finds copies between host and device, and the calls that made the host wait."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import numpy as np
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Signature, Tensor, WorkKind, at, shapes_text, tensor
 from gpubench.trace.device import waiting_calls
+from gpubench.trace.names import transfer
 from gpubench.trace.phases import NAMES, OTHER, Phases
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
 from gpubench.trace.slices import Program, UserFrames, nearest, outermost
@@ -94,7 +94,6 @@ _ASKING = (
     "aten::item",
     "aten::reshape",
 )
-_DIRECTION = re.compile(r".*(?P<up>HtoD|HostToDevice)|.*(?P<down>DtoH|DeviceToHost)")
 
 
 class _Place(NamedTuple):
@@ -239,13 +238,11 @@ def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
     copied = [work for work in works if device.kind[work] == WorkKind.COPY]
     name = program.trace.names[device.name[copied[0]]]
     sizes = device.bytes[copied]
-    match = _DIRECTION.match(name)
-    kind: CopyKind = "device_to_device"
-    if match:
-        kind = "host_to_device" if match["up"] else "device_to_host"
+    kind: CopyKind = transfer(name) or "device_to_device"
     pinned = True if "Pinned" in name else False if "Pageable" in name else None
+    between = kind in ("host_to_device", "device_to_host")
     size = sum(sizes.tolist()) if (sizes >= 0).all() else None
-    return _Call(slice_, kind, pinned if match else None, int(program.work_time[works].sum()), size, name)
+    return _Call(slice_, kind, pinned if between else None, int(program.work_time[works].sum()), size, name)
 
 
 def _kind_within_memory(signature: Signature) -> CopyKind | None:

@@ -17,7 +17,8 @@ Before that, the cause is what the host did at that instant, the first of the fo
 the device: those that launch kernels or memsets, and the one with the steps. A thread that only copies ahead of use, or
 runs collectives or a loader for others, does not drive the device: its delays show on the threads that do.
 
-3. data_loader: the host fetched a batch.
+3. first_calls: it did what a program does only once, such as loading code; see `first_calls`.
+   data_loader: the host fetched a batch.
 4. allocator: it was in a call such as cudaMalloc or cudaFree.
 5. pageable_copy: it was in the call of a copy to the device from memory that is not page-locked, or in the wait that is
    part of such a copy: the blocking call that follows next within the same aten::copy_.
@@ -47,8 +48,9 @@ launch and a start, the later one counts, whether it was needed or not.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +72,9 @@ from gpubench.trace.columns import (
     subtract,
     union,
 )
+from gpubench.trace.first_calls import captures, first_calls
 from gpubench.trace.names import Lexicon, Window
-from gpubench.trace.profile import CAUSES, Breakdown, Cause
+from gpubench.trace.profile import CAUSES, Breakdown, Cause, Held
 from gpubench.trace.slices import NEVER, Program, by_stream, previous_on_stream, ready
 
 
@@ -156,6 +159,7 @@ def idle_causes(program: Program) -> dict[Cause, Spans]:
     in_order: list[tuple[Cause, Spans]] = [
         ("backlog", gaps.behind(gaps.backlog)),
         ("queued", gaps.behind(~gaps.backlog)),
+        ("first_calls", join(EMPTY, *(one.spans for one in first_calls(program, driving)))),
         ("data_loader", host.spans(driving & lexicon.data_loader[host.name])),
         ("allocator", host.spans(driving & (host.kind == HostKind.RUNTIME) & lexicon.allocator[host.name])),
         ("pageable_copy", host.spans(pageable)),
@@ -251,6 +255,57 @@ def idle_by_call(program: Program, causes: Mapping[Cause, Spans]) -> Ns:
     return found
 
 
+LONG_WAIT = 1_000_000
+"""Nanoseconds: a hundred times what a launch takes. The cost of launching alone makes no wait as long."""
+WAITS = 1000  # the longest: what is said of them is about most of the time
+
+
+def held(program: Program, waits: Spans) -> list[Held]:
+    """Returns the waits of LONG_WAIT and more within the window, by the calls of the host that take much of them."""
+    trace, host = program.trace, program.trace.host
+    here = intersect(waits, union(np.array([program.window.start]), np.array([program.window.end])))
+    length = here.end - here.start
+    longest = np.argsort(-length, kind="stable")[:WAITS]
+    longest = longest[length[longest] >= LONG_WAIT]
+    time = program.nest.end - host.start
+    known = np.flatnonzero(
+        drivers(program) & (program.operators | (host.kind == HostKind.RUNTIME)) & (2 * time >= LONG_WAIT)
+    )
+    known = known[np.argsort(time[known], kind="stable")]
+    found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for start, end in zip(here.start[longest].tolist(), here.end[longest].tolist(), strict=True):
+        left = end - start
+        for call, spent in _slow_calls(program, known, start, end):
+            one, spent = found[trace.names[host.name[call]]], min(spent, left)
+            one[0] += 1
+            one[1] += spent
+            left -= spent
+        if left:
+            found[""][0] += 1
+            found[""][1] += left
+    return [Held(name, *one) for name, one in sorted(found.items(), key=lambda each: (-each[1][1], each[0]))]
+
+
+def _slow_calls(program: Program, calls: NDArray[np.intp], start: int, end: int) -> list[tuple[int, int]]:
+    """Returns the calls that take half of LONG_WAIT and more of [start, end), each with its time there.
+
+    `calls` are ordered by their time, so that inner ones come first. A call of which inner ones take most is left out.
+    """
+    host, ends = program.trace.host, program.nest.end
+    within = np.minimum(ends[calls], end) - np.maximum(host.start[calls], start)
+    found: list[tuple[int, int]] = []
+    for call, spent in zip(calls[2 * within >= LONG_WAIT].tolist(), within[2 * within >= LONG_WAIT], strict=True):
+        inner = [
+            time
+            for one, time in found
+            if host.thread[one] == host.thread[call] and host.start[one] >= host.start[call] and ends[one] <= ends[call]
+        ]
+        own = int(spent) - sum(inner)
+        if 2 * own >= spent:
+            found.append((call, own))
+    return found
+
+
 def _calls_of(program: Program, names: Mask) -> NDArray[np.intp]:
     """Returns indices into `Trace.host` of the calls that launched device work with such names."""
     links = program.links
@@ -295,9 +350,86 @@ def _gaps(program: Program) -> _Gaps:
         linked[~last] = np.maximum.reduceat(links[real], groups)[ended_by] != MISSING
         known = np.minimum.reduceat(_launched(program, busy)[real], groups)[ended_by]
         launched[~last] = np.clip(known, idle.start[~last], idle.end[~last])
+    launched = np.minimum(launched, _unrecorded_launch(program, idle))
     followed = device.start[links != MISSING]
     backlog = ~linked & ~last & (idle.end <= (followed.min() if len(followed) else MISSING))
     return _Gaps(idle.start, np.where(backlog, idle.start, launched), idle.end, backlog, linked, last)
+
+
+def _unrecorded_launch(program: Program, idle: Spans) -> Ns:
+    """Returns for each gap when the host had launched work that the trace lacks; the gap's end if it had not.
+
+    Such a launch follows that of the work before the gap, so that its work ran, or waited, within the gap.
+    """
+    device, host, links = program.trace.device, program.trace.host, program.links
+    known = np.flatnonzero(links != MISSING)
+    ends = np.sort(host.end[unrecorded_launches(program)])
+    if not len(ends) or not len(known):
+        return idle.end
+    before = np.searchsorted(device.start[known], idle.start) - 1
+    reached = np.maximum.accumulate(host.end[links[known]])
+    previous = np.where(before >= 0, reached[before], host.end.max())
+    following = np.append(ends, LATER)[np.searchsorted(ends, previous, side="right")]
+    found: Ns = np.clip(following, idle.start, idle.end)
+    return found
+
+
+def unrecorded_launches(program: Program) -> NDArray[np.intp]:
+    """Returns the launches whose work is not in the trace, without those that a CUDA graph captures.
+
+    Launches after the last one with work may have run after the end of the recording.
+    """
+    host, links = program.trace.host, program.links
+    launching = (host.kind == HostKind.RUNTIME) & program.lexicon.launching[host.name] & (host.correlation > 0)
+    linked = links[links != MISSING]
+    if not len(linked):
+        return np.empty(0, np.intp)
+    launching &= (host.start < host.start[linked].max()) & ~np.isin(host.correlation, host.correlation[linked])
+    captured = captures(program, np.ones(len(host), np.bool_)).spans
+    found = np.flatnonzero(launching)
+    alone: NDArray[np.intp] = found[
+        overlap(host.start[found], np.maximum(host.end, host.start + 1)[found], captured) == 0
+    ]
+    return alone
+
+
+STRAY = 0.01  # of the work's time: less of it beyond a hole is not what the trace was recorded for
+HOLE = 0.1  # of the window: the smallest hole that is cut off
+
+
+def recorded(program: Program) -> Program:
+    """Returns the program with its window cut where recorded work begins and ends.
+
+    Beyond a cut is stray work, and then a hole: a gap that ends with work that had been launched when it began, so that
+    the device did something in it that was not recorded. With steps, those with a hole are left out.
+    """
+    window, device = program.window, program.trace.device
+    if program.trace.host_only or window.wall <= 0:
+        return program
+    busy, gaps = union(device.start, device.end), _gaps(program)
+    start, end = np.maximum(gaps.start, window.start), np.minimum(gaps.end, window.end)
+    waited = np.minimum(gaps.launched, end) - start
+    holes = np.flatnonzero((end - start >= HOLE * window.wall) & (waited <= HOLE * (end - start)) & ~gaps.last)
+    first, last = window.start, window.end
+    stray = STRAY * overlap(np.array([first]), np.array([last]), busy)[0]
+    for hole in holes.tolist():
+        edges = np.array([window.start]), np.array([start[hole]]), np.array([end[hole]]), np.array([window.end])
+        if overlap(edges[0], edges[1], busy)[0] <= stray:
+            first = max(first, int(end[hole]))
+        elif overlap(edges[2], edges[3], busy)[0] <= stray:
+            last = min(last, int(start[hole]))
+    kept = _kept(window, first, last)
+    return replace(program, window=kept) if kept else program
+
+
+def _kept(window: Window, first: int, last: int) -> Window | None:
+    """Returns what is left of the window between two instants, in whole steps if it has steps; None if it is all."""
+    steps = [step for step in window.steps if step.start >= first and step.end <= last]
+    if (first, last) == (window.start, window.end) or first >= last or (window.steps and not steps):
+        return None
+    if steps:
+        first, last = steps[0].start, steps[-1].end
+    return Window(first, last, steps, before=first - window.start, after=window.end - last)
 
 
 def _launched(program: Program, busy: Spans) -> Ns:

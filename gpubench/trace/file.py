@@ -9,6 +9,7 @@ no parser: a prefix of the events that decodes is complete.
 
 import json
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import msgspec
 import psutil
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
+from gpubench import foreign_files
 from gpubench.errors import DataError
 from gpubench.trace.columns import HostKind, WorkKind
 
@@ -95,10 +97,15 @@ class Args(Struct, gc=False):
     concrete: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
     stack: str | None = field(default=None, name="Call stack")
     collective: Any = field(default=None, name="Collective name")
-    """The collective's name at its kernels, such as "allreduce"; the next three fields describe this rank's part."""
+    """The name of a collective, such as "allreduce", which the other fields describe: from the rank's part in it to its
+    process group."""
     elements_in: int | None = field(default=None, name="In msg nelems")
     elements_out: int | None = field(default=None, name="Out msg nelems")
     dtype: Any = None
+    group: Any = field(default=None, name="Process Group Name")
+    group_ranks: Any = field(default=None, name="Process Group Ranks")
+    group_size: Any = field(default=None, name="Group size")
+    collective_number: Any = field(default=None, name="Seq")
 
 
 class Event(Struct, gc=False):
@@ -234,7 +241,11 @@ HOW = "record one with torch.profiler and export_chrome_trace, or gpubench profi
 
 _GZIP = b"\x1f"  # sufficient, because no text begins with it
 _OF_GZIP = 16 + zlib.MAX_WBITS  # with gzip's header and checksum
-_PACKED = 256 * 1024
+_PACKED = 64 * 1024
+MOST_COMPRESSED = 400
+"""The most by which gzip shrinks a trace: 98 public ones shrink by 6.7 to 30.3 (median 16), one of equal events by less
+than 300, and white space by 1000."""
+MOST_UNCHECKED = 16 * 2**20  # unpacked bytes, from which on the limit applies
 _FOREIGN = {
     b"\x80": ("a pickle, not a trace", "a snapshot of CUDA memory goes to gpubench memory --snapshot"),
     b"PK\x03\x04": ("a zip archive, not a trace", "unpack it first"),
@@ -254,15 +265,29 @@ _PROTOCOL_BUFFERS = re.compile(rb"\n[^\s\[{\xef]")
 but continues as text."""
 
 
+STANDARD_INPUT = Path("-")
+STANDARD_INPUT_LABEL = "standard input"
+
+
+def _standard_input() -> BufferedReader:
+    """Returns standard input. Raises DataError for a terminal, on which nobody types a trace."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        raise DataError("- is standard input, which is a terminal or closed", "pipe a trace into it, or name a file")
+    return cast("BufferedReader", sys.stdin.buffer)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens the file, decompressing gzip.
+    """Opens the file, decompressing gzip. "-" is standard input.
 
     Raises DataError for a file that cannot be opened, is empty or of another known format, and for errors while
     reading.
     """
     try:
-        with path.open("rb") as file:
+        if path == STANDARD_INPUT:
+            yield _unpacked(_standard_input(), path)
+            return
+        with foreign_files.given(path) as file:
             yield _unpacked(file, path)
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} is cut short or damaged: {error}", "copy it again") from None
@@ -293,11 +318,14 @@ class _Unpacked:
         self._member = zlib.decompressobj(wbits=_OF_GZIP)
         self._packed = b""
         self._begun = False
+        self._taken, self._given = 0, 0
 
     def read(self, size: int) -> bytes:
         """Returns at most `size` bytes, none at the end. Raises zlib.error, and EOFError if a member is cut off."""
         while True:
-            self._packed = self._packed or self._file.read(_PACKED)
+            if not self._packed:
+                self._packed = self._file.read(_PACKED)
+                self._taken += len(self._packed)
             if not self._begun:
                 self._packed = self._packed.lstrip(b"\0") if self._packed else b""
             if not self._packed:
@@ -313,6 +341,9 @@ class _Unpacked:
                 self._packed, self._begun = self._member.unused_data, False
                 self._member = zlib.decompressobj(wbits=_OF_GZIP)
             if found:
+                self._given += len(found)
+                if self._given > max(MOST_UNCHECKED, MOST_COMPRESSED * self._taken):
+                    raise zlib.error(f"it unpacks to more than {MOST_COMPRESSED} times its size, as no trace does")
                 return found
 
 
@@ -344,6 +375,8 @@ class TraceDocument(Generic[E]):
         """Whether the events are complete and what follows them is truncated."""
         self._bare = False
         """Whether the document is an array of events."""
+        self._blank = 0
+        """The length of the white space read since the last event."""
 
     def batches(self) -> Iterator[list[E]]:
         """Yields the events in the order of the file. Raises DataError for a file that is not a trace or incomplete."""
@@ -387,6 +420,12 @@ class TraceDocument(Generic[E]):
 
     def _whole(self, text: bytes) -> tuple[list[E], bytes]:
         """Returns the complete events, and the rest of the text, in which the next one begins."""
+        if text.isspace():
+            self._blank += len(text)
+            if self._blank > MOST_PENDING:
+                raise self._damaged(f"no event ends within {MOST_PENDING // 2**20} MiB")
+            return [], b""
+        self._blank = 0
         if len(text) > MOST_PENDING:
             raise self._damaged(f"no event ends within {MOST_PENDING // 2**20} MiB")
         borders = _last_borders(text)

@@ -23,6 +23,7 @@ from gpubench.trace.columns import (
     union,
 )
 from gpubench.trace.copies import copying
+from gpubench.trace.names import COMPILATION, COMPILING
 from gpubench.trace.phases import (
     BACKWARD,
     NAMES,
@@ -83,6 +84,8 @@ def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
 def modules(program: Program, phases: Phases) -> list[Module]:
     """Returns every module that ran in the window, parents before their children.
 
+    A layer counts as one even if the trace links no work to it.
+
     Times are nanoseconds: of the work that was launched from the module, or in a trace without device work of the
     operators themselves. Calls and host time are of the calls from which such work was launched. Work of the backward
     pass belongs to the module of its forward operator, found by sequence number.
@@ -95,6 +98,7 @@ def modules(program: Program, phases: Phases) -> list[Module]:
     own = [sum_at(place, np.where(part, program.effort, 0), len(calls.names)) for part in parts]
     whole = [_with_children(amounts, parents) for amounts in own]
     called = calls.mask & ~backward & program.counted
+    ordered = _in_order(_paths(calls, parents))
     count = sum_at(calls.of, called.astype(np.int64), len(calls.names))
     host = sum_at(calls.of, np.where(called, program.nest.end - program.trace.host.start, 0), len(calls.names))
     found = [
@@ -108,9 +112,14 @@ def modules(program: Program, phases: Phases) -> list[Module]:
             recompute=int(whole[2][one]),
             own=int(sum(amounts[one] for amounts in own)),
         )
-        for path, one in _in_order(_paths(calls, parents))
+        for path, one in ordered
     ]
-    return [one for one in found if one.calls or one.forward or one.backward or one.recompute]
+    ran = sum_at(calls.of, (calls.mask & ~backward & program.inside).astype(np.int64), len(calls.names))
+    return [
+        module
+        for module, (_, one) in zip(found, ordered, strict=True)
+        if ran[one] or module.calls or module.forward or module.backward or module.recompute
+    ]
 
 
 def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
@@ -246,7 +255,7 @@ class _Places:
     """The innermost call of a module around it, as a slice; here and below, -1 if there is none."""
     module: Ids
     frame: Ids
-    """The name of the user's innermost function around it."""
+    """The name of the user's innermost function that has nearly all of it, or else most of it."""
     after: Ids
     """The name of what ended last before it."""
 
@@ -258,15 +267,50 @@ class _Places:
         calls, name = known.calls, program.trace.host.name
         call = at(nearest(program.nest, calls.mask), slice_)
         phases = at(known.of, slice_, OTHER).astype(np.int32)
-        columns = phases, at(calls.of, call), at(name, at(innermost_frames(program), slice_))
-        phase, module, frame = (_most(stretch, column, cut.end - cut.start) for column in columns)
+        frames, length = at(innermost_frames(program), slice_), cut.end - cut.start
+        columns = phases, at(calls.of, call), at(name, frames)
+        phase, module, frame = (_most(stretch, column, length) for column in columns)
+        whole = _with_nearly_all(program, stretch, frames, length)
         return cls(
             phase=columns[0][phase],
             call=call[module],
             module=columns[1][module],
-            frame=columns[2][frame],
+            frame=np.where(whole >= 0, whole, columns[2][frame]),
             after=at(name, before),
         )
+
+
+NEARLY_ALL = 0.9  # of a stretch: the function with as much of it is where to look, and its callers say less
+
+
+def _with_nearly_all(program: Program, stretch: Positions, frames: Ids, length: Ns) -> Ids:
+    """Returns for each stretch the name of the user's innermost function with NEARLY_ALL of it, in all calls, or -1.
+
+    `frames` has the user's innermost function around each piece. A module's own code is left out: it contains all.
+    """
+    name = program.trace.host.name
+    outer = nearest_around(program.nest, innermost_frames(program))
+    pieces, around = [np.empty(0, np.intp)], [np.empty(0, np.int32)]
+    here, of = np.arange(len(frames)), frames
+    while len(here):
+        here, of = here[of >= 0], of[of >= 0]
+        pieces.append(here)
+        around.append(of)
+        of = outer[of]
+    piece, frame = np.concatenate(pieces), np.concatenate(around)
+    number = len(program.trace.names)
+    own, first = np.unique(piece * number + name[frame], return_index=True)  # a function that calls itself counts once
+    piece, of = np.divmod(own, number)
+    pairs, pair = np.unique(stretch[piece] * number + of, return_inverse=True)
+    place, of = np.divmod(pairs, number)
+    spent, depth = np.bincount(pair, weights=length[piece]), np.full(len(place), MISSING, np.int32)
+    np.maximum.at(depth, pair, frame[first])
+    named = ~program.trace.names_where(lambda one: one.endswith(": <module>"))[of]
+    enough = np.flatnonzero((spent >= NEARLY_ALL * np.bincount(stretch, weights=length)[place]) & named)
+    enough = enough[np.argsort(depth[enough], kind="stable")]  # the last call of an inner function began last
+    found = np.full(int(stretch.max(initial=MISSING)) + 1, MISSING, np.int32)
+    found[place[enough]] = of[enough]
+    return found
 
 
 def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
@@ -343,9 +387,7 @@ def _half(lengths: Ns) -> int:
 
 
 _REGION = r"Torch-Compiled Region"
-_COMPILATION = r"(_compile\.)?compile_inner( \(dynamo_timed\))?$"
-_COMPILING = rf"{_COMPILATION}|entire_(frame|backward)_compile( |$)|.*\(dynamo_timed\)$"
-_ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFxGraph|inductor::|{_COMPILING}"
+_ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFxGraph|inductor::|{COMPILING}"
 
 
 def compiled(program: Program) -> Compiled | None:
@@ -357,7 +399,7 @@ def compiled(program: Program) -> Compiled | None:
     if not _matching(program, _ANY).any():
         return None
     host, window = program.trace.host, program.window
-    compiling = _matching(program, _COMPILING)
+    compiling = program.lexicon.compiling[host.name]
     regions = _regions_of_a_step(program)
     return Compiled(
         regions=regions,
@@ -369,7 +411,7 @@ def compiled(program: Program) -> Compiled | None:
 
 def _compilations(program: Program) -> int:
     """Returns compilations; nested slices, which have two names for one compilation, are not counted."""
-    found = _matching(program, _COMPILATION)
+    found = _matching(program, COMPILATION)
     outer = nearest_around(program.nest, nearest(program.nest, found)) < 0
     return int((found & outer & program.inside).sum())
 

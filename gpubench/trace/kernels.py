@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, Ids, Ns, Trace, WorkKind
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, WorkKind
 from gpubench.trace.device import communication_work
-from gpubench.trace.names import Lexicon, Window
+from gpubench.trace.names import Lexicon, Window, transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.profile import Kernel
 from gpubench.trace.slices import by_stream, started_in
@@ -28,14 +28,13 @@ MOVES_MEMORY: frozenset[Family] = frozenset({"elementwise", "copy", "reduction",
 _FAMILIES: tuple[tuple[Family, str], ...] = (
     (
         "other",
-        r"^triton_|multi_tensor|(?i:topk|sort|scan)|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl"
-        r"|Memcpy (HtoD|DtoH|PtoP)|^Memset",
+        r"^triton_|multi_tensor|(?i:topk|sort|scan)|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl",
     ),
     ("attention", r"(?i)flash|fmha|attn_(fwd|bwd)|(fwd|bwd)_attn|attention|aotriton|efficient_attn"),
     (
         "product",
         r"(?i)(?<!fb)gemm|gemv|^Cijk_|^nvjet|matmul|tensorop|splitk|dot_kernel|conv(?!ert)|scudnn|cudnn.*engine|winograd"
-        r"|fprop|dgrad|wgrad|^miopenSp3|igemm",
+        r"|fprop|dgrad|wgrad|^miopenSp3|igemm|^bmm_|fused_moe",
     ),
     ("softmax", r"(?i)soft_?max"),
     (
@@ -43,7 +42,7 @@ _FAMILIES: tuple[tuple[Family, str], ...] = (
         r"(?i)(layer|batch|group|instance|rms)_?norm|cudnn.*bn_[fb]w|RowwiseMoments|ComputeFusedParams|GammaBeta"
         r"|MIOpenBatchNorm|l2_?norm",
     ),
-    ("copy", r"(?i)copy|^CatArray|[^a-z]Cat(Array|_)|index|gather|scatter|permute|transpose|Memcpy DtoD|embedding"),
+    ("copy", r"(?i)copy|^CatArray|[^a-z]Cat(Array|_)|index|gather|scatter|permute|transpose|embedding"),
     ("reduction", r"(?i)reduce"),
     (
         "elementwise",
@@ -61,13 +60,24 @@ def family(kernel: str) -> Family:
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
-def moves_memory(kernel: str, operator: str) -> bool:
-    """Returns whether a kernel is memory-bound, by its name, or else by the operator that launches it."""
-    known = family(kernel)
+def moves_memory(kind: KernelKind, name: str, operator: str) -> bool:
+    """Returns whether the device's memory limits this work, so that fusing it with its neighbours saves time.
+
+    A kernel is judged by its name, or else by the operator that launches it. A copy within the device counts, one over
+    a link to the host or to another device does not. Memsets and collectives do not: no compiler fuses them.
+    """
+    if kind != "compute":
+        return kind == "copy" and transfer(name) is None
+    known = family(name)
     return known in MOVES_MEMORY or (known == "other" and only_moves_memory(operator))
 
 
-def fusible(trace: Trace, owner: Ids, window: Window) -> int:
+def memory_family(kernel: Kernel) -> Family:
+    """Returns the family of work that `moves_memory`: copies of the runtime count with those that kernels make."""
+    return "copy" if kernel.kind == "copy" else family(kernel.name)
+
+
+def fusible(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> int:
     """Returns an upper limit for the nanoseconds that fusing neighbours saves: see `Rank.fusible`.
 
     `owner` is as for `kernels`. A kernel that does the work of a whole run takes at least as long as the longest of its
@@ -76,12 +86,17 @@ def fusible(trace: Trace, owner: Ids, window: Window) -> int:
     device, started = trace.device, started_in(trace, window)
     if not started.any():
         return 0
-    first, pair = _groups(owner, device.name)  # in this order, because an owner may be -1
+    communicates = communication_work(trace, lexicon)
+    first, pair = _groups(owner, device.name * len(WorkKind) + device.kind)  # in this order: an owner may be -1
     judged = [
-        moves_memory(trace.names[name], trace.names[operator] if operator != MISSING else "")
-        for name, operator in zip(device.name[first].tolist(), owner[first].tolist(), strict=True)
+        moves_memory(
+            _kind(trace, communicates, work),
+            trace.names[device.name[work]],
+            trace.names[owner[work]] if owner[work] != MISSING else "",
+        )
+        for work in first.tolist()
     ]
-    moves = np.array(judged)[pair] & (device.kind != WorkKind.SET)
+    moves = np.array(judged)[pair]
     duration = device.end - device.start
     saved = 0
     for works in by_stream(trace):
@@ -104,7 +119,7 @@ def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[
     works = np.flatnonzero(started_in(trace, window))
     if not len(works):
         return []
-    communicates = communication_work(trace, lexicon)[works]
+    communicates = communication_work(trace, lexicon)
     duration = device.end[works] - device.start[works]
     first, group = _groups(device.name[works], device.kind[works])
     order = np.lexsort((duration, group))
@@ -116,7 +131,7 @@ def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[
     found = [
         Kernel(
             name=trace.names[device.name[works[example]]],
-            kind="communication" if communicates[example] else _KINDS[device.kind[works[example]]],
+            kind=_kind(trace, communicates, int(works[example])),
             calls=int(count[place]),
             total=int(total[place]),
             shortest=int(in_order[begin[place]]),
@@ -127,6 +142,10 @@ def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[
         for place, example in enumerate(first.tolist())
     ]
     return sorted(found, key=lambda kernel: (-kernel.total, kernel.name))
+
+
+def _kind(trace: Trace, communicates: Mask, work: int) -> KernelKind:
+    return "communication" if communicates[work] else _KINDS[trace.device.kind[work]]
 
 
 def _groups(major: Ids, minor: NDArray[np.int8] | Ids) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -26,6 +26,7 @@ from gpubench.trace.columns import (
     HostKind,
     HostSlices,
     Mask,
+    Message,
     Ns,
     Signature,
     Trace,
@@ -37,6 +38,8 @@ from gpubench.trace.file import (
     HOW,
     LEFT_OUT,
     OF_DEVICES,
+    STANDARD_INPUT,
+    STANDARD_INPUT_LABEL,
     WORK_KINDS,
     Args,
     Event,
@@ -148,7 +151,7 @@ LONGEST = 2**53  # microseconds: beyond it a float is no longer whole, and nanos
 _NO_ARGS = Args()
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, to spread near numbers (Knuth, TAOCP 6.4)
 _NARROW = {"kind": np.int8, "name": np.int32, "thread": np.int32, "signature": np.int32, "stack": np.int32}
-_NARROW |= {"device": np.int32, "stream": np.int32, "collective": np.int32}
+_NARROW |= {"device": np.int32, "stream": np.int32, "message": np.int32}
 
 
 def read(path: Path) -> Trace:
@@ -164,10 +167,11 @@ def read(path: Path) -> Trace:
     about = document.metadata
     if not builder.kept:
         raise _nothing(path, builder, events, about)
+    host, device = builder.host_slices(), builder.device_work()
     distributed = about.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
-        label=path.name,
+        label=STANDARD_INPUT_LABEL if path == STANDARD_INPUT else path.name,
         rank=_whole(distributed.get("rank")),
         world_size=_whole(distributed.get("world_size")),
         backend=str(distributed["backend"]) if "backend" in distributed else None,
@@ -175,13 +179,14 @@ def read(path: Path) -> Trace:
         names=list(builder.names),
         threads=[(str(process), str(thread)) for process, thread in builder.threads],
         signatures=[_signature(*parts) for parts in builder.signatures],
-        host=builder.host_slices(),
-        device=builder.device_work(),
+        host=host,
+        device=device,
         settings={key: about[key] for key in RECORDED if key in about},
         events=events,
         dropped=dropped,
         repeated=builder.repeated,
         unread=dict(builder.unread),
+        messages=list(builder.messages),
         truncated=document.truncated,
     )
 
@@ -210,6 +215,7 @@ class _Builder:
     unread: Counter[str] = field(default_factory=Counter)
     signs: Signs = field(default_factory=Signs)
     """The facts that identify the program, collected up to the first event that is read."""
+    messages: dict[Message, int] = field(default_factory=dict)
     host: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
@@ -229,9 +235,16 @@ class _Builder:
         self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
         self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
 
+    @property
+    def correlated(self) -> bool:
+        """Whether a call or a work has a correlation number. Old traces of ROCm pair them by "External id" instead."""
+        return any((part["correlation"] > 0).any() for part in (*self.host, *self.device))
+
     def host_slices(self) -> HostSlices:
         columns = self._once(_joined(self.host))
-        del columns["identity"]
+        identity = columns.pop("identity")
+        if not self.correlated:
+            columns["correlation"] = _paired(identity, columns["kind"] == HostKind.RUNTIME)
         annotations = np.fromiter((name.startswith(ANNOTATIONS) for name in self.names), np.bool_, len(self.names))
         columns["kind"][annotations[columns["name"]]] = HostKind.ANNOTATION
         order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
@@ -239,6 +252,9 @@ class _Builder:
 
     def device_work(self) -> DeviceWork:
         columns = self._once(_joined(self.device))
+        external = columns.pop("external")
+        if not self.correlated:
+            columns["correlation"] = external
         order = np.lexsort((columns["end"], columns["start"]))
         return DeviceWork(**{name: column[order] for name, column in columns.items()})
 
@@ -262,6 +278,7 @@ class _Builder:
             "forward_thread": [_or_missing(one.forward_thread) for one in args],
             "signature": [MISSING if one.dims is UNSET else self._signature(one) for one in args],
             "stack": [_number(self.names, one.stack) if one.stack else MISSING for one in args],
+            "message": self._messages(args),
             "identity": [_or_missing(one.external if one.python is None else one.python) for one in args],
         }
         return _arrays(columns)
@@ -277,18 +294,27 @@ class _Builder:
             "start": start,
             "end": end,
             "correlation": [_or_missing(one.correlation) for one in args],
-            "bytes": [_or_missing(one.bytes if one.dtype is None else _message(one)) for one in args],
+            "external": [_or_missing(one.external) for one in args],
+            "bytes": [_or_missing(one.bytes if one.dtype is None else _message_bytes(one)) for one in args],
             "blocks": [_product(one.grid) for one in args],
             "threads": [_product(one.block) for one in args],
-            "collective": [
-                _number(self.names, one.collective) if isinstance(one.collective, str) else MISSING for one in args
-            ],
+            "message": self._messages(args),
         }
         return _arrays(columns)
+
+    def _messages(self, args: list[Args]) -> list[int]:
+        return [_number(self.messages, _message(one)) if isinstance(one.collective, str) else MISSING for one in args]
 
     def _signature(self, args: Args) -> int:
         parts = (args.dims, args.types, args.strides, args.concrete)
         return _number(self.signatures, tuple(bytes(part) if part is not UNSET else b"" for part in parts))
+
+
+def _paired(identity: Ns, calls: Mask) -> Ns:
+    """Returns the numbers of the calls that no other call has; -1 elsewhere. A number of several is an operator's."""
+    numbers, count = np.unique(identity[calls], return_counts=True)
+    found: Ns = np.where(calls & np.isin(identity, numbers[count == 1]), identity, MISSING)
+    return found
 
 
 def _has_time(event: Event) -> bool:
@@ -332,7 +358,20 @@ def _product(sizes: Any) -> int:
     return _or_missing(math.prod(sizes))
 
 
-def _message(args: Args) -> int | None:
+def _message(args: Args) -> Message:
+    return Message(
+        name=str(args.collective),
+        group="" if args.group is None else str(args.group),
+        ranks="" if args.group_ranks is None else str(args.group_ranks),
+        group_size=_whole(args.group_size),
+        elements_in=args.elements_in,
+        elements_out=args.elements_out,
+        dtype=str(args.dtype),
+        number=_whole(args.collective_number),
+    )
+
+
+def _message_bytes(args: Args) -> int | None:
     """Returns the bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
     size = ELEMENT_BYTES.get(args.dtype) if isinstance(args.dtype, str) else None
     if size is None or args.elements_in is None:

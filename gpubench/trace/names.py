@@ -6,7 +6,7 @@ that the recorded steps begin and end with an idle device. The program makes no 
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ _ALLOCATOR = (
     r"|(cu|hip)Mem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|Address|Host)"
 )
 _BLOCKING = r"(cuda|cu|hip|ze)\w*Synchronize|(cuda|cu|hip)Memcpy(?!\w*Async)|ur(EventWait|QueueFinish)$"
+_COPYING = r"(cuda|cu|hip)Memcpy"
+COMPILATION = r"(_compile\.)?compile_inner( \(dynamo_timed\))?$"
+COMPILING = rf"{COMPILATION}|entire_(frame|backward)_compile( |$)|.*\(dynamo_timed\)$"
+_LAUNCHING = r"(cu|cuda|hip)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)|urEnqueueKernel|zeCommandListAppendLaunch"
 _DEVICE_WIDE = r"(cuda|hip)DeviceSynchronize|(cu|hip)CtxSynchronize|urQueueFinish$|zeCommandQueueSynchronize"
 _COMMUNICATION = r"_?c10d(_functional)?::|(nccl|rccl|gloo|mpi|ucc|xccl|hccl):|symm_mem::|ProcessGroup"
 # Few of these block the host: collectives on a device are enqueued and return at once.
@@ -35,6 +39,24 @@ _COMMUNICATION_KERNEL = (
     r"|custom_ar(?![a-z])|(one|two)_?shot_?(all|reduce)|reduce_?scatter)"
     r"|((?<![A-Za-z])all|All|ALL)_?(?i:reduce|gather|to_?all))"
 )
+
+Transfer = Literal["host_to_device", "device_to_host", "peer_to_peer", "host_to_host"]
+"""A copy over a link, such as PCIe or NVLink: its speed says nothing of the device's memory, and fusing saves none of
+it. A copy within one device's memory is none."""
+
+# Names of CUPTI and roctracer ("Memcpy HtoD"), of HIP ("CopyHostToDevice") and of PTI for XPU ("Memcpy M2D").
+_TRANSFERS: dict[Transfer, str] = {
+    "host_to_device": r".*(Hto[DA]|HostToDevice|\b[HMS]2D\b)",
+    "device_to_host": r".*([DA]toH|DeviceToHost|\bD2[HMS]\b)",
+    "peer_to_peer": r".*(PtoP|PeerToPeer|\bP2P\b)",
+    "host_to_host": r".*(HtoH|HostToHost|\b[HMS]2[HMS]\b)",
+}
+_PATTERNS = {kind: re.compile(pattern) for kind, pattern in _TRANSFERS.items()}
+
+
+def transfer(copy: str) -> Transfer | None:
+    """Returns over which link a copy goes, by its name; None for one within a device, or if the name does not say."""
+    return next((kind for kind, pattern in _PATTERNS.items() if pattern.match(copy)), None)
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,12 @@ class Lexicon:
     """Runtime calls that allocate or free memory, of the device or page-locked."""
     blocking: Mask
     """Runtime calls that return when the device is done."""
+    launching: Mask
+    """Runtime calls that launch kernels."""
+    copying: Mask
+    """Runtime calls that copy."""
+    compiling: Mask
+    """Names of what torch.compile does once for each graph."""
     device_wide: Mask
     """Blocking calls that wait for all work of the device, such as torch.cuda.synchronize."""
     communication_host: Mask
@@ -60,8 +88,12 @@ class Lexicon:
     """Copies to the device from memory that is not page-locked."""
     pageable_download: Mask
     """Copies from the device to memory that is not page-locked, whose calls block."""
+    upload: Mask
+    """Copies from any memory of the host to the device."""
     download: Mask
     """Copies from the device to any memory of the host."""
+    transfer: Mask
+    """Copies over a link: see `Transfer`."""
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
@@ -72,13 +104,18 @@ class Lexicon:
             zero_grad=_mask(_ZERO_GRAD, trace),
             allocator=_mask(_ALLOCATOR, trace),
             blocking=_mask(_BLOCKING, trace),
+            launching=_mask(_LAUNCHING, trace),
+            copying=_mask(_COPYING, trace),
+            compiling=_mask(COMPILING, trace),
             device_wide=_mask(_DEVICE_WIDE, trace),
             communication_host=_mask(_COMMUNICATION, trace),
             communication_wait=_mask(_COMMUNICATION_WAIT, trace),
             communication_kernel=_mask(_COMMUNICATION_KERNEL, trace),
             pageable_upload=_mask(r".*Memcpy.*\(Pageable -> ", trace),
             pageable_download=_mask(r".*Memcpy.*-> Pageable\)", trace),
-            download=_mask(r".*(DtoH|DeviceToHost)", trace),
+            upload=trace.names_where(lambda name: transfer(name) == "host_to_device"),
+            download=trace.names_where(lambda name: transfer(name) == "device_to_host"),
+            transfer=trace.names_where(lambda name: transfer(name) is not None),
         )
 
 
@@ -104,6 +141,10 @@ class Window:
     start: int
     end: int
     steps: list[StepWindow]
+    before: int = 0
+    """The nanoseconds left out before the window, in which work ran that was not recorded."""
+    after: int = 0
+    """The same after the window."""
 
     @property
     def wall(self) -> int:

@@ -20,6 +20,7 @@ from gpubench.trace.columns import (
     Signature,
     Tensor,
     Trace,
+    WorkKind,
     at,
     dtype_text,
     flag,
@@ -44,6 +45,11 @@ def cost(name: str, signature: Signature) -> Cost | None:
     """Returns the work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
     formula = _FORMULAS.get(name.removeprefix("aten::"))
     return formula(signature) if formula else None
+
+
+def has_formula(name: str) -> bool:
+    """Returns whether the work of the operator `name` follows from its inputs, if all of them were recorded."""
+    return name.removeprefix("aten::") in _FORMULAS
 
 
 def only_moves_memory(name: str) -> bool:
@@ -371,11 +377,22 @@ def _ceilings(
     if accelerator is None:
         return [UNKNOWN] * len(kinds)
     kernels = _kernels(program.trace, launcher)
+    over_link = set(launcher[transfers(program)].tolist())
     found = []
     for number, (_, signature) in enumerate(kinds):
+        if number in over_link:
+            found.append(UNKNOWN)
+            continue
         seconds = int(device[number]) / max(int(calls[number]), 1) * 1e-9
         peak = peak_of(accelerator, dtype_text(signature) if signature else "", kernels.get(number, ()))
         found.append(ceiling(costs[number], seconds, peak, accelerator.memory_bandwidth))
+    return found
+
+
+def transfers(program: Program) -> Mask:
+    """Returns a mask over `Trace.device` of the copies over a link, which the device's bandwidth does not limit."""
+    device = program.trace.device
+    found: Mask = (device.kind == WorkKind.COPY) & program.lexicon.transfer[device.name]
     return found
 
 

@@ -364,8 +364,8 @@ def _uploads(program: Program) -> Mask:
     """Returns operators of a copy that bring something to the device."""
     trace = program.trace
     names = trace.names_where(_UPLOADING.__contains__)
-    uploading = trace.names_where(lambda name: "HtoD" in name or "HostToDevice" in name)
-    works = np.flatnonzero((program.links >= 0) & (trace.device.kind == WorkKind.COPY) & uploading[trace.device.name])
+    uploads = (trace.device.kind == WorkKind.COPY) & program.lexicon.upload[trace.device.name]
+    works = np.flatnonzero((program.links >= 0) & uploads)
     top = outermost(program.nest, program.operators)[program.links[works]]
     found = np.zeros(len(trace.host), np.bool_)
     found[top[top >= 0]] = True

@@ -12,11 +12,12 @@ import msgspec
 from msgspec import Struct
 
 Cause = Literal[
-    "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation", "python_and_launch",
-    "recording", "queued", "backlog", "unknown",
+    "first_calls", "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation",
+    "python_and_launch", "recording", "queued", "backlog", "unknown",
 ]  # fmt: skip
 """Causes of idle time: what the host did while it had not launched the next work.
 
+`first_calls` is what a program does only once, such as loading code; see trace/first_calls.py.
 `recording` is a wait that only the recording makes. From `queued` on, the host is not known to be the cause: `queued`
 is time after the next work was launched (it was in a queue, or the device did work that was not recorded), and
 `backlog` is time before work that was launched before the trace began."""
@@ -31,7 +32,10 @@ HOST_PARTS: tuple[HostPart, ...] = HostPart.__args__  # type: ignore[attr-define
 
 Bound = Literal["compute", "memory", "insufficient data"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "other"]
-CopyKind = Literal["host_to_device", "device_to_host", "device_to_device", "dtype_cast", "layout_change", "same"]
+CopyKind = Literal[
+    "host_to_device", "device_to_host", "peer_to_peer", "host_to_host", "device_to_device", "dtype_cast",
+    "layout_change", "same",
+]  # fmt: skip
 
 
 class Breakdown(Struct, frozen=True):
@@ -114,6 +118,20 @@ class Operator(Struct, frozen=True):
     """The ceiling of the device that its arithmetic intensity selects."""
     of_ceiling: float | None
     """The time that this ceiling allows, divided by the time taken."""
+
+
+LONG_SHAPES = 80
+"""The number of characters from which on a list of shapes is cut."""
+
+
+def short_shapes(shapes: str) -> str:
+    """Returns the shapes of an operator, of which an optimizer's may have hundreds, cut after the first ones."""
+    if len(shapes) <= LONG_SHAPES:
+        return shapes
+    end = max(shapes.rfind("]", 0, LONG_SHAPES), shapes.find("]")) + 1
+    cut, innermost = shapes[: end or LONG_SHAPES], re.compile(r"\[[^\[\]]*\]")
+    left = len(innermost.findall(shapes)) - len(innermost.findall(cut))
+    return f"{cut} and {left} more" if left else shapes
 
 
 class Attention(Struct, frozen=True, kw_only=True):
@@ -267,6 +285,30 @@ class Stretch(Struct, frozen=True):
     """file:line of the user's code, if stacks were recorded."""
 
 
+FirstKind = Literal["load", "initialise", "operator", "autotune", "capture", "compile"]
+
+
+class FirstCall(Struct, frozen=True):
+    """Calls of the host that a program makes only in its first steps."""
+
+    kind: FirstKind
+    what: str
+    """The name of the call, and of the kernel whose code it loads."""
+    calls: int
+    host: int
+    """The time of the host in them."""
+
+
+class Held(Struct, frozen=True):
+    """What the host was in during long waits of the device for the next launch."""
+
+    name: str
+    """The operator, or the call of the runtime; empty for the rest of these waits."""
+    calls: int
+    idle: int
+    """The time of the waits within these calls."""
+
+
 class Python(Struct, frozen=True):
     """The time of the main thread outside operators, and its division into stretches by the operators."""
 
@@ -296,6 +338,27 @@ class Box(Struct, frozen=True):
 class Lane(Struct, frozen=True):
     name: str
     boxes: list[Box]
+
+
+class Reservations(Struct, frozen=True):
+    """The calls by which PyTorch's allocators get memory from the driver, and give it back."""
+
+    calls: dict[str, int]
+    """The number of calls by name, such as cudaMalloc, those with most time first."""
+    host: int
+    """The time that all of them take."""
+    page_locked: int
+    """The part of `host` in calls for page-locked memory of the host."""
+    given: int
+    """The number of calls that get memory."""
+    freed: int
+    """The number of calls that give it back."""
+    tensors: int
+    """The number of tensors for which operators asked for memory."""
+    maps: bool
+    """Whether there are calls of expandable segments."""
+    by_step: list[int]
+    """The number of calls in each step."""
 
 
 class Timeline(Struct, frozen=True):
@@ -342,7 +405,13 @@ class Rank(Struct, frozen=True, kw_only=True):
     copies: list[Copy]
     synchronisations: list[Synchronisation]
     collectives: list[Collective]
+    reservations: Reservations | None = None
+    """None if the driver was not called for memory."""
     compiled: Compiled | None
+    first_calls: list[FirstCall] = []
+    """What the window has of calls that a program makes only in its first steps, most time first."""
+    held: list[Held] = []
+    """The long waits that count as python_and_launch, by what the host was in, most time first."""
     python: Python | None = None
     """The time outside operators; None without slices of the host."""
     threads: int
@@ -374,6 +443,12 @@ class Straggler(Struct, frozen=True):
     waited_for: int
     """The number of collectives that it reached last by more than noise."""
     of: int
+    waits: int | None = None
+    """The number of its collectives in which any rank waited."""
+    among: int | None = None
+    """The smallest number of ranks with which it was compared, itself included."""
+    whole: bool = True
+    """Whether traces of all ranks of its process groups were given; if not, ranks that were not may come later."""
 
 
 class KernelChange(Struct, frozen=True):

@@ -6,7 +6,10 @@ applies to slices of collectives that run on the host, such as gloo's, in traces
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,20 +45,20 @@ def kind_of(name: str) -> CollectiveKind:
 def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     """Returns for each work of the device the index of its kind in KINDS, OTHER for work that does not communicate.
 
-    It is what the program requested, from the kernel's arguments, or else from the operator or annotation around its
-    launch. If both are missing, it is the kind of other kernels of the same name, if they are of one kind, or else what
-    the name says. NCCL runs an all-to-all as SendRecv, and some versions give other collectives that name too.
+    It is what the program requested, from the collective's description, or else from the operator or annotation around
+    its launch. If both are missing, it is the kind of other kernels of the same name, if they are of one kind, or else
+    what the name says. NCCL runs an all-to-all as SendRecv, and some versions give other collectives that name too.
     """
-    device = trace.device
+    device, host = trace.device, trace.host
     named = lexicon.communication_kernel | lexicon.communication_host
-    named[device.collective[device.collective != MISSING]] = True
     known = np.full(len(trace.names), OTHER, np.int8)
     known[named] = [KINDS.index(kind_of(trace.names[name])) for name in np.flatnonzero(named).tolist()]
-    around = _operators(trace, lexicon.communication_host & (known != OTHER), launchers(trace))
-    asked = np.full(len(device), OTHER, np.int8)
-    for column in (around, device.collective):
-        stated = at(known, column, OTHER)
-        asked = np.where(stated != OTHER, stated, asked)
+    telling = (lexicon.communication_host & (known != OTHER))[host.name] & (host.kind != HostKind.PYTHON)
+    around = at(host.name, _around(trace, telling, launchers(trace)))
+    described = np.array([KINDS.index(kind_of(one.name)) for one in trace.messages], np.int8)
+    asked = at(known, around, OTHER)
+    stated = at(described, messages(trace), OTHER)
+    asked = np.where(stated != OTHER, stated, asked)
     for name in np.unique(device.name[asked != OTHER]).tolist():
         among = np.unique(asked[(asked != OTHER) & (device.name == name)])
         known[name] = among[0] if len(among) == 1 else OTHER
@@ -89,14 +92,24 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
     return sorted(found, key=lambda one: (-one.exposed, -one.total, one.name))
 
 
-def _operators(trace: Trace, named: Mask, links: Ids) -> Ids:
-    """Returns for each work the name of the outermost slice around its launch that has one of these names, or -1."""
+def messages(trace: Trace) -> Ids:
+    """Returns for each work the index of its description in `Trace.messages`, or -1.
+
+    It is the one of the kernel, or else the one of the host's slice around the launch (record_param_comms).
+    """
+    described = trace.host.message != MISSING
+    around = at(trace.host.message, _around(trace, described, launchers(trace)))
+    return np.where(trace.device.message != MISSING, trace.device.message, around).astype(np.int32)
+
+
+def _around(trace: Trace, chosen: Mask, links: Ids) -> Ids:
+    """Returns for each work the outermost of the chosen slices around its launch, or -1."""
     host = trace.host
-    chosen = np.flatnonzero(named[host.name] & (host.kind != HostKind.PYTHON))
+    slices = np.flatnonzero(chosen)
     found = np.full(len(links), MISSING, np.int32)
     works = np.flatnonzero(links != MISSING)
-    for thread in np.unique(host.thread[chosen]).tolist():
-        own = chosen[host.thread[chosen] == thread]
+    for thread in np.unique(host.thread[slices]).tolist():
+        own = slices[host.thread[slices] == thread]
         reach = np.maximum.accumulate(host.end[own])
         outer = own[np.concatenate(([True], host.end[own[1:]] > reach[:-1]))]
         here = works[host.thread[links[works]] == thread]
@@ -104,7 +117,7 @@ def _operators(trace: Trace, named: Mask, links: Ids) -> Ids:
         place = np.searchsorted(host.start[outer], launched, side="right") - 1
         around = outer[np.maximum(place, 0)]
         inside = (place >= 0) & (host.end[around] >= launched)
-        found[here[inside]] = host.name[around[inside]]
+        found[here[inside]] = around[inside]
     return found
 
 
@@ -114,11 +127,18 @@ does the start of a kernel by the device."""
 NOISE_SHARE = 0.05
 """The same as a fraction of the shortest kernel, because links share bandwidth and finish at different times."""
 
-_BETWEEN_TWO: CollectiveKind = "send_recv"
-"""The kind that is left out: a long receive does not show that its sender is late, as pipelines post receives early,
-and a stage cannot send before it has computed. In an all-to-all, which NCCL also runs as SendRecv, all ranks wait."""
+_WAITING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"})
+"""The kinds in which ranks wait for each other; a barrier is one too.
+
+In the others a long kernel does not show that another rank is late: pipelines post receives early, and the ranks that
+only send in a gather leave before the last one comes."""
+_BARRIER, _ONE_SIDED = r"barrier", r"^_?(gather|scatter|reduce|send|recv)"
+"""Names of descriptions: collectives with one root have the kernels of others."""
+_SIZED = _WAITING - {"all_to_all"}
+"""The kinds in which the messages of all ranks have one size."""
 
 HOW = "give traces of one run, one of each rank"
+ONE_PROCESS = "give the trace that each process recorded, as a file of its own, instead of one that was merged"
 
 
 def check(traces: Sequence[Trace], lexicons: Sequence[Lexicon]) -> None:
@@ -129,7 +149,8 @@ def check(traces: Sequence[Trace], lexicons: Sequence[Lexicon]) -> None:
     first, *others = traces
     for place, trace in enumerate(traces):
         if len(processes := _processes(trace)) > 1:
-            raise DataError(f"{trace.label} is of {len(processes)} processes: {', '.join(sorted(processes))}", HOW)
+            named = units.listed(sorted(processes))
+            raise DataError(f"{trace.label} is of {len(processes)} processes: {named}", ONE_PROCESS)
         _check_differing(trace, traces[:place])
     for trace in others:
         for what, ours, theirs in (
@@ -164,81 +185,263 @@ def apart(traces: Sequence[Trace], windows: Sequence[Window]) -> list[str]:
 
 
 def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Sequence[Lexicon]) -> list[Straggler]:
-    """Returns each rank, latest first; empty if no collective can be matched.
+    """Returns each rank whose collectives can be matched with those of other ranks, latest first.
 
-    The k-th kernel of a name on a stream in a step is the same collective on every rank that has the same number of
-    them; in traces without device work it is the k-th slice of a name in a step. Ranks wait in a collective if the
-    durations of its kernels differ by more than noise.
+    Ranks wait in a collective if the durations of its kernels differ by more than noise.
 
     In a broadcast not every rank waits for every other: the root may leave before the others come, and a late rank may
-    delay none of them. So it counts only if all ranks are traced, and either none of them waited or all but one did:
-    that one came last, whether it is the root or not. Otherwise it is unknown which rank the others waited for.
+    delay none of them. So it counts only if all its ranks are traced, and either none of them waited or all but one
+    did: that one came last, whether it is the root or not. Otherwise it is unknown which rank the others waited for.
     """
     if len(traces) < 2:
         return []
-    durations, broadcast = _matched([_collectives(*each) for each in zip(traces, windows, lexicons, strict=True)])
-    shortest = durations.min(axis=0, initial=np.iinfo(np.int64).max)
-    waited = (durations - shortest > np.maximum(NOISE, NOISE_SHARE * shortest)).sum(axis=0)
-    whole = traces[0].world_size is not None and len(traces) >= traces[0].world_size
-    clear = ~broadcast | (whole & ((waited == 0) | (waited == len(traces) - 1)))
-    durations, waits = durations[:, clear], waited[clear] > 0
-    longest = durations.max(axis=0, initial=0)
-    last = durations.argmin(axis=0) if durations.size else np.empty(0, np.intp)
-    found = [
-        Straggler(
-            rank=place if trace.rank is None else trace.rank,
-            late=round(float((longest - own).mean())),
-            waited_for=int((waits & (last == place)).sum()),
-            of=len(own),
-        )
-        for place, (trace, own) in enumerate(zip(traces, durations, strict=True))
-        if len(own)
+    ranks = [_collectives(*each) for each in zip(traces, windows, lexicons, strict=True)]
+    found = [_Tally() for _ in traces]
+    for matched in _matched(traces, ranks):
+        durations = matched.durations
+        shortest, longest = durations.min(axis=0), durations.max(axis=0)
+        waited = (durations - shortest > np.maximum(NOISE, NOISE_SHARE * shortest)).sum(axis=0)
+        if matched.broadcast:
+            clear = (waited == 0) | (waited == len(durations) - 1) if matched.whole else np.zeros(len(waited), np.bool_)
+            durations, shortest, longest = durations[:, clear], shortest[clear], longest[clear]
+            waited = waited[clear]
+        last = durations.argmin(axis=0)
+        for place, member in enumerate(matched.members):
+            found[member].add(
+                late=int((longest - durations[place]).sum()),
+                of=durations.shape[1],
+                waited_for=int(((waited > 0) & (last == place)).sum()),
+                waits=int((waited > 0).sum()),
+                among=len(matched.members),
+                whole=matched.whole,
+            )
+    every = [
+        tally.straggler(place if trace.rank is None else trace.rank)
+        for place, (trace, tally) in enumerate(zip(traces, found, strict=True))
+        if tally.of
     ]
-    return sorted(found, key=lambda one: (-one.late, one.rank))
+    return sorted(every, key=lambda one: (-one.late, one.rank))
 
 
-_Key = tuple[str, int, int, bool]
-"""The name, the step, the index of the stream among those that communicate, and whether it is a broadcast."""
+@dataclass
+class _Tally:
+    """What is known about one rank, added up over its collectives."""
+
+    late: int = 0
+    of: int = 0
+    waited_for: int = 0
+    waits: int = 0
+    among: int = 0
+    whole: bool = True
+
+    def add(self, *, late: int, of: int, waited_for: int, waits: int, among: int, whole: bool) -> None:
+        if not of:
+            return
+        self.among = min(self.among or among, among)
+        self.late, self.of, self.whole = self.late + late, self.of + of, self.whole and whole
+        self.waited_for, self.waits = self.waited_for + waited_for, self.waits + waits
+
+    def straggler(self, rank: int) -> Straggler:
+        return Straggler(rank, round(self.late / self.of), self.waited_for, self.of, self.waits, self.among, self.whole)
 
 
-def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, Ns]:
-    """Returns the durations of collectives that were launched in the window, in their order."""
-    steps = np.array([step.start for step in window.steps], np.int64)
+class _Group(NamedTuple):
+    """A process group."""
+
+    name: str
+    ranks: str
+    """The numbers of its ranks, as recorded."""
+    size: int | None
+
+
+class _Key(NamedTuple):
+    """What calls have in common that are the same collectives on all ranks of their group, one after the other."""
+
+    kind: CollectiveKind
+    name: str
+    """The name of the collective where it is described, such as "allreduce", or else that of its kernel."""
+    group: _Group | None
+    """None if it is not recorded."""
+    message: tuple[int | None, int | None, str]
+    """The elements that go in and out, if they are the same on all ranks, and their type."""
+    step: int
+    """The number of the step, or -1 for calls that are numbered in their group."""
+    stream: int
+    """The index of the stream among those that communicate, or -1 if the group is recorded."""
+
+
+class _Calls(NamedTuple):
+    duration: Ns
+    end: Ns
+    number: Ns
+    """The sequence number in the process group; -1 where it is not recorded."""
+
+
+class _Matched(NamedTuple):
+    members: list[int]
+    """The places of the ranks among the traces."""
+    durations: Ns
+    """[rank, collective]"""
+    broadcast: bool
+    whole: bool
+    """Whether all ranks of the group are traced."""
+
+
+def _matched(traces: Sequence[Trace], ranks: Sequence[dict[_Key, _Calls]]) -> Iterator[_Matched]:
+    """Yields the collectives that are the same on several ranks.
+
+    Where the process group is recorded, they are matched by group, operation, size and type of the message, and by
+    their number in the group, or else by their order within a step, if all ranks of the group have as many.
+
+    Where it is not recorded, ranks may be of different groups. Then the k-th kernel of a name and kind on a stream in a
+    step is taken for the same collective if all ranks have as many, and if the ends confirm it (`_coincide`).
+    """
+    unconfirmed = []
+    for key in dict.fromkeys(key for rank in ranks for key in rank):
+        members = _members(key.group, traces) or [place for place, rank in enumerate(ranks) if key in rank]
+        calls = [ranks[member][key] for member in members if key in ranks[member]]
+        if len(members) < 2 or len(calls) < len(members):
+            continue
+        if all((one.number != MISSING).all() for one in calls):
+            calls = _of_common_numbers(calls)
+        elif len({len(one.end) for one in calls}) > 1:
+            continue
+        if key.group is None:
+            unconfirmed.append((key.kind == "broadcast", calls))
+        else:
+            size = key.group.size
+            whole = size is not None and len(members) >= size
+            yield _Matched(members, np.stack([one.duration for one in calls]), key.kind == "broadcast", whole)
+    yield from _confirmed(unconfirmed, traces[0].world_size)
+
+
+def _confirmed(found: Sequence[tuple[bool, list[_Calls]]], world_size: int | None) -> Iterator[_Matched]:
+    """Yields those collectives of all traces, with whether each is a broadcast, whose ends coincide."""
+    if not found:
+        return
+    members = list(range(len(found[0][1])))
+    durations = np.stack([np.concatenate([calls[place].duration for _, calls in found]) for place in members])
+    ends = np.stack([np.concatenate([calls[place].end for _, calls in found]) for place in members])
+    broadcast = np.repeat([sends for sends, _ in found], [len(calls[0].end) for _, calls in found])
+    coincide = _coincide(durations, ends)
+    for sends in (False, True):
+        whole = not sends if world_size is None else len(members) >= world_size
+        yield _Matched(members, durations[:, coincide & (broadcast == sends)], sends, whole)
+
+
+def _members(group: _Group | None, traces: Sequence[Trace]) -> list[int]:
+    """Returns the places of the traces whose ranks are in the group; none if its ranks are not known."""
+    if group is None:
+        return list(range(len(traces)))
+    numbers = [int(number) for number in re.findall(r"\d+", group.ranks)]
+    if len(numbers) != group.size or any(trace.rank is None for trace in traces):
+        return []  # the ranks of large groups are recorded in part
+    return [place for place, trace in enumerate(traces) if trace.rank in numbers]
+
+
+def _of_common_numbers(calls: Sequence[_Calls]) -> list[_Calls]:
+    """Returns the calls whose numbers all ranks have, without those that share a number."""
+    once = []
+    for one in calls:
+        number, count = np.unique(one.number, return_counts=True)
+        once.append(number[count == 1])
+    common = reduce(np.intersect1d, once)
+    found = []
+    for one in calls:
+        order = np.argsort(one.number, kind="stable")
+        place = order[np.searchsorted(one.number[order], common)]
+        found.append(_Calls(one.duration[place], one.end[place], one.number[place]))
+    return found
+
+
+AGREEING = 0.75
+"""The part of the time for which ranks seem to wait that must be in collectives whose ends coincide; with less, none is
+matched."""
+TOLERANCE = 0.25
+"""How far apart the ends of one collective may be, as a fraction of the difference of its durations."""
+
+
+def _coincide(durations: Ns, ends: Ns) -> Mask:
+    """Returns which columns of [rank, collective] may each be one collective, because their kernels end together.
+
+    What the clocks of two ranks differ by is taken to be the median difference of all their ends.
+    """
+    apart = ends - ends[0]
+    apart = apart - np.median(apart, axis=1, keepdims=True).astype(np.int64)
+    shortest, waiting = durations.min(axis=0), np.ptp(durations, axis=0)
+    found: Mask = np.ptp(apart, axis=0) <= np.maximum(np.maximum(NOISE, NOISE_SHARE * shortest), TOLERANCE * waiting)
+    return found if waiting[found].sum() >= AGREEING * waiting.sum() else np.zeros_like(found)
+
+
+class _Launched(NamedTuple):
+    """The collectives of a rank in which ranks wait for each other, in the order in which they began."""
+
+    launched: Ns
+    """By the launch, because a device behind its host starts kernels long after the next step has begun."""
+    calls: _Calls
+    kind: NDArray[np.int8]
+    name: Ids
+    stream: Ns
+    message: Ids
+    """The index in `Trace.messages`, or -1."""
+
+
+def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, _Calls]:
+    """Returns the collectives that were launched in the window, in their order."""
+    found = _on_host(trace, lexicon) if trace.host_only else _on_device(trace, lexicon)
+    starts = np.array([step.start for step in window.steps], np.int64)
     numbers = np.array([MISSING, *(step.number for step in window.steps)], np.int64)
-    calls = _on_host(trace, lexicon) if trace.host_only else _on_device(trace, lexicon)
-    launched, name, stream, broadcast, duration = calls
-    inside = (launched >= window.start) & (launched < window.end)
-    step = numbers[np.searchsorted(steps, launched, side="right")]
-    keys = np.stack((name, step, stream, broadcast))[:, inside]
-    groups, group = np.unique(keys, axis=1, return_inverse=True)
-    return {
-        (trace.names[name], step, stream, bool(broadcast)): duration[inside][group.reshape(-1) == place]
-        for place, (name, step, stream, broadcast) in enumerate(groups.T.tolist())
-    }
+    step = numbers[np.searchsorted(starts, found.launched, side="right")]
+    step[found.calls.number != MISSING] = MISSING
+    inside = np.flatnonzero((found.launched >= window.start) & (found.launched < window.end))
+    distinct: dict[_Key, list[int]] = {}
+    for place in inside.tolist():
+        key = _key(trace, found, place, int(step[place]))
+        distinct.setdefault(key, []).append(place)
+    return {key: _Calls(*(column[places] for column in found.calls)) for key, places in distinct.items()}
 
 
-def _on_device(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns, Ns]:
-    """Returns launch, name, stream, whether it is a broadcast, and duration of each collective."""
-    device, kind = trace.device, kinds(trace, lexicon)
-    works = np.flatnonzero(communication_work(trace, lexicon) & (kind != KINDS.index(_BETWEEN_TWO)))
-    # By the launch, because a device behind its host starts kernels long after the next step has begun.
+def _key(trace: Trace, found: _Launched, place: int, step: int) -> _Key:
+    kind = KINDS[found.kind[place]]
+    message = trace.messages[found.message[place]] if found.message[place] >= 0 else None
+    if message is None or not (message.group or message.ranks):
+        return _Key(kind, trace.names[found.name[place]], None, (None, None, ""), step, int(found.stream[place]))
+    sizes = (message.elements_in, message.elements_out) if kind in _SIZED else (None, None)
+    group = _Group(message.group, message.ranks, message.group_size)
+    return _Key(kind, message.name, group, (*sizes, message.dtype), step, MISSING)
+
+
+def _on_device(trace: Trace, lexicon: Lexicon) -> _Launched:
+    device, kind, message = trace.device, kinds(trace, lexicon), messages(trace)
+    barrier, one_sided = (
+        at(np.array([bool(re.search(names, one.name)) for one in trace.messages], np.int8), message, 0) > 0
+        for names in (_BARRIER, _ONE_SIDED)
+    )
+    waits = barrier | (np.isin(kind, [KINDS.index(one) for one in _WAITING]) & ~one_sided)
+    works = np.flatnonzero(communication_work(trace, lexicon) & waits)
     _, stream = np.unique(device.stream[works], return_inverse=True)
-    duration = device.end[works] - device.start[works]
-    broadcast = (kind[works] == KINDS.index("broadcast")).astype(np.int64)
-    return _launch_times(trace)[works], device.name[works].astype(np.int64), stream.reshape(-1), broadcast, duration
+    number = at(np.array([_or_missing(one.number) for one in trace.messages], np.int64), message[works])
+    calls = _Calls(device.end[works] - device.start[works], device.end[works], number)
+    launched = _launch_times(trace)[works]
+    return _Launched(launched, calls, kind[works], device.name[works], stream.reshape(-1), message[works])
 
 
-def _on_host(trace: Trace, lexicon: Lexicon) -> tuple[Ns, Ns, Ns, Ns, Ns]:
+def _on_host(trace: Trace, lexicon: Lexicon) -> _Launched:
     host = trace.host
-    waits, broadcasts = lexicon.communication_wait.copy(), np.zeros(len(trace.names), np.int64)
-    for each in np.flatnonzero(waits).tolist():
-        kind = kind_of(trace.names[each])
-        waits[each], broadcasts[each] = kind != _BETWEEN_TWO, kind == "broadcast"
-    calls = np.flatnonzero(waits[host.name] & (host.kind != HostKind.PYTHON))
-    calls = calls[np.argsort(host.start[calls], kind="stable")]  # the backend has several threads
-    name = host.name[calls].astype(np.int64)
-    duration = host.end[calls] - host.start[calls]
-    return host.start[calls], name, np.zeros(len(calls), np.int64), broadcasts[name], duration
+    kind, waits = np.full(len(trace.names), OTHER, np.int8), np.zeros(len(trace.names), np.bool_)
+    for each in np.flatnonzero(lexicon.communication_wait).tolist():
+        kind[each] = KINDS.index(kind_of(trace.names[each]))
+        waits[each] = KINDS[kind[each]] in _WAITING or re.search(_BARRIER, trace.names[each])
+    slices = np.flatnonzero(waits[host.name] & (host.kind != HostKind.PYTHON))
+    slices = slices[np.argsort(host.start[slices], kind="stable")]  # the backend has several threads
+    unknown = np.full(len(slices), MISSING, np.int64)
+    calls = _Calls(host.end[slices] - host.start[slices], host.end[slices], unknown)
+    name = host.name[slices]
+    return _Launched(host.start[slices], calls, kind[name], name, unknown, unknown.astype(np.int32))
+
+
+def _or_missing(number: int | None) -> int:
+    return MISSING if number is None else number
 
 
 def _launch_times(trace: Trace) -> Ns:
@@ -246,15 +449,6 @@ def _launch_times(trace: Trace) -> Ns:
     times = trace.device.start.copy()
     times[links != MISSING] = trace.host.start[links[links != MISSING]]
     return times
-
-
-def _matched(ranks: Sequence[dict[_Key, Ns]]) -> tuple[NDArray[np.int64], Mask]:
-    """Returns the durations [rank, collective] of groups with one size on all ranks, and which are broadcasts."""
-    first = ranks[0]
-    common = [key for key in first if {len(rank.get(key, ())) for rank in ranks} == {len(first[key])}]
-    broadcast = np.repeat([key[3] for key in common], [len(first[key]) for key in common]).astype(np.bool_)
-    durations = [np.concatenate([np.empty(0, np.int64), *(rank[key] for key in common)]) for rank in ranks]
-    return np.stack(durations), broadcast
 
 
 def _check_differing(trace: Trace, before: Sequence[Trace]) -> None:
@@ -283,9 +477,16 @@ def _communicates(lexicon: Lexicon) -> bool:
 
 
 def _processes(trace: Trace) -> set[str]:
-    """Returns the processes that call the runtime, each of which has its own correlation numbers."""
-    threads = trace.host.thread[trace.host.kind == HostKind.RUNTIME]
-    return {trace.threads[thread][0] for thread in np.unique(threads).tolist()}
+    """Returns the processes that call the runtime, each of which has its own correlation numbers.
+
+    Devices also appear as processes in which the runtime is called: a program has operators or Python too.
+    """
+    calls = trace.host.kind == HostKind.RUNTIME
+    calling, programs = (
+        {trace.threads[thread][0] for thread in np.unique(trace.host.thread[chosen]).tolist()}
+        for chosen in (calls, ~calls)
+    )
+    return calling & programs or calling
 
 
 def _collective_names(trace: Trace, lexicon: Lexicon) -> set[str]:

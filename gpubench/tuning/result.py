@@ -1,6 +1,5 @@
 """The content of tune.json: what was tried, every run with its result, and what follows from them."""
 
-import fcntl
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, Literal
@@ -75,8 +74,10 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The time that the search has taken so far."""
     settings: dict[str, Any]
     """The complete settings of the baseline, by dot-key."""
-    subject: str
-    """What is tuned, in words."""
+    workload: dict[str, Any] = {}
+    """What was found of the program or the model in the first run, as in run.json."""
+    world_size: int = 1
+    """The ranks of the first run."""
     device: str | None = None
     """The name of the device."""
     precision: str | None
@@ -151,18 +152,18 @@ def save(folder: Path, tuning: Tuning) -> None:
         raise RunFailed(f"cannot write {folder / FILE}: {error.strerror}", "free some disk space") from None
 
 
-def claim(folder: Path) -> IO[str]:
+def claim(folder: Path) -> IO[bytes]:
     """Keeps other processes from continuing the same search, until the returned file is closed.
 
-    Raises RunDirectoryError if another process has the search.
+    Raises RunDirectoryError if another process has the search, or if the lock is no file.
     """
-    lock = (folder / LOCK).open("w")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
+        return foreign_files.lock(folder / LOCK)
+    except BlockingIOError:
         raise RunDirectoryError(f"another process searches in {folder}", "wait until it ends") from None
-    return lock
+    except OSError as error:
+        reason = f"cannot lock {folder / LOCK}: {error.strerror}"
+        raise RunDirectoryError(reason, "remove it, or check who owns the folder") from None
 
 
 def read(folder: Path) -> Tuning:
@@ -170,8 +171,10 @@ def read(folder: Path) -> Tuning:
     path = folder / FILE
     try:
         found: Tuning = msgspec.json.decode(foreign_files.content(path), type=Tuning)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunDirectoryError(f"{folder} has no {FILE}", "name the directory of a search") from None
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", "start a new search") from None
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}", "start a new search") from None
     if found.schema_version > VERSION:

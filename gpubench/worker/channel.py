@@ -24,6 +24,7 @@ import msgspec
 from gpubench import events
 from gpubench.errors import HostLost
 from gpubench.events import Job
+from gpubench.probe.connection import Connection, Taken
 from gpubench.ranks import machine
 
 
@@ -104,7 +105,7 @@ class Activity:
 class Channel:
     """Sends events to the host, and ends the process when the host is gone."""
 
-    def __init__(self, connection: socket.socket, rank: int, activity: Activity, host: str | None = None) -> None:
+    def __init__(self, connection: Connection, rank: int, activity: Activity, host: str | None = None) -> None:
         """`host` is the address of the host if it runs on another machine, and otherwise None."""
         self.rank = rank
         self._host = host
@@ -135,7 +136,7 @@ class Channel:
             connection = open_connection(kind, where)
             connection.sendall(events.encode(hello))
             channel = cls(connection, rank, activity, where if _is_remote(connection) else None)
-            answer = channel._incoming.readline()
+            answer = channel._incoming.readline(events.LONGEST_LINE)
         except OSError as error:
             raise HostLost(
                 f"rank {rank} cannot reach rank 0's host at {where}: {reason(error)}",
@@ -148,7 +149,13 @@ class Channel:
                 f"rank 0's host at {where} refused the connection of rank {rank}",
                 "a host accepts each rank of its own run once: check whether another run uses the same rendezvous",
             )
-        job = msgspec.json.decode(answer, type=events.Job)
+        try:
+            job = events.parse(answer, events.Job)
+        except msgspec.DecodeError:
+            raise HostLost(
+                f"what rank {rank} has reached at {where} is no host of gpubench",
+                "check whether another program uses the port, or another version of gpubench the same rendezvous",
+            ) from None
         connection.settimeout(None)
         if channel._host:
             limit_silence(connection, job.silence)
@@ -193,13 +200,15 @@ class Channel:
         self.flush()
         self._closing.set()
         self.send(events.Done(rank=self.rank))
-        with suppress(OSError):  # the host has already closed it
+        with suppress(OSError):  # the host has already closed it, or a model its descriptor
             self._connection.shutdown(socket.SHUT_WR)
 
     def _write(self, data: bytes) -> None:
         with self._send_lock:
             try:
                 self._connection.sendall(data)
+            except Taken as error:
+                self._abandon(reason(error))
             except OSError as error:
                 if not self._closing.is_set():  # a heartbeat may fail after the end
                     self._abandon(reason(error))
@@ -211,7 +220,7 @@ class Channel:
     def _listen(self) -> None:
         lost = None
         try:
-            while self._incoming.readline():
+            while self._incoming.readline(events.LONGEST_GREETING):
                 faulthandler.dump_traceback()  # DumpStacks is the only event that a host sends
         except OSError as error:
             lost = reason(error)
@@ -223,22 +232,30 @@ class Channel:
         if self._host:
             how = f"is lost: {lost}" if lost else "ended the run"
             hint = "see the output on that machine for the cause; its run directory holds the measurements"
-            with suppress(OSError):
-                os.write(2, f"error: rank {self.rank}: the host at {self._host} {how}\nhint: {hint}\n".encode())
+            self._print(f"the host at {self._host} {how}\nhint: {hint}")
+        elif not self._connection.is_own:  # the host knows no more than that the connection has ended
+            self._print("the model or its data has closed the file descriptor of the connection to gpubench")
         os._exit(HOST_GONE)
 
+    def _print(self, message: str) -> None:
+        with suppress(OSError):
+            os.write(2, f"error: rank {self.rank}: {message}\n".encode())
 
-def reason(error: OSError) -> str:
+
+def reason(error: Exception) -> str:
     """Returns the error in words, without its number."""
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
-def open_connection(kind: str, where: str) -> socket.socket:
+def open_connection(kind: str, where: str) -> Connection:
     """Opens the connection, with a timeout that applies until the host has answered."""
     if kind == "tcp":
         host, _, port = where.rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS) as opened:
+            connection = Connection(fileno=opened.detach())
+        connection.settimeout(CONNECT_SECONDS)
+        return connection
+    connection = Connection(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(where)
     return connection
 

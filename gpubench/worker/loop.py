@@ -3,7 +3,7 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -18,11 +18,12 @@ from gpubench import events
 from gpubench.errors import DataError, ModelError, NonFiniteLoss
 from gpubench.events import Step, WorkCounted
 from gpubench.probe.counted import Counted
+from gpubench.probe.length import DECISIONS, Length, fitting
 from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import plan
 from gpubench.settings.defaults import sharded_sgd
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
-from gpubench.settings.sections import PerformanceSettings
+from gpubench.settings.sections import PerformanceSettings, TrainingSettings
 from gpubench.worker import distributed
 from gpubench.worker.dataloader import Feed, tensors, to_device
 from gpubench.worker.memory_peaks import SetupPeaks, end_of_setup, peaks
@@ -310,8 +311,35 @@ READ_SECONDS = 0.1  # seconds between two reads of finished steps; on a GPU each
 CALIBRATION_STEPS = 3  # minimum number of steps before a limit in seconds is converted to steps
 
 
-def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int | None = None) -> Iterator[Event]:
-    """Runs `steps` steps, by default the number in the settings, and yields events as the device finishes them.
+@dataclass(frozen=True)
+class Undecided:
+    """The length of a repeat that follows from the time of its first steps."""
+
+    after: Sequence[int]
+    """The numbers of steps after which all ranks ask whether it is decided. It is after the last of them."""
+    decide: Callable[[Sequence[float]], Length | None]
+    """Returns the length, from the durations of the steps so far in seconds; None if it is too early."""
+
+
+def length_of(training: TrainingSettings, batches_per_epoch: int | None, seconds: float | None) -> Length | Undecided:
+    """Returns how long a repeat is by the settings. `seconds` is the time of its steps, if their number is open."""
+    if training.seconds is not None:
+        limit, decided = training.seconds, max(training.warmup, CALIBRATION_STEPS)
+
+        def fill(durations: Sequence[float]) -> Length:
+            # Without the first step, because compiling and tuning may take as long as all other steps.
+            return Length(training.warmup, decided + max(1, math.ceil(limit / median(durations[1:]))))
+
+        return Undecided([decided], fill)
+    if (steps := plan(training, batches_per_epoch)) is not None:
+        return Length(training.warmup, steps)
+    assert seconds
+    after = [known + 1 for known in DECISIONS]  # the end of a step is known when the next one has begun
+    return Undecided(after, lambda durations: fitting(seconds, durations, training.warmup_steps))
+
+
+def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, length: Length | Undecided) -> Iterator[Event]:
+    """Runs the steps of a repeat, and yields events as the device finishes them.
 
     The host passes every event to the `Recorder` of the run.
 
@@ -319,9 +347,8 @@ def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int 
     NonFiniteLoss with the number of the step, and DataError if the data does not fill one step.
     """
     called = time.perf_counter()
-    training, rank = loop.settings.training, loop.ranks.rank
-    planned = steps or plan(training, feed.batches_per_epoch)
-    yield events.Planned(rank=rank, repeat=repeat, steps=planned or 0)
+    rank = loop.ranks.rank
+    yield _planned(rank, repeat, length)
     scale = loop.arithmetic.scale()
     reader = StepReader(None if scale is None else float(scale))
     timer = loop.timer
@@ -332,7 +359,7 @@ def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, steps: int 
     began = time.perf_counter()
     timer.start(unix_time + began - called)  # includes the wait for the other ranks
     try:
-        yield from _steps(loop, Epochs(feed, training.batch_size), reader, repeat, planned, setup)
+        yield from _steps(loop, Epochs(feed, loop.settings.training.batch_size), reader, repeat, length, setup)
     except Exception:
         with suppress(RuntimeError):  # finished steps are reported after an error too, if the device can still be read
             yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
@@ -351,45 +378,51 @@ def _steps(
     batches: "Epochs",
     reader: "StepReader",
     repeat: int,
-    planned: int | None,
+    length: Length | Undecided,
     setup: SetupPeaks,
 ) -> Iterator[Event]:
-    """Runs `planned` steps; for a limit in seconds, `planned` is None until the step time is known.
-
-    The generator fills in `setup` when the warm-up is issued.
-    """
+    """Runs the steps. The generator fills in `setup` when the warm-up is issued."""
     training, rank, timer = loop.settings.training, loop.ranks.rank, loop.timer
     samples = training.grad_accumulation * training.batch_size
-    step, read_next = 0, time.perf_counter()
+    step, read_next, in_setup = 0, time.perf_counter(), True
     durations: list[float] = []
-    while planned is None or step < planned:
+    while isinstance(length, Undecided) or step < length.steps:
         timer.begin(step)
-        loop.counted.last = step + 1 == planned
+        loop.counted.last = isinstance(length, Length) and step + 1 == length.steps
         loop.step(batches, samples)
         step += 1
-        if step == training.warmup_steps:
-            setup.update(end_of_setup(loop.device))
-        if step == max(1, training.warmup_steps):
-            timer.end_setup()
-            distributed.limit_collectives(loop.settings.distributed.timeout)
-        deciding = planned is None and step >= max(training.warmup_steps, CALIBRATION_STEPS)
+        deciding = isinstance(length, Undecided) and step in length.after
         if deciding:
-            timer.synchronize()  # a limit in seconds needs this one synchronisation
+            timer.synchronize()  # the durations of all steps so far are needed
         if deciding or time.perf_counter() >= read_next:
             finished = reader.read(timer)
             yield events.StepsMeasured(rank=rank, steps=finished)
             reader.raise_if_diverged()
-            durations += [finished_step.total for finished_step in finished if planned is None]
+            durations += [finished_step.total for finished_step in finished]
             read_next = time.perf_counter() + READ_SECONDS
-        if deciding:
-            # Without the first step, because compiling and tuning may take as long as all other steps.
-            planned = step + _steps_in(training.seconds or 0.0, median(durations[1:]), loop.device)
-            yield events.Planned(rank=rank, repeat=repeat, steps=planned)
+        if isinstance(length, Undecided) and deciding and (decided := _agreed(length.decide(durations), loop.device)):
+            length = decided
+            yield _planned(rank, repeat, length)
+        warmup = length.warmup if isinstance(length, Length) else training.warmup
+        if in_setup and step >= max(1, warmup):
+            in_setup = False
+            if warmup:
+                setup.update(end_of_setup(loop.device))
+            timer.end_setup()
+            distributed.limit_collectives(loop.settings.distributed.timeout)
 
 
-def _steps_in(seconds: float, step_time: float, device: torch.device) -> int:
-    """Returns the number of steps that fill `seconds`, which is that of rank 0 on every rank."""
-    return max(1, distributed.broadcast(math.ceil(seconds / step_time), device))
+def _planned(rank: int, repeat: int, length: Length | Undecided) -> events.Planned:
+    """Returns the event that tells the length of a repeat."""
+    if isinstance(length, Undecided):
+        return events.Planned(rank=rank, repeat=repeat, steps=0)
+    return events.Planned(rank=rank, repeat=repeat, steps=length.steps, warmup=length.warmup)
+
+
+def _agreed(length: Length | None, device: torch.device) -> Length | None:
+    """Returns the length that rank 0 has found, on every rank. All ranks must call it."""
+    steps = distributed.broadcast(length.steps if length else 0, device)
+    return Length(distributed.broadcast(length.warmup if length else 0, device), steps) if steps else None
 
 
 class Epochs:

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gpubench import units
+from gpubench import foreign_files, units
 from gpubench.errors import GpubenchError, ModelError, did_you_mean
 from gpubench.settings.callables import check_arguments
 from gpubench.settings.data_sources import SYNTHETIC
@@ -416,7 +416,7 @@ def _from_spec(spec: ModelSpec, data: DataSettings, seed: int) -> Workload:
 
 def _from_folder(folder: Path, data: DataSettings, seed: int) -> Workload:
     try:
-        raw = json.loads((folder / "config.json").read_text())
+        raw = json.loads(foreign_files.content(folder / "config.json"))
         if not isinstance(raw, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from gpubench.errors import GpubenchError, HostLost, OutOfMemory
 from gpubench.logs import fields_of
 from gpubench.ranks import Ranks
 from gpubench.worker import distributed
-from gpubench.worker.channel import ADDRESS_VARIABLE, HOST_GONE, Activity, Channel
+from gpubench.worker.channel import ADDRESS_VARIABLE, EVERYONE, HOST_GONE, Activity, Channel
 from gpubench.worker.distributed import HOST_ADDRESS
 
 
@@ -37,12 +37,13 @@ class Assignment(NamedTuple):
 
     def carry_out(self) -> Iterator[events.Message]:
         """Does the job and yields its events. The job's module is imported only now: training needs no diffusers."""
+        self.activity.enter("importing the libraries of the run")
         work: Callable[[Assignment], Iterator[events.Message]] = import_module(self.job.worker).work
         return work(self)
 
 
 FLUSH_SECONDS = 0.2
-RENDEZVOUS_SECONDS = 120.0
+RENDEZVOUS_SECONDS = 600.0  # for ranks that torchrun has started: they import torch from disks of different speed
 
 log = logging.getLogger("gpubench.worker")
 
@@ -52,7 +53,7 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     ranks, activity = Ranks.from_environment(), Activity()
-    activity.doing = "connecting to the other ranks"
+    activity.enter("connecting to the other ranks", waits_for=EVERYONE if ranks.world_size > 1 else None)
     try:
         channel, job, store = report_to_host(ranks, activity)
     except HostLost as lost:  # there is no host that could print the error
@@ -81,7 +82,7 @@ def report_to_host(ranks: Ranks, activity: Activity) -> tuple[Channel, events.Jo
     address = os.environ.get(ADDRESS_VARIABLE)
     if address:
         channel, job = Channel.connect(address, ranks.rank, ranks.world_size, activity)
-        store = distributed.open_store(ranks, RENDEZVOUS_SECONDS)
+        store = distributed.open_store(ranks, distributed.UNLIMITED.total_seconds())  # the host names who is late
         if store and ranks.is_rank_zero:
             store.set(HOST_ADDRESS, address)
     else:

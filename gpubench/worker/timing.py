@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gpubench.events import Step
+from gpubench.events import OTHER, Step
 from gpubench.worker.channel import Activity
 
 Mark = TypeVar("Mark")
@@ -23,7 +23,6 @@ Mark = TypeVar("Mark")
 HIGH = -1
 """The priority of CUDA streams for small kernels that should not wait for the program's own; see torch.cuda.Stream."""
 
-OTHER = "other"
 EXPOSED_COMMUNICATION = "exposed_communication"
 PHASES = (
     "data_wait",

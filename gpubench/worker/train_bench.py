@@ -7,26 +7,28 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from gpubench import events
+from gpubench.probe.length import Length
 from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import refuse_short, steps_in_unit
 from gpubench.settings.defaults import refuse_beside_loader, refuse_beside_optimizer
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, Precision
+from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
-from gpubench.worker.channel import Activity, calendar
+from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.compute_rates import count_flops, measure_peak, time_reference_workload
 from gpubench.worker.dataloader import Feed, to_device
 from gpubench.worker.datasets import open_dataset
 from gpubench.worker.environment import capture_env_metadata
-from gpubench.worker.loop import Event, Loop, build_predictor, build_trainer, run_steps
+from gpubench.worker.loop import Event, Loop, build_predictor, build_trainer, length_of, run_steps
 from gpubench.worker.memory_peaks import free_memory
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import arithmetic, refuse, restore_float32_matmul, set_float32_matmul
@@ -172,6 +174,7 @@ def work(assignment: Assignment) -> Iterator[Event]:
     settings = CompletedTrainSettings.model_validate(job.settings)
     # Read first, because torch sets some of these variables later.
     unset = [name for name in COMPILE_CACHES if name not in os.environ]
+    activity.enter("connecting to the other ranks", waits_for=EVERYONE if store else None)
     device = set_up(settings, ranks, store)
     if ranks.is_rank_zero:
         yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
@@ -184,7 +187,10 @@ def work(assignment: Assignment) -> Iterator[Event]:
         free_memory(device)
         run = profile_repeat if repeat == job.profiled else run_repeat
         with empty_compile_caches(unset):
-            yield from run(settings, ranks, device, activity, repeat, job)
+            for event in run(settings, ranks, device, activity, repeat, job):
+                if isinstance(event, events.Planned) and event.warmup is not None:
+                    job = msgspec.structs.replace(job, length=(event.warmup, event.steps))
+                yield event
     # This is not done after an error, because leaving the group could wait for failed ranks and delay the report.
     distributed.cleanup_ddp()
 
@@ -232,7 +238,7 @@ def empty_compile_caches(variables: Sequence[str]) -> Iterator[None]:
     Every repeat then compiles everything. Otherwise later repeats and later runs would use what the first one has
     compiled, and the times of their first steps would not be comparable.
     """
-    with TemporaryDirectory(prefix="gpubench-", ignore_cleanup_errors=True) as folder:
+    with folder_of_worker() as folder:
         os.environ.update({name: str(Path(folder, name.lower())) for name in variables})
         try:
             yield
@@ -268,7 +274,10 @@ def run_repeat(
         refuse_short(settings, feed.batches_per_epoch)
         on_cpu = device.type == "cpu"  # for a GPU, telemetry records the clocks
         before = time_reference_workload() if on_cpu else 0.0
-        yield from run_steps(loop, feed, repeat, calendar(job)())
+        length = (
+            Length(*job.length) if job.length else length_of(settings.training, feed.batches_per_epoch, job.seconds)
+        )
+        yield from run_steps(loop, feed, repeat, calendar(job)(), length)
         if on_cpu:
             yield events.ReferenceWorkloadTimed(
                 rank=ranks.rank, repeat=repeat, seconds=(before + time_reference_workload()) / 2
@@ -289,7 +298,7 @@ def profile_repeat(
     profiling = settings.profiling
     if not profiling.keep_compile:
         settings = apply_overrides(settings, {"performance.compile": False})
-    with TemporaryDirectory(prefix="gpubench-") as folder:
+    with folder_of_worker() as folder:
         timer: StepTimer[Any] = StepTimer(clock_of(device), activity, repeat, ranks.rank)
         record: AbstractContextManager[Any] = nullcontext()
         recording = None
@@ -305,7 +314,8 @@ def profile_repeat(
                 unit = steps_in_unit(settings, feed.batches_per_epoch)
                 if recording:
                     recording.unit = unit
-                yield from run_steps(loop, feed, repeat, calendar(job)(), unit * profiling.units)
+                length = Length(settings.training.warmup, unit * profiling.units)
+                yield from run_steps(loop, feed, repeat, calendar(job)(), length)
         except Exception:
             # The cycles before the failure are kept.
             yield from recorded(recording.files() if recording else [], ranks.rank, repeat)

@@ -1,0 +1,56 @@
+"""Asks before code is run that results of somebody else name; see `gpubench.settings.trust`."""
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpubench.errors import UsageError
+from gpubench.ranks import is_rank_zero, launched_by_torchrun
+
+if TYPE_CHECKING:
+    from gpubench.report.terminal import Terminal
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.trust import Code
+
+_SHOWN = set[str]()
+"""The digests of the code that this process has shown."""
+
+
+def permit(runs: "Iterable[Configuration[Any]]", terminal: "Terminal") -> None:
+    """Shows the code that the runs start and that is not on the command line, and notes that the user runs it.
+
+    Raises UsageError if received results name code that this user has not run before, unless the user agrees to it.
+    """
+    from gpubench.settings.keys import COMMAND_LINE
+    from gpubench.settings.trust import code_in, has_run, remember
+
+    codes: dict[str, Code] = {}
+    for run in runs:
+        code = code_in(run.settings)
+        if code is None or code.digest in codes:
+            continue
+        codes[code.digest] = code
+        origins = {run.origins.get(key) for key in code.parts}
+        if run.received in origins - {None} and not has_run(code):
+            _ask(code, str(run.received))
+        if origins != {COMMAND_LINE} and code.digest not in _SHOWN:
+            _SHOWN.add(code.digest)
+            terminal.say(f"runs {code.said}")
+    if is_rank_zero():
+        remember(codes.values())
+
+
+def _ask(code: "Code", source: str) -> None:
+    """Raises UsageError unless the user agrees on the terminal that the code is run."""
+    from gpubench.text import clean
+
+    if sys.stdin and sys.stderr and sys.stdin.isatty() and sys.stderr.isatty() and not launched_by_torchrun():
+        print(f"{clean(source)} names code that you have not run here before:", file=sys.stderr)
+        print(f"  {clean(code.said)}", file=sys.stderr)
+        print("run it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise UsageError(
+        f"{source} names code that you have not run here before: {code.said}",
+        "read that code, and add --trust if it may run; results of others are safe to show and to compare",
+    )

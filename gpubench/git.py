@@ -1,0 +1,179 @@
+"""Runs git on the repository of a folder: what it has checked out, and a copy of one of its commits.
+
+Nothing here changes that repository or runs its hooks. Git's own variables, which hooks, `git rebase --exec` and
+aliases set, would name another repository or another index than those of the folder. They are removed.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpubench.errors import UsageError
+
+TIMEOUT = 2.0
+"""The seconds that `state` waits for git."""
+LOCAL = frozenset(
+    {
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_CONFIG",
+        "GIT_CONFIG_COUNT",
+        "GIT_CONFIG_PARAMETERS",
+        "GIT_DIR",
+        "GIT_GRAFT_FILE",
+        "GIT_IMPLICIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_INTERNAL_SUPER_PREFIX",
+        "GIT_NAMESPACE",
+        "GIT_NO_REPLACE_OBJECTS",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_QUARANTINE_PATH",
+        "GIT_REPLACE_REF_BASE",
+        "GIT_SHALLOW_FILE",
+        "GIT_WORK_TREE",
+    }
+)
+"""The variables that belong to one repository: those of `git rev-parse --local-env-vars`, and two of git's server."""
+_QUIET = {
+    "GIT_OPTIONAL_LOCKS": "0",  # nothing is written into the user's repository
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "LANGUAGE": "C",  # the messages are read
+}
+_HARMLESS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false", "advice.detachedHead=false")
+"""The configuration of every call: no hook of the user runs, nor a monitor of the file system, which is a hook too."""
+
+
+def variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables without those that belong to one repository."""
+    return {name: value for name, value in given.items() if name not in LOCAL}
+
+
+def state(folder: Path) -> dict[str, Any] | None:
+    """Returns the `commit` and `branch` that `folder` has checked out, and whether tracked files differ (`dirty`).
+
+    Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
+    `git describe --dirty`, because results and scratch files are not part of the code. A file with a filter of the
+    repository's own configuration differs if its time has changed. Returns None if `folder` is in no repository, git is
+    missing, or git takes longer than two seconds.
+    """
+    try:
+        command = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
+        status = _run(folder, *command, timeout=TIMEOUT, settings=_without_own_filters(folder))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = status.decode(errors="replace").splitlines()
+    headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+    commit, branch = headers.get("oid"), headers.get("head")
+    found: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
+    if commit and commit != "(initial)":
+        found["commit"] = commit
+    if branch and branch != "(detached)":
+        found["branch"] = branch
+    return found
+
+
+def _without_own_filters(folder: Path) -> list[str]:
+    """Returns the configuration with which git runs no filter that the repository's own configuration defines.
+
+    To compare a file whose time has changed, git runs its filter, which is a command. That of a repository from
+    somebody else may be any. Raises CalledProcessError for one that cannot be named on a command line.
+    """
+    found = set[str]()
+    for place in ("--local", "--worktree"):
+        command = ("config", place, "--includes", "--null", "--name-only", "--get-regexp", r"^filter\.")
+        with suppress(subprocess.CalledProcessError):  # it has none
+            keys = os.fsdecode(_run(folder, *command, timeout=TIMEOUT)).split("\0")
+            found |= {key.removeprefix("filter.").rpartition(".")[0] for key in keys if key}
+    if any("=" in name for name in found):
+        raise subprocess.CalledProcessError(1, "git", stderr=b"a filter has '=' in its name")
+    return [f"filter.{name}.{off}" for name in sorted(found) for off in ("clean=", "process=", "required=false")]
+
+
+def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
+    """Makes a copy of the repository that `folder` is in, at the commit `ref`, in the empty folder `copy`.
+
+    Returns the top folder of the working tree, and the counterpart of `folder` in the copy. The copy is a clone, which,
+    unlike a worktree, leaves nothing in the user's repository. It reads the objects there. Its files pass the filters
+    of the user's own configuration, such as those of Git LFS, as in any other clone. Raises UsageError with git's
+    reason.
+    """
+    top = _path(folder, "rev-parse", "--show-toplevel")
+    commit = _said(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode()
+    repository = folder / _path(folder, "rev-parse", "--git-common-dir")
+    # without a template the copy has no hook either
+    cloning = ("clone", "--quiet", "--shared", "--no-checkout", "--no-recurse-submodules", "--template=")
+    _said(folder, *cloning, "--", str(repository.absolute()), str(copy.absolute()))
+    _said(copy, "checkout", "--quiet", "--detach", commit)
+    if missing := _said(copy, "ls-files", "--deleted"):  # git reports them, and exits with 0
+        name = os.fsdecode(missing.partition(b"\n")[0])
+        raise UsageError(
+            f"the repository does not have all files of commit {ref}, such as {name}",
+            f"it is a partial clone: let git fetch them, for example by git archive {ref} > /dev/null",
+        )
+    if (copy / ".gitmodules").exists():
+        raise UsageError(
+            f"--vs-ref {ref} has submodules, which are not checked out", "clone it yourself, and use compare"
+        )
+    there = copy / os.path.relpath(folder.resolve(), top.resolve())
+    if not there.is_dir():
+        raise UsageError(f"commit {ref} has no directory {there.relative_to(copy)}", "name a commit that has it")
+    return top, there
+
+
+def is_tracked(top: Path, file: Path) -> bool:
+    """Returns whether a file is in the index of the working tree `top`. Raises UsageError with git's reason."""
+    return bool(_said(top, "ls-files", "--", str(file)))
+
+
+def _path(folder: Path, *arguments: str) -> Path:
+    """Returns the path that git prints. Its name may have any bytes."""
+    return Path(os.fsdecode(_said(folder, *arguments)))
+
+
+def _said(folder: Path, *arguments: str) -> bytes:
+    """Returns what git prints, without the end of the last line. Raises UsageError with git's reason."""
+    try:
+        return _run(folder, *arguments).removesuffix(b"\n")
+    except FileNotFoundError:
+        raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
+    except subprocess.CalledProcessError as error:
+        reason = _reason(os.fsdecode(error.stderr))
+        raise UsageError(f"the program cannot be checked out: {reason}", _hint(reason)) from None
+
+
+def _run(folder: Path, *arguments: str, timeout: float | None = None, settings: Sequence[str] = ()) -> bytes:
+    """Runs git in a folder and returns what it prints. Nothing else in this package may run git.
+
+    `settings` are more of its configuration, as NAME=VALUE.
+    """
+    options = [word for setting in (*_HARMLESS, *settings) for word in ("-c", setting)]
+    return subprocess.run(
+        ["git", *options, "-C", str(folder), *arguments],
+        env=variables(os.environ) | _QUIET,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout,
+        check=True,
+    ).stdout
+
+
+def _reason(errors: str) -> str:
+    lines = errors.strip().splitlines() or ["there is no such commit"]
+    return next((line for line in lines if line.startswith("fatal: ")), lines[-1]).removeprefix("fatal: ")
+
+
+def _hint(reason: str) -> str:
+    if "dubious ownership" in reason:
+        return "the repository is another user's; if you trust it: git config --global --add safe.directory FOLDER"
+    if "not a git repository" in reason:
+        named = next((name for name in ("GIT_DIR", "GIT_WORK_TREE") if name in os.environ), None)
+        unused = f"{named} is set, and is not used: " if named else ""
+        return f"{unused}start gpubench in the working tree of the repository, or give its --program.directory"
+    if "must be run in a work tree" in reason:
+        return "the folder is in a bare repository or in .git: start gpubench in a working tree"
+    return "name a commit of its repository"

@@ -1,0 +1,53 @@
+"""Chooses the number of steps of a repeat from the time that they may take, where the user sets no number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+MOST_WARMUP = 10
+"""The warm-up of a repeat in steps, where the user sets none and there is time for it."""
+WARMUP_SHARE = 6
+"""A shorter repeat has one warm-up step in so many steps, as ten are of sixty."""
+FEWEST = 2
+"""The smallest number of measured steps: the least that have a mean and a spread. The intervals come from the repeats,
+each of which counts as one value however many steps it has."""
+MOST = 1000
+"""The largest number of measured steps. Repeats differ by more than the error of a mean over so many steps."""
+DECISIONS = (2, MOST_WARMUP)
+"""The numbers of known durations with which a repeat can be decided: one of slow steps early, others once they run at
+their usual speed."""
+
+
+class Length(NamedTuple):
+    """How long a repeat is."""
+
+    warmup: int
+    """The smallest number of steps that are excluded at its start."""
+    steps: int
+    """The number of all steps, with those of the warm-up."""
+
+
+def warmup_of(steps: int) -> int:
+    """Returns the warm-up of a repeat of `steps` steps, where the user sets none."""
+    return min(MOST_WARMUP, max(1, steps // WARMUP_SHARE))
+
+
+def usual(durations: Sequence[float]) -> float:
+    """Returns the median of the durations but for the first one, which may compile and allocate, in seconds."""
+    known = sorted(durations[1:])
+    return max(known[len(known) // 2], 1e-9)
+
+
+def fitting(seconds: float, durations: Sequence[float], warmup: int | None) -> Length | None:
+    """Returns the length of a repeat whose steps, but for the first one, take about `seconds`; None if it is too early.
+
+    `durations` are those of the steps so far, in seconds. `warmup` is what the user has set.
+    """
+    early, late = DECISIONS
+    if len(durations) < early:
+        return None
+    fit = 1 + int(seconds / usual(durations))
+    if fit > late > len(durations):
+        return None
+    warmup = warmup_of(fit) if warmup is None else warmup
+    return Length(warmup, min(max(fit, warmup + FEWEST), warmup + MOST))

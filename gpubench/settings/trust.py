@@ -1,0 +1,112 @@
+"""What settings run as code, and whether this user has run it before.
+
+The files in run directories and in folders of searches are results, which may come from somebody else, and whose
+settings can name a command or a callable. Digests of all code that a user has run are kept outside of the results, in
+the folder of the user's own state. Results whose code is not among them were not made here by this user. No file in the
+results takes part in this, so that none can claim to be this user's.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubench import foreign_files
+from gpubench.settings.callables import ARGUMENTS
+from gpubench.settings.data_sources import names_callable
+from gpubench.settings.keys import flatten
+
+COMMAND, DIRECTORY, REF = "program.command", "program.directory", "program.ref"
+CALLABLES = ("model.name", "data.source")
+"""The settings that may be module:callable. The module is looked up in the current directory first."""
+FILE = "code_run_before"
+"""The file in the folder of the user's state, with a digest in each line."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code that settings run, with all that decides which code it is."""
+
+    parts: Mapping[str, Any]
+    """The settings that are given and name the code, or are given to it, by dot-key."""
+    directory: Path
+    """The directory in which it runs."""
+
+    @property
+    def said(self) -> str:
+        """What is run, and where, in words."""
+        names = [str(self.parts[key]) for key in (COMMAND, *CALLABLES) if key in self.parts]
+        ref = f" of commit {self.parts[REF]}" if REF in self.parts else ""
+        given = "".join(f", {key}={value}" for key, value in self.parts.items() if key.startswith(f"{ARGUMENTS}."))
+        return f"{' and '.join(names)}{given}{ref}, in {self.directory}"
+
+    @property
+    def digest(self) -> str:
+        content = json.dumps([sorted(self.parts.items()), str(self.directory)], default=str)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def code_in(settings: Any) -> Code | None:
+    """Returns the code that the settings of a command run, beside that of gpubench; None if there is none."""
+    values = {key: value for key, value in flatten(settings.model_dump()).items() if value is not None}
+    if values.get(COMMAND):
+        parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF) if key in values}
+        return Code(parts, Path(values.get(DIRECTORY, "")).resolve())
+    parts = {key: values[key] for key in CALLABLES if names_callable(str(values.get(key)))}
+    if CALLABLES[0] in parts:
+        parts |= {key: value for key, value in values.items() if key.startswith(f"{ARGUMENTS}.")}
+    return Code(parts, Path().resolve()) if parts else None
+
+
+def has_run(code: Code) -> bool:
+    """Returns whether this user has run this code before; False if that cannot be known, as without a home."""
+    return code.digest in _digests()
+
+
+def remember(codes: Collection[Code]) -> None:
+    """Notes that the user has run this code. Without a folder of the user's own it is not noted."""
+    known = _digests()
+    new = dict.fromkeys(code.digest for code in codes if code.digest not in known)
+    if not new or (folder := _folder()) is None:
+        return
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_own(folder):
+            with foreign_files.appended(folder / FILE) as file:
+                os.fchmod(file.fileno(), 0o600)  # the user's mask may let others write
+                file.write("".join(f"{digest}\n" for digest in new).encode())
+
+
+def _digests() -> frozenset[str]:
+    folder = _folder()
+    if folder is None or not _is_own(folder) or not _is_own(folder / FILE):
+        return frozenset()
+    try:
+        return frozenset(foreign_files.content(folder / FILE).decode(errors="replace").split())
+    except OSError:
+        return frozenset()
+
+
+def _folder() -> Path | None:
+    """Returns the folder of gpubench's state of this user; None without one."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        state = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"  # noqa: PTH117
+    except RuntimeError:
+        return None
+    return state / "gpubench" if state.is_absolute() else None
+
+
+def _is_own(path: Path) -> bool:
+    """Returns whether a file or folder, and no link, belongs to this user, and nobody else can write to it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    mine = found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

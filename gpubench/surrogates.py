@@ -1,0 +1,22 @@
+"""Text with lone surrogates: names of files that are not UTF-8, which no format of a file can hold."""
+
+from pathlib import Path
+from typing import Any
+
+
+def without_surrogates(value: Any) -> Any:
+    """Returns a value with escapes in place of lone surrogates, also inside of dictionaries, lists and tuples."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(each) for key, each in value.items()}
+    return [without_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def is_text(value: str | Path) -> bool:
+    """Returns whether a value can be written as UTF-8."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
