@@ -260,7 +260,7 @@ def test_a_sleep_in_a_recorded_forward_is_found_where_it_is(tmp_path: Path) -> N
     assert longest.where.endswith(" in forward")
     assert longest.length >= 30_000_000
     assert python.half >= 30_000_000
-    assert longest.count == 2
+    assert longest.total >= 60_000_000
 
 
 def test_a_recorded_loop_of_small_operators_has_no_long_stretch(tmp_path: Path) -> None:
