@@ -6,6 +6,7 @@ aliases set, would name another repository or another index than those of the fo
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -53,28 +54,48 @@ def variables(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in LOCAL}
 
 
-def state(folder: Path) -> dict[str, Any] | None:
+def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
     """Returns the `commit` and `branch` that `folder` has checked out, and whether tracked files differ (`dirty`).
 
     Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
     `git describe --dirty`, because results and scratch files are not part of the code. A file with a filter of the
-    repository's own configuration differs if its time has changed. Returns None if `folder` is in no repository, git is
-    missing, or git takes longer than two seconds.
+    repository's own configuration differs if its time has changed. Files of submodules count. Returns None if `folder`
+    is in no repository, git is missing, or git takes longer than `seconds`.
     """
+    end = time.monotonic() + seconds
     try:
-        command = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
-        status = _run(folder, *command, timeout=TIMEOUT, settings=_without_own_filters(folder))
+        command = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
+        status = _run(folder, *command, timeout=seconds, settings=_without_own_filters(folder))
+        submodules = _submodules(folder)
     except (OSError, subprocess.SubprocessError):
         return None
     lines = status.decode(errors="replace").splitlines()
     headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
     commit, branch = headers.get("oid"), headers.get("head")
     found: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
+    for submodule in submodules if not found["dirty"] else ():
+        within = state(submodule, end - time.monotonic())
+        if within is None:
+            return None
+        found["dirty"] = found["dirty"] or within["dirty"]
     if commit and commit != "(initial)":
         found["commit"] = commit
     if branch and branch != "(detached)":
         found["branch"] = branch
     return found
+
+
+def _submodules(folder: Path) -> list[Path]:
+    """Returns the submodules that are checked out in the repository of a folder.
+
+    `git status` would look for changed files in them with the filters of their own configurations.
+    """
+    top = Path(os.fsdecode(_run(folder, "rev-parse", "--show-toplevel", timeout=TIMEOUT).removesuffix(b"\n")))
+    if not os.path.lexists(top / ".gitmodules"):
+        return []
+    entries = _run(top, "ls-files", "--stage", "-z", timeout=TIMEOUT).split(b"\0")
+    paths = [top / os.fsdecode(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
+    return [path for path in paths if os.path.lexists(path / ".git")]
 
 
 def _without_own_filters(folder: Path) -> list[str]:

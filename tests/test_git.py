@@ -196,6 +196,24 @@ def test_no_hook_runs_and_no_monitor(repository: Path, tmp_path: Path, monkeypat
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_changed_file_of_a_submodule_counts_and_none_of_its_filters_runs(source: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, "init", "--quiet")
+    run(whole, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", source.as_uri(), "part")
+    run(whole, "commit", "--quiet", "--message", "with a part")
+    part, ran = whole / "part", tmp_path / "ran"
+    (part / ".gitattributes").write_text("*.py filter=own\n")
+    run(part, "add", ".gitattributes")
+    run(part, "commit", "--quiet", "--message", "filtered")
+    run(whole, "commit", "--quiet", "--all", "--message", "its filter")
+    run(part, "config", "filter.own.clean", f"touch {ran}; cat")
+    assert not (git.state(whole) or {"dirty": True})["dirty"]
+    (part / "deep" / "train.py").write_text("changed!")
+    assert (git.state(whole) or {})["dirty"]
+    assert not ran.exists()
+
+
 def test_a_commit_whose_files_a_partial_clone_lacks_is_refused_until_git_has_fetched_them(
     source: Path, tmp_path: Path
 ) -> None:
