@@ -136,6 +136,13 @@ def test_what_a_worker_prints_as_it_exits_is_read_to_the_end(worker: Callable[..
     assert workers.output[-1] == "y" * 79
 
 
+def test_what_has_been_printed_is_known_before_the_host_next_waits_for_it(worker: Callable[..., None]) -> None:
+    worker("print('its last line', flush=True); os._exit(3)", prelude="import os\n")
+    with Workers(JOB, 1, {}, 60.0) as workers:
+        assert workers._children[0].wait(timeout=60) == 3
+        assert workers.output == ["its last line"]
+
+
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit()"])
 def test_no_process_is_left_behind(worker: Callable[..., None], monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(launch, "SHUTDOWN", 0.5)

@@ -226,7 +226,9 @@ class Workers:
 
     @property
     def output(self) -> list[str]:
-        """The last lines that the workers printed."""
+        """The last lines that the workers have printed until now, also those that have not been waited for."""
+        if not self._printed.closed:
+            self._keep_output(self._printed.read(MOST_READ))
         return list(self._output)
 
     def stream(self) -> Iterator[events.Message | None]:

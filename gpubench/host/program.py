@@ -319,7 +319,8 @@ class Program(SpreadWorkers):
     def _hint(self) -> str:
         ref = self._settings.ref
         without = f"{ref} runs in a clone, which has no untracked files; " if ref else ""
-        found = f"{without}{OUTPUT} has what it printed"
-        if any(TORCHRUN_FAILED in line for line in self.output):  # its report comes after the errors of the ranks
-            return f"{found}, whose first error is {next(filter(EXCEPTION.match, self.output))[:200]}"
-        return f"{found}, last: {line}" if (line := last_line(self.output)) else found
+        found, output = f"{without}{OUTPUT} has what it printed", self.output
+        first = next(filter(EXCEPTION.match, output), None)
+        if first and any(TORCHRUN_FAILED in line for line in output):  # its report comes after the errors of the ranks
+            return f"{found}, whose first error is {first[:200]}"
+        return f"{found}, last: {line}" if (line := last_line(output)) else found
