@@ -406,10 +406,15 @@ class RepeatDone(Event, frozen=True):
 
 
 class TraceRecorded(Event, frozen=True):
-    """A part of a trace file of torch.profiler. The parts arrive in order, one file after the other."""
+    """A part of a trace of torch.profiler, or of a snapshot of CUDA's caching allocator.
+
+    The parts arrive in order, one file after the other.
+    """
 
     repeat: RepeatNumber
-    name: Annotated[str, Meta(max_length=200, pattern=r"^\w[\w.-]*\.pt\.trace\.json(\.gz)?(?![\s\S])")]
+    name: Annotated[
+        str, Meta(max_length=200, pattern=r"^\w[\w.-]*\.(pt\.trace\.json(\.gz)?|snapshot\.pickle)(?![\s\S])")
+    ]
     data: bytes
     last: bool
     """Whether this is the last part of the file."""

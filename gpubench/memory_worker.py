@@ -18,6 +18,7 @@ from gpubench.memory.predict import Forecast
 from gpubench.memory.predicted_device import Target, target_of
 from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
+from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.keys import flatten
 from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.temporary import folder_of_worker
@@ -73,7 +74,7 @@ def _measure(
         return
     tracker = Tracker(device)
     with folder_of_worker() as folder:
-        path = Path(folder) / f"rank{ranks.rank}.snapshot.pickle"
+        path = Path(folder) / f"rank{ranks.rank}{SNAPSHOT}"
         try:
             with recorded(device, path):
                 measure(settings, ranks, device, activity, tracker, settings.memory.steps)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gpubench import events
+from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
@@ -104,10 +105,12 @@ def test_a_module_that_fails_leaves_no_annotation_open(tmp_path: Path) -> None:
             model(torch.ones(1))
 
 
-def test_a_file_is_handed_over_in_pieces_that_make_it_up(tmp_path: Path) -> None:
-    path = tmp_path / "large.pt.trace.json.gz"
+@pytest.mark.parametrize("name", ["large.pt.trace.json.gz", "rank0.1763748910.pt.trace.json", f"rank12{SNAPSHOT}"])
+def test_a_file_is_handed_over_in_pieces_that_make_it_up(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_bytes(bytes(range(256)) * (CHUNK // 256) + b"the rest")
-    pieces: list[events.TraceRecorded] = list(recorded([path], rank=1, repeat=3))
+    sent = [events.decode(events.encode(piece)) for piece in recorded([path], rank=1, repeat=3)]
+    pieces = [piece for piece in sent if isinstance(piece, events.TraceRecorded)]
     assert b"".join(piece.data for piece in pieces) == path.read_bytes()
     assert [piece.last for piece in pieces] == [False, True]
     assert {piece.name for piece in pieces} == {path.name}

@@ -44,7 +44,7 @@ from gpubench.report.document import (
 )
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
-from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
+from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SNAPSHOT, SUMMARY, TRACES, TRADES
 from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import Run
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
@@ -344,7 +344,7 @@ def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
     else:
         label = comparability.training(run.settings | {"training.batch_size": batch}, _ranks(run))
     label += f", rank {found.rank}" if len(ranks) > 1 else ""
-    files = sorted(run.path.joinpath(TRACES).glob("*.snapshot.pickle"))
+    files = sorted(run.path.joinpath(TRACES).glob(f"*{SNAPSHOT}"))
     first: list[Block] = []
     if run.batch_sizes:
         heading = Heading("What fills the memory", anchor="memory", on=EVERYWHERE)

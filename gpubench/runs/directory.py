@@ -58,6 +58,8 @@ TRADES = "trades.json"
 TRACES = "profiler_traces"
 TRACE_FILES = "*.pt.trace.json*"
 """A glob pattern for the traces in TRACES, compressed or not."""
+SNAPSHOT = ".snapshot.pickle"
+"""The suffix of the snapshots of CUDA's caching allocator in TRACES."""
 SAMPLE_FOLDER = "samples"
 LATENT, IMAGE = "safetensors", "png"  # suffixes of the files in SAMPLES
 
