@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
     from gpubench.tuner import Bench, Wishes
+    from gpubench.tuning.losses import Margin
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
@@ -71,6 +72,15 @@ KeepArithmetic = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+LossMargin = Annotated[
+    str | None,
+    option(
+        "SHARE|NUMBER",
+        "Keep no settings that change the final loss by more than this: a share of it, or a number. Default: 1%.",
+        SEARCH,
+        "--loss-margin",
+    ),
+]
 Resume = Annotated[Path | None, option("DIR", "Continue the search in this directory.", SEARCH, "--resume")]
 
 
@@ -92,6 +102,7 @@ def tune(
     only: Only = None,
     try_: Try = None,
     keep_arithmetic: KeepArithmetic = False,
+    loss_margin: LossMargin = None,
     resume: Resume = None,
     experiment: options.Experiment = None,
     results: options.Results = None,
@@ -111,7 +122,7 @@ def tune(
         return
     is_program = program.is_given(ctx, config)
     base = _of_program(ctx, config) if is_program else _of_model(ctx, config)
-    wishes = _wishes(base.settings, memory, budget, runs, only, try_, keep_arithmetic=keep_arithmetic)
+    wishes = _wishes(base.settings, memory, budget, runs, only, try_, loss_margin, keep_arithmetic=keep_arithmetic)
     if print_config:
         print_configurations([base], "tune")
         return
@@ -141,6 +152,7 @@ def _wishes(
     runs: str | None,
     only: str | None,
     tried: Sequence[str] | None,
+    loss_margin: str | None,
     **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
@@ -150,6 +162,7 @@ def _wishes(
     from gpubench.settings.schema import RunSettings
     from gpubench.settings.sections import size_in_bytes
     from gpubench.tuner import Wishes
+    from gpubench.tuning.losses import DEFAULT
 
     cls: type[RunSettings] = type(settings)
     known = fields(cls)
@@ -185,8 +198,26 @@ def _wishes(
         _count(runs) if runs is not None else None,
         frozenset(named),
         asked,
+        loss_margin=_loss_margin(loss_margin) if loss_margin is not None else DEFAULT,
         **more,
     )
+
+
+def _loss_margin(text: str) -> "Margin":
+    """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
+    from gpubench.tuning.losses import Margin
+
+    is_share = text.endswith("%")
+    try:
+        size = float(text.removesuffix("%")) / (100 if is_share else 1)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < (1 if is_share else 1e9):
+        raise UsageError(
+            f"--loss-margin {text!r} is no change of a loss",
+            "write a share of the final loss, such as 1%, or a number in its own unit, such as 0.02",
+        )
+    return Margin(size, is_share, is_set=True)
 
 
 def _count(text: str) -> int:

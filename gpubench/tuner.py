@@ -73,6 +73,7 @@ class Wishes:
     asked: Mapping[str, Sequence[Any]] | None = None
     """Values to try, by dot-key."""
     keep_arithmetic: bool = False
+    loss_margin: losses.Margin = losses.DEFAULT
 
 
 def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[str]) -> Tuning:
@@ -115,6 +116,7 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
         most_peak=wishes.most_peak,
         budget=wishes.budget,
         most_runs=wishes.most_runs,
+        loss_margin=wishes.loss_margin,
         look=recorder.writer.path.name,
         codes=codes,
     )
@@ -369,7 +371,8 @@ class Tuner:
         if "training.batch_size" in changes:
             return Loss("unknown", OTHER_BATCH)
         ours, theirs = ([curve for run in side for curve in losses.curves_of(run)] for side in (baseline, found))
-        judged = losses.judge(ours, theirs, losses.claim_of(changes), precision=self.tuning.precision)
+        claim, margin = losses.claim_of(changes), self.tuning.loss_margin
+        judged = losses.judge(ours, theirs, claim, precision=self.tuning.precision, margin=margin)
         return Loss(judged.outcome, judged.reason)
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Treatments: what they change in a program, what the probe tells about it, and what they find nothing to change in."""
 
 import importlib
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from probing import RECORDED, Loop, probed
@@ -268,9 +270,28 @@ def test_treatments_that_find_nothing_to_change_are_reported_and_change_nothing(
     assert found.code == 0
     assert found.missed.keys() == every.keys()
     assert [step["loss"] for step in found.steps] == expected
-    assert every.keys() | {"performance.compile", "performance.matmul_precision", "performance.cpu_threads"} == (
-        from_outside().keys()
-    )
+    always = {"performance.compile", "performance.matmul_precision", "performance.cpu_threads", "seed"}
+    assert every.keys() | always == from_outside().keys()
+
+
+def test_a_program_that_sets_no_seed_trains_the_same_again_with_one(tmp_path: Path) -> None:
+    losses: list[list[float]] = []
+    for number, seed in enumerate((3, 3, 4)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        torch.seed()
+        random.seed()
+        np.random.seed()
+
+        def run() -> None:
+            loop = Loop(8)
+            for _ in range(8):
+                loop.step(torch.randn(4, 3) + random.random() + float(np.random.rand()))
+
+        found = probed(folder, run, treatments={"seed": seed})
+        assert found.missed == {}
+        losses.append([step["loss"] for step in found.steps])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_workers_are_needed_for_what_workers_do_and_a_gpu_for_pinning(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from gpubench.compare.evidence import Series, open_run
 from gpubench.runs.directory import SUMMARY
-from gpubench.tuning.losses import Claim, Curve, Judgement, Work, claim_of, curves_of, judge, less_work, work_of
+from gpubench.tuning.losses import Claim, Curve, Judgement, Margin, Work, claim_of, curves_of, judge, less_work, work_of
 
 TRIALS = [5, pytest.param(500, marks=pytest.mark.stress)]
 PARTS = 10.0  # of the steps: the time in which a loss falls fastest
@@ -139,10 +139,59 @@ def test_the_runs_that_are_named_tell() -> None:
     assert unclear.power is not None
     assert unclear.power < 0.1
     assert unclear.runs is not None
-    enough = [judged(Training(rng, steps=200, noise=0.1, spread=0.03), "rounding", 60, seeded=False) for _ in range(20)]
+    enough = [
+        judged(Training(rng, steps=200, noise=0.1, spread=0.03), "rounding", unclear.runs, seeded=False)
+        for _ in range(20)
+    ]
     assert sum(one.outcome == "unharmed" for one in enough) >= 14
     assert np.mean([one.power or 0.0 for one in enough]) > 0.8
     assert unclear.runs < 250
+
+
+def falling(start: float, end: float, steps: int = 400) -> Series:
+    """Losses that fall fast at first and hardly any more in the second half, as those of a language model do."""
+    return np.asarray(end + (start - end) * np.exp(-np.arange(steps) / (steps / 12)))
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+@pytest.mark.parametrize(
+    ("higher", "outcomes"), [(0.0, {"unharmed"}), (0.004, {"unharmed"}), (0.02, {"unclear", "harmed"})]
+)
+def test_two_percent_of_the_final_loss_matter_however_far_it_fell(
+    higher: float, outcomes: set[str], seeds: int
+) -> None:
+    rng = np.random.default_rng(8)
+    ours, theirs = [], []
+    for seed in range(seeds):
+        data = 0.05 * rng.standard_normal(400)
+        drift = 0.002 * np.cumsum(rng.standard_normal(400)) / 20
+        ours.append(Curve(falling(10.8, 3.3) + data, seed))
+        theirs.append(Curve(falling(10.8, 3.3 * (1 + higher)) + data + drift, seed))
+    found = judge(ours, theirs, "type")
+    assert found.outcome in outcomes, found.reason
+    assert found.margin == pytest.approx(0.033, rel=0.02)
+    if higher and seeds == 4:
+        assert found.outcome == ("harmed" if higher > 0.01 else "unharmed")
+
+
+def test_the_margin_is_that_of_the_user() -> None:
+    ours, theirs = [Curve(falling(10.8, 3.3))], [Curve(falling(10.8, 3.3 * 1.02))]
+    assert judge(ours, theirs, "type").outcome == "unclear"
+    assert judge(ours, theirs, "type", margin=Margin(0.05, is_set=True)).outcome == "unharmed"
+    assert judge(ours, theirs, "type", margin=Margin(0.1, is_share=False, is_set=True)).outcome == "unharmed"
+    assert judge(ours, theirs, "type", margin=Margin(0.001, is_set=True)).outcome == "unclear"
+
+
+def test_one_percent_of_a_loss_that_goes_to_zero_does_not_matter() -> None:
+    found = judge([Curve(falling(2.3, 0.001))], [Curve(falling(2.3, 0.0015))], "type")
+    assert found.outcome == "unharmed"
+    assert "of the fall of the loss" in found.reason
+
+
+def test_a_program_without_a_seed_is_told_how_to_set_one() -> None:
+    rng = np.random.default_rng(9)
+    ours, theirs = ([Curve(falling(4, 2, 60) + rng.normal(0, 0.3, 60))] for _ in range(2))
+    assert "--seed 0" in judge(ours, theirs, "type").reason
 
 
 def test_without_losses_nothing_is_known() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import random
 import sys
 from types import CodeType, FunctionType
 from typing import Any, Callable, Dict, Iterable
@@ -31,8 +32,8 @@ ARGUMENTS_OF_DDP = {
     "distributed.gradient_as_bucket_view": "gradient_as_bucket_view",
 }
 ON_GPU = ("performance.cudnn_benchmark", "performance.expandable_segments")
-ALWAYS = ("performance.cpu_threads", "performance.matmul_precision")
-"""Treatments that apply to any program: the number of threads, and a setting of PyTorch as a whole."""
+ALWAYS = ("performance.cpu_threads", "performance.matmul_precision", "seed")
+"""Treatments that apply to any program: the number of threads, and settings of PyTorch as a whole."""
 NO_GPU = "the program uses no GPU"
 NOTHING = {
     "data": "the program makes no DataLoader of a map-style dataset",
@@ -49,6 +50,17 @@ NOTHING = {
 """Why a treatment was not applied, by its dot-key, its section, or its dot-key and value."""
 
 Arguments = Dict[str, Any]  # of a call, by name
+
+
+def _set_seed(seed: int) -> None:
+    """Sets the seeds of the generators that the programs of PyTorch draw random numbers from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(seed % 2**32)
 
 
 class Treatments:
@@ -101,8 +113,10 @@ class Treatments:
             self._change(getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler, self._scaler)
 
     def _set_up(self) -> None:
-        """Sets PyTorch's own settings, and keeps the program from changing them."""
+        """Sets PyTorch's own settings, and keeps the program from changing them. A seed it may set again."""
         values = self._values
+        if (seed := values.get("seed")) is not None:
+            _set_seed(seed)
         if threads := values.get("performance.cpu_threads"):
             _fix_setting(torch, "set_num_threads", threads)
         if precision := values.get("performance.matmul_precision"):

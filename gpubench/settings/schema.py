@@ -489,7 +489,7 @@ class ProgramDistributed(Section):
 class ProgramSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench -- PROGRAM`, which measures a program of the user.
 
-    The program itself decides on its seed, device, threads and ranks.
+    The program itself decides on its device and ranks.
     """
 
     command: ClassVar[str] = PROGRAM
@@ -513,7 +513,12 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     )
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
-    seed: Natural = untaken(0)
+    seed: Natural | None = _of_program(  # type: ignore[assignment]  # no setting is filled in
+        "random seed of torch, random and NumPy, set before the program's own code; a seed that it sets itself remains",
+        "torch.manual_seed({0}), random.seed({0}), numpy.random.seed({0})",
+        "start",
+        "type",
+    )
     device: Device | Open = untaken(None)
 
     @model_validator(mode="after")

@@ -44,12 +44,15 @@ GROWTH = 2.0
 """The factor by which that difference may grow with each of the EARLY steps."""
 ALIKE = 0.07
 """The largest difference of first losses on the same data, by the standard deviation of the loss of a step."""
-LEAST, MOST = 0.02, 0.05
-"""The bounds of the margin as shares of the fall of the baseline's loss."""
+LEAST, MOST = 0.0025, 0.05
+"""The bounds of a margin that the user has not set, as shares of the fall of the baseline's loss: 1 % of a loss that
+goes to 0 is too little to matter, and 1 % of one that has hardly begun to fall is all that the training has done."""
+CHANCE = 0.02
+"""The share of the fall by which runs with one seed can come to differ by rounding alone."""
 TAIL, SHORTEST_TAIL = 8, 8
 """The part of the steps at the end that is judged too: one in TAIL, and at least SHORTEST_TAIL steps."""
 END = 2.0
-"""The factor on the margin at the end, which has about a quarter of the steps of the second half."""
+"""The factor on CHANCE at the end, which has about a quarter of the steps of the second half."""
 RERUNS = 3.0
 """The factor by which a run may differ more than the baseline's own runs with its seed, if those differ."""
 FEW = 3
@@ -61,6 +64,8 @@ CORRELATED = 1.5
 END_PART, SHORTEST_END, RISE, SURE = 20, 3, 0.1, 6.0
 """A loss diverges if it rises in the last of so many parts of the steps, and at least so many steps, by more than this
 share of the baseline's fall and so many errors."""
+SEED = "with the same seed in each run, by --seed 0 or set in the program, one may tell"
+"""What makes runs of a program comparable that sets no seed."""
 MOST_LONGER = 10.0
 """The largest factor on the number of steps that is proposed."""
 
@@ -75,6 +80,25 @@ class Curve:
     """The seed that gpubench has set; None for a program of the user, whose seed is its own."""
     samples: float = 1.0
     """The samples of a step. Losses are compared after equally many samples."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The largest change of the final loss that does not matter."""
+
+    size: float = 0.01
+    is_share: bool = True
+    """Whether `size` is a share of the baseline's final loss; otherwise it has the unit of the loss."""
+    is_set: bool = False
+    """Whether the user has set it."""
+
+    def within(self, final: float, fall: float) -> float:
+        """Returns the margin in the unit of the loss, for a baseline with this final loss that fell by `fall`."""
+        wanted = self.size * abs(final) if self.is_share else self.size
+        return wanted if self.is_set else min(max(wanted, LEAST * fall), MOST * fall)
+
+
+DEFAULT = Margin()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +143,12 @@ def curves_of(run: RunEvidence) -> list[Curve]:
 
 
 def judge(
-    baseline: Sequence[Curve], candidate: Sequence[Curve], claim: Claim, *, precision: str | None = None
+    baseline: Sequence[Curve],
+    candidate: Sequence[Curve],
+    claim: Claim,
+    *,
+    precision: str | None = None,
+    margin: Margin = DEFAULT,
 ) -> Judgement:
     """Returns whether the candidate's loss is harmed.
 
@@ -142,7 +171,7 @@ def judge(
         reason = f"{units.counted(n, 'step')} cannot tell whether the loss is harmed"
         return Judgement(outcome="unclear", reason=reason, steps=FEWEST_STEPS)
     sides = _Sides(ours, theirs, ROUNDING.get(precision or "tf32", ROUNDING["tf32"]))
-    return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides)
+    return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides, margin)
 
 
 def _after(curve: Curve, samples: float) -> Series:
@@ -363,7 +392,7 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
     if not sides.paired:
         return None
     least = SMALLEST * np.abs(sides.mean)
-    if (sides.apart <= np.maximum(least, np.minimum(sides.grown(ROUNDING["fp32"]), LEAST * sides.fall))).all():
+    if (sides.apart <= np.maximum(least, np.minimum(sides.grown(ROUNDING["fp32"]), CHANCE * sides.fall))).all():
         reason = f"its losses are those of the baseline in all {sides.n} steps, up to rounding"
         return Judgement(outcome="unharmed", reason=reason, change=sides.change(sides.half).estimate, power=1.0)
     if claim == "type":
@@ -399,11 +428,12 @@ def _by_divergence(sides: _Sides) -> Judgement | None:
     return None
 
 
-def _by_equivalence(sides: _Sides) -> Judgement:
+def _by_equivalence(sides: _Sides, margin: Margin) -> Judgement:
     """Judges a treatment by the means of the losses over the second half of the steps, and over their end.
 
     Both have to be equivalent. One that differs by more than its margin is harm, also if it is lower: then something
-    else is trained, or on other data.
+    else is trained, or on other data. Fewer than FEW pairs do not show how far runs drift apart by rounding alone, so
+    that they have to differ by more than CHANCE, or than seeds do.
     """
     last = min(sides.half, max(SHORTEST_TAIL, sides.n // TAIL))
     starts = (sides.half, sides.n - last)
@@ -412,24 +442,27 @@ def _by_equivalence(sides: _Sides) -> Judgement:
         return _by_fall(sides, middle)
     scale = sides.scale
     learns = sides.fall >= scale
-    margin = min(max(sides.spread(sides.half) or 0.0, LEAST * scale), MOST * scale)
-    allowed = (margin, END * margin) if learns else (scale, scale)
+    final = float(sides.mean[-last:].mean())
+    allowed = margin.within(final, scale) if learns else scale
+    by_chance = min(max(sides.spread(sides.half) or 0.0, CHANCE * scale), MOST * scale) if learns else scale
     wheres = (f"in the second half of {sides.n} steps", f"in the last {last} of {sides.n} steps")
-    judged = list(zip((middle, end), allowed, wheres, strict=True))
+    judged = list(zip((middle, end), (allowed, allowed), wheres, strict=True))
     sure = [sides.change(start, harm=True) for start in starts]
-    harm = [one for one in zip(sure, allowed, wheres, strict=True) if one[0].beyond(one[1])]
+    least = [max(allowed, factor * by_chance) for factor in ((1.0, END) if learns else (1.0, 1.0))]
+    harm = [one for one in zip(sure, least, wheres, strict=True) if one[0].beyond(one[1])]
+    if not harm and (not middle.paired or len(sides.seeds) >= FEW):
+        harm = [one for one in judged if one[0].beyond(one[1])]
     doubt = [one for one in judged if not one[0].within(one[1])]
     if not learns and not harm:
         return _too_short(sides, middle)
-    change, most, where = (harm or doubt or judged)[0]
+    change, _, where = (harm or doubt or judged)[0]
     relation = "more than" if harm else "not certainly within" if doubt else "within"
-    allows = f"{relation} the margin of {units.percent(most / scale)}"
     judgement = Judgement(
         outcome="harmed" if harm else "unclear" if doubt else "unharmed",
-        reason=f"{where} its loss is {_in_words(change, scale)}, {allows}",
+        reason=f"{where} its loss is {_in_words(change)}, {relation} {_margin_in_words(allowed, final, scale, learns)}",
         change=middle.estimate,
         interval=(sure[0] if harm else middle).interval,
-        margin=margin if learns else None,
+        margin=allowed if learns else None,
         power=min(one.power(most) for one, most, _ in judged) if learns else 0.0,
     )
     return _with_needs(sides, judgement, judged) if doubt and not harm else judgement
@@ -441,7 +474,7 @@ def _by_fall(sides: _Sides, change: _Change) -> Judgement:
     if fell_apart(sides.mean, theirs):
         reason = f"over {sides.n} steps its loss goes {_way(theirs)}, and that of the baseline {_way(sides.mean)}"
         return Judgement(outcome="harmed", reason=reason, change=change.estimate)
-    reason = f"it and the baseline use different data or random numbers, so each side needs {FEW} runs or more"
+    reason = f"it and the baseline use different data or random numbers, so each side needs {FEW} runs or more; {SEED}"
     return Judgement(outcome="unclear", reason=reason, change=change.estimate, power=0.0, runs=FEW)
 
 
@@ -479,11 +512,18 @@ def _longer(steps: int, factor: float) -> int:
     return math.ceil(wanted / unit) * unit
 
 
-def _in_words(change: _Change, fall: float) -> str:
-    low, high = (units.signed_percent(end / fall) for end in change.interval)
+def _in_words(change: _Change) -> str:
+    low, high = change.interval
     side = "higher" if change.estimate >= 0 else "lower"
-    share = units.percent(abs(change.estimate) / fall)
-    return f"{side} by {share} of the baseline's fall (95 % interval {low} to {high})"
+    return f"{side} by {abs(change.estimate):.2g} (95 % interval {low:+.2g} to {high:+.2g})"
+
+
+def _margin_in_words(margin: float, final: float, fall: float, learns: bool) -> str:
+    if not learns:
+        return f"the {margin:.2g} that the loss of the baseline can have fallen by"
+    if margin <= abs(final):
+        return f"the margin of {margin:.2g}, {units.percent(margin / abs(final))} of the final loss"
+    return f"the margin of {margin:.2g}, {units.percent(margin / fall)} of the fall of the loss"
 
 
 def _way(losses: Series) -> str:

@@ -13,7 +13,7 @@ from gpubench.runs.directory import write_document
 from gpubench.tuning.conclusion import Conclusion
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Stage
-from gpubench.tuning.losses import Outcome
+from gpubench.tuning.losses import DEFAULT, Margin, Outcome
 from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]
@@ -90,6 +90,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The time limit in seconds; None without one."""
     most_runs: int | None
     """The user's limit of the number of runs, besides the first look; None without one."""
+    loss_margin: Margin = DEFAULT
+    """The largest change of the final loss that does not matter."""
     look: str | None
     """The name of the run directory with the profile that the treatments were chosen by."""
     blocks: list[Block] = []
