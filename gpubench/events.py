@@ -51,8 +51,8 @@ Part = Annotated[float, Meta(ge=-1, le=LONGEST)]
 """A duration between two clocks, which may come out a little below zero."""
 Rate = Annotated[float, Meta(ge=0, le=1e30)]
 """A number of floating-point operations, or of those in a second."""
-Loss = Annotated[float, Meta(ge=-1e150, le=1e150)]
-"""A number whose square is finite."""
+Loss = Annotated[float, Meta(ge=-1e70, le=1e70)]
+"""A number whose fourth power is finite, which comparisons compute. Those of 32 bits are smaller."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+(?![\s\S])")]
 """The name of a phase, which may be a name of the user."""
 Words = Annotated[str, Meta(max_length=1000)]

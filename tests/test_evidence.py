@@ -290,6 +290,14 @@ def beyond_measure(path: Path) -> None:
     edit(path / SUMMARY, metrics=[metric | {"estimate": 1e300} for metric in metrics])
 
 
+def test_a_run_whose_loss_diverged_is_compared(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    metrics = json.loads((path / SUMMARY).read_text())["metrics"]
+    diverged = [metric | {"repeats": [3.35e38] * 2, "estimate": 3.35e38} for metric in metrics[:1]]
+    edit(path / SUMMARY, metrics=[*metrics, *(each | {"name": "final_loss", "unit": ""} for each in diverged)])
+    assert open_run(path).metrics["final_loss"].estimate == 3.35e38
+
+
 def newer_schema(path: Path) -> None:
     edit(path / RUN, schema_version=SCHEMA_VERSION + 1)
 

@@ -37,6 +37,20 @@ def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) 
     assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
 
 
+def test_a_loss_that_has_diverged_beyond_32_bits_ends_no_run(tmp_path: Path) -> None:
+    def run() -> None:
+        weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for size in (1.0, 1e38, 1e80, 1e300, 1e308, 1.0):
+            (weight * size).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert [step["loss"] for step in found.steps] == [1.0, 1e38, None, None, None, 1.0]
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_start_of_workers_is_a_phase_of_each_epoch_that_has_one(tmp_path: Path, kept: bool) -> None:
     def run() -> None:

@@ -38,7 +38,7 @@ OF_STEP_TIMES = ("step_time", "throughput", "token_throughput")
 MOST = 2**31 - 1  # steps, or repeats, that a StepTable can count
 MOST_BYTES = 2**63
 MOST_RATE = 1e18  # samples/s
-MOST_OF_A_METRIC = 1e24  # in any unit: FLOPs of a sample are the largest numbers
+MOST_OF_A_METRIC = 1e70  # in any unit, as the largest loss: the fourth power of an error is still finite
 
 
 def contradictions(summary: Summary) -> Iterator[str]:

@@ -23,6 +23,8 @@ LONGEST_PERIOD = 16
 """The largest number of optimizer updates in one step of a program with several optimizers."""
 CERTAIN = 4
 """Updates by one optimizer alone after which the program counts as having only this one."""
+LARGEST = 1e60
+"""The largest loss that is read, so that a sum of many can be sent. A larger one counts as not finite."""
 
 
 class Mark(NamedTuple):
@@ -109,7 +111,7 @@ def _item(value: torch.Tensor) -> float | None:
         number = float(value.item())
     except RuntimeError:  # the output of a CUDA graph that has been replayed since
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 class Phase:
