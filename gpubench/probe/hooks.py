@@ -28,7 +28,7 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
-from .host import Host
+from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
@@ -89,6 +89,8 @@ class Probe:
         self._others = 0
         """The updates in other threads than the one that is measured."""
         self._over = False
+        self._forked = False
+        """Whether this process is a fork of a rank, of which the host is told if it trains too."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -269,8 +271,11 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._watches() and not is_compiling() and not self._over:
-            self._take_over()
+        if not self._watches() and not is_compiling():
+            if self._forked:
+                self._tell_of_fork()
+            elif not self._over:
+                self._take_over()
         if not self._watches():
             return
         self._chosen = True
@@ -331,11 +336,17 @@ class Probe:
             self._over = True
             self._following.close()
         if self._host:
+            self._forked = not self._over
             self._over = True
             self._host.close()  # otherwise the host would not learn that the rank has ended
         else:
             self._thread, self._timeline, self._chosen = 0, self._new_timeline(), False
             self._choosing = threading.Lock()  # another thread may have held it
+
+    def _tell_of_fork(self) -> None:
+        """Tells the host, once, that this fork of a rank trains or infers as well, and is not measured."""
+        self._forked = False
+        tell(self._address, "trained")
 
     def _new_timeline(self) -> Timeline:
         return Timeline(self._following.enter if self._following else None)
