@@ -20,7 +20,7 @@ import psutil
 
 from gpubench import events, git, probe, units
 from gpubench.errors import ProgramFailed
-from gpubench.host import beside, endings
+from gpubench.host import beside, endings, standard_input
 from gpubench.host.beside import Command
 from gpubench.host.endings import Ending, Image
 from gpubench.host.launch import GRACE
@@ -95,6 +95,7 @@ class Program(SpreadWorkers):
         self._address = address.removeprefix("unix:")
         given = git.variables(os.environ) if self._settings.ref else os.environ  # a copy is its own repository
         path = os.pathsep.join(filter(None, [str(Path(probe.__file__).parent), os.environ.get("PYTHONPATH")]))
+        self._fed = standard_input.OWN.feed()
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         try:
@@ -102,16 +103,18 @@ class Program(SpreadWorkers):
                 self._settings.words,
                 cwd=self._directory,
                 env=dict(given) | self._variables(path),
-                stdin=subprocess.DEVNULL,
+                stdin=self._fed.descriptor,
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,  # only the host receives Ctrl-C
             )
         except OSError as error:
             os.close(reading)
+            self._fed.close()
             raise ProgramFailed(f"cannot start the program: {error.strerror}", "check the command after --") from None
         finally:
             os.close(writing)
+            self._fed.release()
         return [child], os.fdopen(reading, "rb", buffering=0)
 
     def _variables(self, path: str) -> dict[str, str]:
@@ -149,6 +152,12 @@ class Program(SpreadWorkers):
         for process in self._processes():
             with suppress(psutil.Error):
                 process.kill()
+
+    def _end(self, processes: Iterable[psutil.Process]) -> None:
+        try:
+            super()._end(processes)
+        finally:
+            self._fed.close()
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the processes of the program that still run, also those that have left its session."""
@@ -286,7 +295,7 @@ class Program(SpreadWorkers):
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
-                f"--program.patience sets the limit; {self._hint()}",
+                f"--program.patience sets the limit; {self._hint()}{self._awaited()}",
             )
         limit = self._stall_timeout
         if not active and self.awaits_machines:
@@ -359,3 +368,7 @@ class Program(SpreadWorkers):
         if first and any(TORCHRUN_FAILED in line for line in output):  # its report comes after the errors of the ranks
             return f"{found}, whose first error is {first[:200]}"
         return f"{found}, last: {line}" if (line := last_line(output)) else found
+
+    def _awaited(self) -> str:
+        """Returns what the program may wait for, as the end of a hint."""
+        return "; standard input is open: add < /dev/null if it has nothing for it" * standard_input.OWN.is_awaited
