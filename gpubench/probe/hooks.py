@@ -51,6 +51,21 @@ SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
 
 
+ALL_MEASURED = "gpubench has measured all steps that it was to measure, and ends the program here"
+HOST_GONE = "gpubench has ended before the program, and ends it here"
+
+
+class End(SystemExit):
+    """Ends the program. A program that prints what ends it, as a notebook does, prints the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self._reason = reason
+
+    def __str__(self) -> str:
+        return self._reason
+
+
 def install(variables: Mapping[str, str]) -> None:
     """Installs the hooks and the treatments that the environment variables name."""
     follows = FOLLOW_VARIABLE in variables
@@ -460,7 +475,7 @@ class Probe:
         if self._wanted and self._timeline.complete >= self._wanted:
             self._timeline.keep(self._wanted)
             self._finish()
-            raise SystemExit(0)
+            raise End(0, ALL_MEASURED)
 
     def _decide(self, host: Host, seconds: float) -> None:
         """Finds the number of steps that fit into the time, once it can be told.
@@ -493,7 +508,7 @@ class Probe:
             self._end_without_host()
         if following.updates >= self._wanted:
             self._finish()
-            raise SystemExit(0)
+            raise End(0, ALL_MEASURED)
 
     def _record(self, recording: Recording, complete: int) -> None:
         """Starts the recording with the first complete step, and advances it with every further one."""
@@ -701,7 +716,7 @@ class Probe:
         last_resort = threading.Timer(SECONDS_TO_END, os._exit, [1])  # it may catch SystemExit, or wait for a rank
         last_resort.daemon = True
         last_resort.start()
-        raise SystemExit(1)  # not 0, so that a launcher ends the other ranks
+        raise End(1, HOST_GONE)  # not 0, so that a launcher ends the other ranks
 
     def _leave(self) -> None:
         """Leaves the run at the end of a program that ends before all steps were measured."""
