@@ -444,7 +444,7 @@ def test_a_warning_that_python_prints_once_is_printed_once(tmp_path: Path, profi
         loop = Loop()
         warnings.resetwarnings()
         warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))  # type: ignore[assignment]
+        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
         try:
             for (batch,) in loop.data:
                 warnings.warn("of the program", stacklevel=1)
