@@ -102,7 +102,7 @@ def _sizes(case: ProfileCase, one: Attention) -> str:
     itemsize = SCORES_ITEMSIZE.get(one.dtype)
     scores = f"; the scores of each are {units.size(_scores(one) * itemsize)}" if itemsize else ""
     times = case.calls_per_step(one.calls + one.backward_calls)
-    inside = f" in {one.module}" * bool(one.module)
+    inside = f" in module {one.module}" * bool(one.module)
     return f"{sizes}{inside}{at_place(one.where)}: {times}, {case.time_per_step(one.total)}{scores}"
 
 

@@ -14,7 +14,7 @@ import psutil
 
 from gpubench import events, units
 
-LONGEST = 120
+LONGEST = 300
 """The characters of a command line in a sentence."""
 MOST_NAMED = 3
 """The commands that a sentence names."""

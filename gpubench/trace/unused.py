@@ -7,14 +7,17 @@ from gpubench.trace.phases import Phases
 from gpubench.trace.profile import UnusedGradients
 from gpubench.trace.slices import Program, UserFrames, outermost
 
+MODULE = " in <module>"
+"""The end of a place whose line is that at which its code was when the recording began."""
+
 
 def unused_gradients(program: Program, phases: Phases) -> UnusedGradients | None:
     """Returns the calls of outermost modules in the window that made nodes of which autograd evaluates none.
 
     Operators have a sequence number if gradients are on, which is that of the next node to be made: where it does not
     grow until the next operator, as in a model whose parameters are frozen, none was made. Returns None unless there
-    are other calls whose nodes are evaluated, as a trace without any may end before the backward pass. What is
-    recomputed in a backward pass belongs to it.
+    are other calls whose nodes are evaluated, or if all of these come after the last backward pass, as the trace may then end
+    before theirs. What is recomputed in a backward pass belongs to it.
     """
     host, calls = program.trace.host, phases.calls
     around = outermost(program.nest, calls.mask)
@@ -28,7 +31,8 @@ def unused_gradients(program: Program, phases: Phases) -> UnusedGradients | None
     grows = (host.thread[one] == host.thread[following]) & (host.sequence[one] < host.sequence[following])
     making = np.unique(around[one[grows]])
     unused = roots[np.isin(roots, making) & ~np.isin(roots, used)]
-    if not len(unused):
+    last = host.start[phases.forward >= 0].max()
+    if not (host.start[unused] < last).any():  # their backward pass may come after the window
         return None
     if program.trace.host_only:
         total = int((program.nest.end[unused] - host.start[unused]).sum())
@@ -36,9 +40,10 @@ def unused_gradients(program: Program, phases: Phases) -> UnusedGradients | None
         launched = at(around, program.links)
         total = int(program.work_time[np.isin(launched, unused)].sum())
     frames = UserFrames.of(program)
+    named = (place for one in unused.tolist() if (place := frames.at(one)) and not place.endswith(MODULE))
     return UnusedGradients(
         calls=len(unused),
         total=total,
         modules=sorted({calls.kinds[one] for one in calls.of[unused].tolist()}),
-        where=next((place for one in unused.tolist() if (place := frames.at(one))), None),
+        where=next(named, None),
     )
