@@ -16,8 +16,8 @@ def unused_gradients(program: Program, phases: Phases) -> UnusedGradients | None
 
     Operators have a sequence number if gradients are on, which is that of the next node to be made: where it does not
     grow until the next operator, as in a model whose parameters are frozen, none was made. Returns None unless there
-    are other calls whose nodes are evaluated, or if all of these come after the last backward pass, as the trace may then end
-    before theirs. What is recomputed in a backward pass belongs to it.
+    are other calls whose nodes are evaluated, or if all calls come after the last backward pass, as the trace may then
+    end before theirs. What is recomputed in a backward pass belongs to it.
     """
     host, calls = program.trace.host, phases.calls
     around = outermost(program.nest, calls.mask)
