@@ -219,12 +219,12 @@ class Hello(Event, frozen=True):
 class Seen(Event, frozen=True):
     """The only line of a connection with which a process of a measured program says how far it has got.
 
-    `rank` is -1, because the process is not a rank yet.
+    `rank` is -1, because the process is no rank, or not yet.
     """
 
     pid: ProcessNumber
-    what: Literal["python", "torch"]
-    """What has been loaded: the probe by a Python process, or torch."""
+    what: Literal["python", "torch", "trained"]
+    """What has been loaded, the probe by a Python process or torch; or that a fork of a rank trains or infers too."""
 
 
 class Heartbeat(Event, frozen=True):
@@ -598,6 +598,20 @@ class RankLeft(Event, frozen=True):
     """The number of steps that were to be received; None for all."""
 
 
+class Unmeasured(Event, frozen=True):
+    """Tells a recorder of a process that trained, or inferred, and that is no rank. The host makes it."""
+
+    repeat: int
+    command: str
+    """The command that began it, in the words of a shell: the one in which its ancestry differs from that of a rank."""
+    is_own: bool
+    """Whether that is a command of its own, and not the measured program again, as after a fork."""
+    measured: str
+    """The command of the rank that took the first step."""
+    later: bool
+    """Whether all ranks had ended before it took its first step."""
+
+
 class Elsewhere(Event, frozen=True):
     """Tells a recorder that the host of another machine, which has rank 0, records the run."""
 
@@ -614,7 +628,7 @@ OfRank = (
     | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 """What a rank sends after its greeting."""
-Message = Greeting | OfRank | Elsewhere | RankLeft
+Message = Greeting | OfRank | Elsewhere | RankLeft | Unmeasured
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class Findings(Struct, frozen=True):
     headline: str
     """The bottleneck in one sentence; empty for memory, where the footprint gives it."""
     findings: list[Finding]
-    """The findings, the most costly first."""
+    """The findings, the most severe first, and of these the one with the largest saving."""
     unanswered: list[Unanswered]
     overhead: float | None = None
     """The time of a profiled step divided by that of a clean one, minus 1."""

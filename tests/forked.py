@@ -78,7 +78,7 @@ class Forked:
         *,
         env: Mapping[str, str],
         cwd: Path | None = None,
-        stdin: int = subprocess.DEVNULL,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         pass_fds: Sequence[int] = (),
@@ -92,13 +92,13 @@ class Forked:
         `as_it_is` starts real processes, and measures the reference workload as long as it does for a user.
         """
         assert args[0] == sys.executable
-        assert stdin == subprocess.DEVNULL
         self.args = args
         self.returncode: int | None = None
         program = [argument for argument in args[1:2] if argument != "-u"] + list(args[2:])
         host = program[:2] == ["-m", "gpubench"] and "RANK" not in env  # under torchrun the command becomes a worker
         given = {number: number for number in pass_fds}
-        for number, file in ((1, stdout), (2, stderr)):
+        nothing = os.open(os.devnull, os.O_RDONLY) if stdin == subprocess.DEVNULL else None
+        for number, file in ((0, stdin if nothing is None else nothing), (1, stdout), (2, stderr)):
             given[number] = number if file is None else file if isinstance(file, int) else file.fileno()
         request = {
             "program": program,
@@ -113,6 +113,8 @@ class Forked:
         self._log = socket_of_server.with_suffix(".log")
         self._server.connect(str(socket_of_server))
         socket.send_fds(self._server, [json.dumps(request).encode()], list(given.values()))
+        if nothing is not None:
+            os.close(nothing)
         self.pid = self._answer()
 
     def _answer(self) -> int:
@@ -311,11 +313,10 @@ def place(given: Mapping[int, int]) -> None:
     """Makes `given` (number: the descriptor that belongs there) and no others the open files of this process."""
     above = max([*given, *given.values(), 2]) + 1
     parked = {number: os.dup2(there, above + place) for place, (number, there) in enumerate(given.items())}
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, there in parked.items():
         os.dup2(there, number)
     last = 2
-    for number in [*sorted(given.keys() - {1, 2}), os.sysconf("SC_OPEN_MAX")]:
+    for number in [*sorted(given.keys() - {0, 1, 2}), os.sysconf("SC_OPEN_MAX")]:
         os.closerange(last + 1, number)
         last = number
 

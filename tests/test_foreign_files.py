@@ -235,6 +235,7 @@ OWN = {
     "devices.py": "files of the kernel and of the installed torch",
     "foreign_files.py": "the one way",
     "host/endings.py": "files of the kernel",
+    "host/standard_input.py": "what is standard input already",
     "pipeline/schedulers.py": "files of the installed diffusers",
     "ranks.py": "files of the kernel",
     "report/index.py": "files of gpubench",

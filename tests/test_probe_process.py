@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from probing import RECORDED, WARMUP, Loop, batches, probed, run_probed
 from running import gpubench
 from torch import nn
 
-from gpubench.probe import connection, hooks, host, timeline
+from gpubench.probe import connection, hooks, host, quiet, timeline
 from gpubench.probe.connection import Connection, Taken
 from gpubench.probe.hooks import Probe
 
@@ -47,6 +47,21 @@ def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> N
     assert len(found.steps) == WARMUP + 5
     assert found.names[-1] == "done"
     assert marks.read_text() == "cleaned up"
+
+
+@pytest.mark.parametrize("follow", [None, 3])
+def test_what_ends_a_program_says_so_where_the_program_prints_it(tmp_path: Path, follow: int | None) -> None:
+    printed = tmp_path / "printed"
+
+    def run() -> None:
+        try:
+            Loop(100)()
+        except BaseException as end:
+            printed.write_text(f"{isinstance(end, SystemExit)} {end}")
+            raise
+
+    assert probed(tmp_path, run, steps=5, follow=follow).code == 0
+    assert printed.read_text() == f"True {hooks.ALL_MEASURED}"
 
 
 def test_no_more_steps_are_sent_than_wanted_although_turns_are_known_only_after_more(tmp_path: Path) -> None:
@@ -418,3 +433,53 @@ def test_a_real_program_prints_the_same_losses_with_the_probe(tmp_path: Path) ->
     *losses, path = (run.run / "output.log").read_text().splitlines()
     assert path == "[]"
     assert [step["loss"] for step in run.lines("steps.jsonl")] == [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("profiling", [None, RECORDED.model_dump()])
+def test_a_warning_that_python_prints_once_is_printed_once(tmp_path: Path, profiling: dict[str, Any] | None) -> None:
+    printed = tmp_path / "printed"
+    shown: list[str] = []
+
+    def run() -> None:
+        loop = Loop()
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
+        try:
+            for (batch,) in loop.data:
+                warnings.warn("of the program", stacklevel=1)
+                loop.step(batch)
+        finally:
+            printed.write_text("\n".join(shown))
+
+    assert probed(tmp_path, run, profiling=profiling).code == 0
+    assert [each for each in printed.read_text().splitlines() if each == "of the program"] == ["of the program"]
+
+
+def test_warnings_of_own_calls_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: shown.append(str(message)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: shown.append(str(message)))
+        for quietly in (True, False, True, False):
+            with quiet.ignored_warnings() if quietly else nullcontext():
+                warnings.warn_explicit("one", UserWarning, "a.py", 1, registry=REGISTRY)
+        with quiet.ignored_warnings("thr"):
+            for each in ("two", "three"):
+                warnings.warn_explicit(each, UserWarning, "a.py", 2, registry=REGISTRY)
+    assert shown == ["one", "two"]
+
+
+REGISTRY: dict[Any, Any] = {}
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="PyTorch before 2.9")
+def test_a_program_that_sets_the_precision_of_one_backend_is_measured(tmp_path: Path) -> None:
+    def run() -> None:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        Loop()()
+
+    found = probed(tmp_path, run)
+    assert (found.code, len(found.steps)) == (0, 12)
+    assert "performance.matmul_precision" not in found.settings

@@ -1,8 +1,8 @@
 """The rule about attention computed by separate operators."""
 
 from gpubench import units
-from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, severity
-from gpubench.findings import Finding
+from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, at_place, severity
+from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import find_accelerator
 from gpubench.trace.attention import EFFICIENT, FLASH
 from gpubench.trace.operators import peak_of
@@ -32,12 +32,16 @@ def unfused_attention(case: ProfileCase) -> Answers:
         evidence=_evidence(case, found, spent),
         cause=_cause(case, found, fallback),
         advice=_advice(case.rank, found, fallback),
+        place="model",
         fix=case.fix(performance__sdpa="fused") if fallback and case.setting("performance.sdpa") == "math" else {},
         expected=case.less_work(saving),
         threshold=f"at least {units.percent(MEDIUM)} of {case.window()}; a fused kernel still does the matrix "
         "products, or half of them under a causal mask: if the device's peak is known, the expected saving leaves out "
         "their time at that peak",
     )
+    needs = case.option("stacks")
+    if needs and all(one.where is None for one in found):
+        yield Unanswered("unfused-attention", "file and line of the softmax", needs)
 
 
 def is_restricted(rank: Rank) -> bool:
@@ -98,7 +102,8 @@ def _sizes(case: ProfileCase, one: Attention) -> str:
     itemsize = SCORES_ITEMSIZE.get(one.dtype)
     scores = f"; the scores of each are {units.size(_scores(one) * itemsize)}" if itemsize else ""
     times = case.calls_per_step(one.calls + one.backward_calls)
-    return f"{sizes}: {times}, {case.time_per_step(one.total)}{scores}"
+    inside = f" in module {one.module}" * bool(one.module)
+    return f"{sizes}{inside}{at_place(one.where)}: {times}, {case.time_per_step(one.total)}{scores}"
 
 
 def _scores(one: Attention) -> int:

@@ -109,6 +109,8 @@ class ProfileCase(Case):
     """The run's environment.json, by dot-key."""
     overhead: float | None = None
     """The time of a recorded step over that of a clean one, less 1; None if no clean step does the same work."""
+    others: float = 0.0
+    """The CPU cores that other processes of the machine kept busy in the clean run."""
 
     @property
     def rank(self) -> Rank:
@@ -150,6 +152,15 @@ class ProfileCase(Case):
         """The cores for each rank of the run, as recorded; None for a trace from elsewhere."""
         usable = self.environment.get("cpu.usable_cores")
         return None if usable is None else max(1, usable // self.ranks)
+
+    @property
+    def taken(self) -> float:
+        """The cores of each rank that other processes kept busy, which it may have beside an idle machine."""
+        return self.others / self.ranks
+
+    def taken_evidence(self) -> list[str]:
+        """States how many cores other processes kept busy, if they did."""
+        return [f"other processes kept {self.others:.1f} cores busy meanwhile"] if self.others else []
 
     @property
     def threads(self) -> int | None:

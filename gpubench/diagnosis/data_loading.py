@@ -77,7 +77,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         if free
         else f"{case.who()} waits for batches, and the loader takes most of the time outside of PyTorch",
         severity=severity(saving),
-        evidence=[*_evidence(case), _cores(case, workers)],
+        evidence=[*_evidence(case), _cores(case, workers), *case.taken_evidence()],
         cause="the training process itself reads and prepares every batch, between two steps"
         if workers == 0
         else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
@@ -102,9 +102,9 @@ def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
 
 
 def _free_cores(case: ProfileCase, workers: int) -> int:
-    """Returns how many of the rank's cores have neither a worker nor, on a CPU, a computing thread."""
+    """Returns how many of the rank's cores have no worker, no other process and, on a CPU, no computing thread."""
     computing = (case.threads or 1) if case.on_cpu else 0
-    return max(0, (case.cores or 0) - workers - computing)
+    return max(0, int((case.cores or 0) - workers - computing - case.taken))
 
 
 def _asleep(case: ProfileCase, waiting: float) -> float:
@@ -147,7 +147,8 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
     """Returns cause and advice where more workers would not help, or the settings are not known."""
     if isinstance(workers, int) and case.cores is not None:
         return (
-            f"every core is in use ({_cores(case, workers)}), and making a batch takes longer than the step",
+            f"every core is in use ({'; '.join([_cores(case, workers), *case.taken_evidence()])}), and making a batch "
+            "takes longer than the step",
             "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
         )
     return (

@@ -449,6 +449,8 @@ fast at 13 us (PyTorch 2.13, two cores)."""
 
 def too_few_threads(case: ProfileCase) -> Answers:
     threads, cores = case.threads, case.cores
+    if cores is not None:
+        cores = max(1, int(cores - case.taken))
     within = case.host_share("operators") + case.host_share("optimizer")
     if threads is None or cores is None or threads >= cores or within < IN_OPERATORS or _too_short_to_share(case):
         return
@@ -458,8 +460,10 @@ def too_few_threads(case: ProfileCase) -> Answers:
         title="CPU cores are idle",
         severity=severity(saving),
         evidence=[
-            f"each rank computes with {units.counted(threads, 'thread')} and has {units.counted(cores, 'core')}",
+            f"each rank computes with {units.counted(threads, 'thread')} and has "
+            f"{units.counted(case.cores or cores, 'core')}",
             f"operators take {units.percent(within)} of {case.window()}",
+            *case.taken_evidence(),
         ],
         cause="operators can use no more cores than they have threads",
         advice=_with_threads(cores),

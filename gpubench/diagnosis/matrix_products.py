@@ -122,6 +122,18 @@ def is_product(name: str) -> bool:
     return name in PRODUCTS or "convolution" in name or name in CONVOLUTIONS
 
 
+def rows(operator: Operator) -> int | None:
+    """Returns the smaller of M and K in a product [M, K] x [K, N] of two matrices; None for anything else.
+
+    The samples of a batch are the rows M of the products that read the weights, and K of those that make their
+    gradients.
+    """
+    shapes = _shapes(operator)[PRODUCTS[operator.name] :] if operator.name in ("aten::mm", "aten::addmm") else []
+    if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes[:2]):
+        return None
+    return min(shapes[0])
+
+
 def is_odd(case: ProfileCase, operator: Operator) -> bool:
     """Returns whether the operator is a product or convolution with rows that are not aligned to 16 bytes."""
     return operator.name in PRODUCTS.keys() | CONVOLUTIONS and bool(_odd(case, operator))

@@ -11,6 +11,7 @@ import msgspec
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
+from gpubench.diagnosis.cloned import needless_clones
 from gpubench.diagnosis.communication import (
     exposed_communication,
     repeated_reduction,
@@ -27,6 +28,7 @@ from gpubench.diagnosis.copies import (
     pinning,
 )
 from gpubench.diagnosis.data_loading import data_loading, restarted_workers
+from gpubench.diagnosis.double_precision import double_precision
 from gpubench.diagnosis.first_calls import not_warmed_up
 from gpubench.diagnosis.footprint_activations import (
     activations_kept,
@@ -45,6 +47,7 @@ from gpubench.diagnosis.footprint_state import (
     parameters,
     workspaces,
 )
+from gpubench.diagnosis.gradients_unused import unused_gradients
 from gpubench.diagnosis.headline import headline
 from gpubench.diagnosis.host import (
     blocking_launches,
@@ -102,8 +105,11 @@ def of_run(
     metrics: Mapping[str, Metric],
     environment: Mapping[str, Any],
     unit_time: float | None,
+    others: float = 0.0,
 ) -> Diagnosis:
     """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
+
+    `others` is the number of CPU cores that other processes kept busy meanwhile.
 
     `settings` is None if it is unknown how the run ran, so that findings propose no settings. `paths` are all traces of
     the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a clean step, in seconds.
@@ -116,7 +122,7 @@ def of_run(
     if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
     overhead = _overhead(profile, unit_time)
-    case = ProfileCase(profile, metrics, environment, overhead, settings=settings)
+    case = ProfileCase(profile, metrics, environment, overhead, others, settings=settings)
     return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest, settings)
 
 
@@ -143,11 +149,11 @@ MemoryRule = Callable[[FootprintCase], Answers]
 
 TIME_RULES: tuple[TimeRule, ...] = (
     not_warmed_up, data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
-    layout_of_batches, layout_in_model, nchw_convolutions, synchronisation, gradient_scaler, blocking_launches,
-    launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, fp32_products, unfused_attention,
-    odd_shapes, below_ceiling, memory_bound, unfused_optimizer, zeroed_gradients, repeated_reduction,
-    exposed_communication, stragglers, recompute, allocator, graph_breaks, recompilation, too_few_threads,
-    too_many_threads,
+    layout_of_batches, layout_in_model, needless_clones, nchw_convolutions, synchronisation, gradient_scaler,
+    blocking_launches, launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, double_precision,
+    fp32_products, unfused_attention, odd_shapes, below_ceiling, memory_bound, unfused_optimizer, zeroed_gradients,
+    repeated_reduction, exposed_communication, stragglers, recompute, unused_gradients, allocator, graph_breaks,
+    recompilation, too_few_threads, too_many_threads,
 )  # fmt: skip
 
 HOST_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
@@ -159,8 +165,8 @@ MEMORY_RULES: tuple[MemoryRule, ...] = (
 )  # fmt: skip
 
 OF_TRAINING = frozenset({
-    gradient_scaler, unfused_optimizer, zeroed_gradients, repeated_reduction, recompute, activations_kept, micro_batch,
-    large_logits, foreach_temporaries, optimizer_state, gradients,
+    gradient_scaler, unfused_optimizer, zeroed_gradients, repeated_reduction, recompute, unused_gradients,
+    activations_kept, micro_batch, large_logits, foreach_temporaries, optimizer_state, gradients,
 })  # fmt: skip
 """Rules about what a backward pass and an update need, which a run of inference has not."""
 
@@ -205,14 +211,14 @@ CaseT = TypeVar("CaseT", bound=Case)
 
 
 def _apply(rules: Sequence[Callable[[CaseT], Answers]], case: CaseT) -> Findings:
-    """Returns the findings of all rules that have evidence, the largest saving first; unknown savings come last.
+    """Returns the findings of all rules that have evidence: the most severe first, and of these the largest saving.
 
     Of several findings with the same fix only the first has it, so that it is tried once.
     """
     answers = [answer for rule in rules if not (case.infers and rule in OF_TRAINING) for answer in rule(case)]
     found = [_estimated(answer) for answer in answers if not isinstance(answer, Unanswered)]
     estimated = [one for one in found if one.finding.evidence]
-    estimated.sort(key=lambda one: (-one.saving, _BY_SEVERITY[one.finding.severity]))
+    estimated.sort(key=lambda one: (_BY_SEVERITY[one.finding.severity], -one.saving))
     findings: list[Finding] = []
     for finding, _ in estimated:
         known = any(finding.fix == other.fix for other in findings)

@@ -108,6 +108,14 @@ class Listener:
             if number < excess or now - client.heard > HANDSHAKE_SECONDS
         ]
 
+    def close_ports(self) -> list[Peer]:
+        """Stops listening on TCP ports. Returns the clients of them that are not authenticated yet."""
+        ports = [listening for listening in self.sockets if listening.family != socket.AF_UNIX]
+        self.sockets = [listening for listening in self.sockets if listening not in ports]
+        for listening in ports:
+            listening.close()
+        return [client for client, secret in self._unauthenticated.items() if secret]
+
     def close(self) -> list[Peer]:
         """Stops listening. Returns the clients that are not authenticated yet."""
         for listening in self.sockets:
@@ -115,6 +123,11 @@ class Listener:
                 Path(listening.getsockname()).unlink(missing_ok=True)
             listening.close()
         return list(self._unauthenticated)
+
+    @property
+    def connections(self) -> list[socket.socket]:
+        """The sockets over which something may come that no rank has sent."""
+        return [*self.sockets, *(client.connection for client in self._unauthenticated)]
 
 
 def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
@@ -245,7 +258,6 @@ class Workers:
 
     def close(self, timeout: float) -> None:
         """Ends every process of the run. Workers that have not exited after `timeout` seconds are killed."""
-        self._close_listener()
         processes = [process for child in self._children for process in _tree(child.pid)]  # while their parents exist
         try:
             if not self._wait(timeout) and timeout:
@@ -258,6 +270,7 @@ class Workers:
 
     def _end(self, processes: Iterable[psutil.Process]) -> None:
         """Closes the connections, and kills `processes` and all others of the run."""
+        self._close_listener()
         for peer in list(self.peers.values()):
             peer.connection.close()  # a worker on any machine exits when the host closes its connection
         self._kill(processes)  # before the rest of the output is read, which has no end while a process prints
@@ -314,6 +327,8 @@ class Workers:
         if isinstance(greeting, events.Seen):
             self._note_seen(greeting)
         if not listener or not isinstance(greeting, events.Hello) or not listener.admit(peer, greeting, self.peers):
+            if isinstance(greeting, events.Hello):
+                self._note_refused(greeting)
             self._hang_up(peer)
             return None
         self._expected = greeting.world_size
@@ -324,11 +339,22 @@ class Workers:
             self._answer(peer, greeting)
         peer.connection.setblocking(False)
         if len(self.peers) == self.world_size:
-            self._close_listener()
+            self._stop_admitting()
         return greeting
 
     def _note_seen(self, seen: events.Seen) -> None:
         """Called when a process that is not a rank says how far it has got."""
+
+    def _note_refused(self, hello: events.Hello) -> None:
+        """Called when a process is not made a rank, because the run has that rank already or another number of them."""
+
+    def _stop_admitting(self) -> None:
+        """Called when all ranks are connected."""
+        self._close_listener()
+
+    def news(self) -> list[events.Message]:
+        """Returns, once, what has been found out since the end of the stream, in which the processes have ended."""
+        return []
 
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
         """Sends the job to a new rank."""
@@ -436,8 +462,19 @@ class Workers:
             if time.monotonic() >= ends:
                 return False
             self._keep_output(self._printed.read(MOST_READ))
+            self._greet()
             time.sleep(EXIT_TICK)
         return True
+
+    def _greet(self) -> None:
+        """Reads what has arrived from processes that are no ranks."""
+        if self._listener is None:
+            return
+        for key, _ in self._selector.select(0):
+            if self._listener and key.fileobj in self._listener.connections:
+                for _ in key.data(key.fileobj):
+                    pass
+        self._disconnect_overdue(time.monotonic())
 
     def _read_output_for(self, seconds: float) -> None:
         """Reads the output of the workers for `seconds`."""

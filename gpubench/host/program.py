@@ -7,6 +7,7 @@ is known once they take their first optimizer step; see `gpubench.probe`.
 import json
 import logging
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,12 +20,14 @@ import psutil
 
 from gpubench import events, git, probe, units
 from gpubench.errors import ProgramFailed
-from gpubench.host import endings
+from gpubench.host import beside, endings, standard_input
+from gpubench.host.beside import Command
 from gpubench.host.endings import Ending, Image
 from gpubench.host.launch import GRACE
 from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
 from gpubench.host.supervision import EXCEPTION, KILLED, Peer, exit_in_words, last_line
 from gpubench.logs import PROGRAM_OUTPUT
+from gpubench.ranks import machine
 from gpubench.runs.directory import OUTPUT
 from gpubench.settings.schema import CommandSettings
 
@@ -80,7 +83,11 @@ class Program(SpreadWorkers):
         self._images: dict[int, Image] = {}
         """What the ranks of this machine ran when they connected, by rank."""
         self._news: list[events.Message] = []
-        """What is to be told about ranks that have left without a word."""
+        """What is to be told about ranks that have left without a word, and processes that are not measured."""
+        self._ancestries: dict[int, list[Command]] = {}
+        """What led from the program's first process to each rank of this machine, when the rank connected."""
+        self._unmeasured: set[int] = set()
+        """The process ids of those that train and are no ranks."""
         self.shutdown = settings.grace
         super().__init__(job, None, {}, stall_timeout)
 
@@ -88,6 +95,7 @@ class Program(SpreadWorkers):
         self._address = address.removeprefix("unix:")
         given = git.variables(os.environ) if self._settings.ref else os.environ  # a copy is its own repository
         path = os.pathsep.join(filter(None, [str(Path(probe.__file__).parent), os.environ.get("PYTHONPATH")]))
+        self._fed = standard_input.OWN.feed()
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         try:
@@ -95,16 +103,18 @@ class Program(SpreadWorkers):
                 self._settings.words,
                 cwd=self._directory,
                 env=dict(given) | self._variables(path),
-                stdin=subprocess.DEVNULL,
+                stdin=self._fed.descriptor,
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,  # only the host receives Ctrl-C
             )
         except OSError as error:
             os.close(reading)
+            self._fed.close()
             raise ProgramFailed(f"cannot start the program: {error.strerror}", "check the command after --") from None
         finally:
             os.close(writing)
+            self._fed.release()
         return [child], os.fdopen(reading, "rb", buffering=0)
 
     def _variables(self, path: str) -> dict[str, str]:
@@ -133,19 +143,21 @@ class Program(SpreadWorkers):
         """
         while not self._is_over():
             yield from self.receive()
-            yield from self._tell()
+            yield from self.news()
             yield None
-        yield from self._tell()
-
-    def _tell(self) -> Iterator[events.Message]:
-        news, self._news = self._news, []
-        yield from news
+        yield from self.news()
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
         super()._kill(processes)
         for process in self._processes():
             with suppress(psutil.Error):
                 process.kill()
+
+    def _end(self, processes: Iterable[psutil.Process]) -> None:
+        try:
+            super()._end(processes)
+        finally:
+            self._fed.close()
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the processes of the program that still run, also those that have left its session."""
@@ -159,10 +171,42 @@ class Program(SpreadWorkers):
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
         if peer.here and (image := endings.image(hello.pid)):  # before it goes on, as it may replace itself at once
             self._images[hello.rank] = image
+        if peer.here:
+            self._ancestries[hello.pid] = beside.ancestry(hello.pid, self._children[0].pid)
         super()._answer(peer, hello)
+
+    def _stop_admitting(self) -> None:
+        """Stops listening for other machines only: a process that trains and is no rank is to be told of."""
+        if self._listener is None:
+            return
+        for listening in self._listener.sockets:
+            if listening.family != socket.AF_UNIX:
+                self._selector.unregister(listening)
+        for client in self._listener.close_ports():
+            self._hang_up(client)
 
     def _note_seen(self, seen: events.Seen) -> None:
         self._seen.add(seen.what)
+        if seen.what == "trained":
+            self._note_unmeasured(seen.pid)
+
+    def _note_refused(self, hello: events.Hello) -> None:
+        if hello.machine == machine():
+            self._note_unmeasured(hello.pid)
+
+    def _note_unmeasured(self, pid: int) -> None:
+        """Keeps what is to be told of a process that trains and is no rank."""
+        if pid in self._unmeasured or pid in self._ancestries or not self._ancestries:
+            return
+        self._unmeasured.add(pid)
+        later = all(peer.left or peer.lost is not None for peer in self.peers.values())
+        found = beside.ancestry(pid, self._children[0].pid)
+        first = next(iter(self._ancestries.values()))
+        self._news.append(beside.unmeasured(found, first, self._job.repeats[0], later=later))
+
+    def news(self) -> list[events.Message]:
+        news, self._news = self._news, []
+        return news
 
     def _note(self, peer: Peer, message: events.Message) -> None:
         super()._note(peer, message)
@@ -251,7 +295,7 @@ class Program(SpreadWorkers):
         if not self.peers and now - self._started > self._settings.patience:
             raise ProgramFailed(
                 f"the program has taken no {self._step} {self._settings.patience:.0f} s after its start",
-                f"--program.patience sets the limit; {self._hint()}",
+                f"--program.patience sets the limit; {self._hint()}{self._awaited()}",
             )
         limit = self._stall_timeout
         if not active and self.awaits_machines:
@@ -324,3 +368,7 @@ class Program(SpreadWorkers):
         if first and any(TORCHRUN_FAILED in line for line in output):  # its report comes after the errors of the ranks
             return f"{found}, whose first error is {first[:200]}"
         return f"{found}, last: {line}" if (line := last_line(output)) else found
+
+    def _awaited(self) -> str:
+        """Returns what the program may wait for, as the end of a hint."""
+        return "; standard input is open: add < /dev/null if it has nothing for it" * standard_input.OWN.is_awaited

@@ -17,7 +17,7 @@ from gpubench import devices, events, git, machine, probe, units
 from gpubench.diagnosis.rules import advise
 from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed, RunFailed, SettingsError, UsageError
 from gpubench.findings import Finding, Findings
-from gpubench.host import endings
+from gpubench.host import beside, endings
 from gpubench.host.launch import Workers
 from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.program import Program, step_name
@@ -168,6 +168,7 @@ class OfProgram(Recorder[P]):
         """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
         self._missed: list[events.TreatmentsMissed] = []
         self._left: list[events.RankLeft] = []
+        self._unmeasured: list[events.Unmeasured] = []
         self._compiled: defaultdict[int, set[int]] = defaultdict(set)
         """The steps by repeat in which torch.compile compiled code on one rank or more."""
         self._program = program = configuration.settings.program
@@ -259,6 +260,10 @@ class OfProgram(Recorder[P]):
                 first[one.rank, one.how] = min(known, one, key=lambda each: each.steps)
         return [endings.warning(one, self.step, self._ranks) for one in first.values()]
 
+    def _beside(self) -> str | None:
+        """Returns the warning of processes that trained or inferred, and are not measured."""
+        return beside.warning(self._unmeasured, self._ranks, inference=bool(self._values.get("inference")))
+
     def _cut_short(self, repeat: int | None = None) -> ProgramFailed | None:
         """Returns the error of a run that has no result because a rank left without a word; None if none did.
 
@@ -276,7 +281,7 @@ class OfProgram(Recorder[P]):
         missed = {
             key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
         }
-        said = warnings.collected(warnings.not_applied(missed), *summary.warnings)
+        said = warnings.collected(warnings.not_applied(missed), self._beside(), *summary.warnings)
         return msgspec.structs.replace(summary, warnings=said, missed=missed)
 
     @property
@@ -314,6 +319,8 @@ class OfProgram(Recorder[P]):
         elif isinstance(event, events.RankLeft):
             self._left.append(event)
             self.progress.doing = "running on, unmeasured"
+        elif isinstance(event, events.Unmeasured):
+            self._unmeasured.append(event)
         elif isinstance(event, events.Elsewhere):
             self.elsewhere = event.host
             self.progress.doing = f"training; {event.host} has the results"

@@ -404,6 +404,7 @@ class Recorder(ABC, Generic[S]):
                 {metric.name: metric for metric in summary.metrics},
                 flatten(self.environment),
                 self.unit_time(summary),
+                summary.others.cores or 0.0 if summary.others and summary.others.busy else 0.0,
             )
             wanted = self._values.get("profiling.active") or 1
             if failed and any(len(rank.step_numbers) < wanted for rank in found.profile.ranks):

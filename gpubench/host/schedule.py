@@ -232,6 +232,8 @@ def measure(
     try:
         with recorder.start(job) as workers:
             _listen(workers, recorder, telemetry, watch)
+        for event in workers.news():
+            recorder.take(event)
     finally:
         telemetry.close()
         recorder.listen_to_log(False)

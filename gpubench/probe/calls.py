@@ -106,6 +106,8 @@ class CallProbe(Probe):
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or self._over or self._draws_now() or id(module) not in self._roots:
+            if self._forked and not is_compiling() and id(module) in self._roots and get_worker_info() is None:
+                self._tell_of_fork()
             return call(module, *args, **kwargs)
         if not self._calling.acquire(blocking=False):
             self._overlapping += self._thread != threading.get_ident()

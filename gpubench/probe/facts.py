@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
 import torch
+
+from .quiet import ignored_warnings
 
 PACKAGES = (
     "accelerate", "apex", "bitsandbytes", "diffusers", "flash-attn", "gpubench", "huggingface-hub", "msgspec", "numpy",
@@ -45,8 +46,7 @@ def facts() -> dict[str, Any]:
 
     A fact that this build of PyTorch does not provide is left out.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecated names, which the program may turn into errors
+    with ignored_warnings():  # of deprecated names, which the program may turn into errors
         return _facts()
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
-from .host import Host
+from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
@@ -49,6 +49,21 @@ SPREAD_STEPS = 50
 """The steps to measure on several machines where the user sets no number."""
 SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
+
+
+ALL_MEASURED = "gpubench has measured all steps that it was to measure, and ends the program here"
+HOST_GONE = "gpubench has ended before the program, and ends it here"
+
+
+class End(SystemExit):
+    """Ends the program. A program that prints what ends it, as a notebook does, prints the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self._reason = reason
+
+    def __str__(self) -> str:
+        return self._reason
 
 
 def install(variables: Mapping[str, str]) -> None:
@@ -89,6 +104,8 @@ class Probe:
         self._others = 0
         """The updates in other threads than the one that is measured."""
         self._over = False
+        self._forked = False
+        """Whether this process is a fork of a rank, of which the host is told if it trains too."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -269,8 +286,11 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._watches() and not is_compiling() and not self._over:
-            self._take_over()
+        if not self._watches() and not is_compiling():
+            if self._forked:
+                self._tell_of_fork()
+            elif not self._over:
+                self._take_over()
         if not self._watches():
             return
         self._chosen = True
@@ -331,11 +351,17 @@ class Probe:
             self._over = True
             self._following.close()
         if self._host:
+            self._forked = not self._over
             self._over = True
             self._host.close()  # otherwise the host would not learn that the rank has ended
         else:
             self._thread, self._timeline, self._chosen = 0, self._new_timeline(), False
             self._choosing = threading.Lock()  # another thread may have held it
+
+    def _tell_of_fork(self) -> None:
+        """Tells the host, once, that this fork of a rank trains or infers as well, and is not measured."""
+        self._forked = False
+        tell(self._address, "trained")
 
     def _new_timeline(self) -> Timeline:
         return Timeline(self._following.enter if self._following else None)
@@ -449,7 +475,7 @@ class Probe:
         if self._wanted and self._timeline.complete >= self._wanted:
             self._timeline.keep(self._wanted)
             self._finish()
-            raise SystemExit(0)
+            raise End(0, ALL_MEASURED)
 
     def _decide(self, host: Host, seconds: float) -> None:
         """Finds the number of steps that fit into the time, once it can be told.
@@ -482,7 +508,7 @@ class Probe:
             self._end_without_host()
         if following.updates >= self._wanted:
             self._finish()
-            raise SystemExit(0)
+            raise End(0, ALL_MEASURED)
 
     def _record(self, recording: Recording, complete: int) -> None:
         """Starts the recording with the first complete step, and advances it with every further one."""
@@ -690,7 +716,7 @@ class Probe:
         last_resort = threading.Timer(SECONDS_TO_END, os._exit, [1])  # it may catch SystemExit, or wait for a rank
         last_resort.daemon = True
         last_resort.start()
-        raise SystemExit(1)  # not 0, so that a launcher ends the other ranks
+        raise End(1, HOST_GONE)  # not 0, so that a launcher ends the other ranks
 
     def _leave(self) -> None:
         """Leaves the run at the end of a program that ends before all steps were measured."""

@@ -137,6 +137,15 @@ class Host:
             self._connection = None
 
 
+def tell(address: str, what: str) -> None:
+    """Tells the host what this process, which is none of its ranks, has done; without an effect if the host is gone."""
+    with suppress(OSError):
+        connection = _open(address)
+        with suppress(OSError):
+            connection.sendall(_line({"event": "seen", "rank": -1, "pid": os.getpid(), "what": what}))
+        connection.close()
+
+
 def machine() -> str:
     """Returns the identifier of `gpubench.ranks.machine`."""
     try:

@@ -39,9 +39,10 @@ def of_process(roots: list[torch.nn.Module], optimizer: Any, autocast: torch.dty
     found: dict[str, Any] = {
         "performance.compile": any(map(is_compiled, roots)),
         "performance.cpu_threads": torch.get_num_threads(),
-        "performance.matmul_precision": torch.get_float32_matmul_precision(),
         "performance.cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
     }
+    if precision := _matmul_precision():
+        found["performance.matmul_precision"] = precision
     if not found["performance.compile"]:  # otherwise the mode is not known
         found["performance.compile_mode"] = "default"
     if kernels := _kernels():
@@ -91,7 +92,8 @@ def _of_modules(
     if autocast in AUTOCAST:
         found["precision"] = AUTOCAST[autocast]
     elif parameters and {each.dtype for each in parameters} == {torch.float32}:
-        fast = parameters[0].is_cuda and torch.get_float32_matmul_precision() != "highest"
+        by_backend = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # what the program has set instead
+        fast = parameters[0].is_cuda and (_matmul_precision() or by_backend) not in ("highest", "ieee", "none", None)
         found["precision"] = "tf32" if fast else "fp32"
     weights = [each.weight for root in roots for each in root.modules() if isinstance(each, _ConvNd)]
     if images := [weight for weight in weights if type(weight) is torch.nn.Parameter and weight.dim() == 4]:
@@ -99,6 +101,14 @@ def _of_modules(
             each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in images
         )
     return found
+
+
+def _matmul_precision() -> str | None:
+    """Returns the precision of products in fp32; None if the program has set that of single backends instead."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # PyTorch refuses to say it for all of them
+        return None
 
 
 def _can_fuse(parameters: list[torch.nn.Parameter]) -> bool:

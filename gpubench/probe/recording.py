@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import os
-import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Callable
@@ -14,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from .host import Host
+from .quiet import ignored_warnings
 from .treatments import is_compiled, stand_in
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
@@ -122,8 +122,7 @@ class Recording:
     def _call(self, action: Callable[[], object]) -> None:
         """Calls a function of the profiler. Without it the program goes on, and is not recorded."""
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*Profiler")  # on events that are in the files already
+            with ignored_warnings(".*Profiler"):  # on events that are in the files already
                 action()
         except RuntimeError as error:
             self._host.warn(f"the program cannot be recorded: {error}")

@@ -262,7 +262,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings(Block):
-    """Problems with their evidence and fixes, the most costly first. `nothing` is said if there are none.
+    """Problems with their evidence and fixes, the most severe first. `nothing` is said if there are none.
 
     A terminal without -v shows the first ones, each in a few lines.
     """

@@ -46,6 +46,7 @@ from gpubench.trace.profile import (
 from gpubench.trace.ranks import collectives
 from gpubench.trace.reservations import reservations
 from gpubench.trace.slices import Program, launches, nearest_around, owner
+from gpubench.trace.unused import unused_gradients
 
 BEHIND = 0.05
 """The fraction of the window's work launched outside it above which a note says that host and device differ."""
@@ -312,6 +313,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
         steps=_steps(program, breakdowns(sets, _borders(program)) if sets else [], causes, parts),
         phases=phases(program, known),
         modules=modules(program, known),
+        unused_gradients=unused_gradients(program, known),
         operators=operators(program),
         attention=attention(program, known),
         kernels=kernels(trace, lexicon, launched_by, window),

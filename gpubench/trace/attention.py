@@ -17,6 +17,7 @@ from functools import cache
 from itertools import groupby
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from gpubench.hardware import AMPERE
@@ -38,7 +39,7 @@ from gpubench.trace.names import transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
 from gpubench.trace.profile import Attention, Operator, Rank
-from gpubench.trace.slices import Program, nearest, reaching
+from gpubench.trace.slices import Program, UserFrames, nearest, reaching
 
 QUERY, KEY, VALUE, MASK, DROPOUT, CAUSAL = range(6)
 GQA = 8  # in the math backend's operator, which has a dropout_mask before scale
@@ -197,10 +198,15 @@ def attention(program: Program, phases: Phases) -> list[Attention]:
     if not found:
         return []
     math = _math(program, phases)
+    frames, inside = UserFrames.of(program), nearest(program.nest, phases.calls.mask)
     total: dict[tuple[object, ...], Attention] = {}
     for one in found:
         call = int(math[one.softmax.slice]) if one.softmax.slice >= 0 else MISSING
         entry = _entry(program, one, call)
+        if one.softmax.slice >= 0 and one.softmax.role == "softmax":
+            called = int(inside[one.softmax.slice])
+            module = phases.calls.names[phases.calls.of[called]] if called >= 0 else ""
+            entry = msgspec.structs.replace(entry, where=frames.at(one.softmax.slice), module=module)
         key = (entry.groups, entry.queries, entry.keys, entry.head_size, entry.dtype, entry.fallback)
         total[key] = _sum(total[key], entry) if key in total else entry
     return sorted(total.values(), key=lambda entry: -entry.total)
@@ -444,4 +450,6 @@ def _sum(a: Attention, b: Attention) -> Attention:
         backward=a.backward + b.backward,
         fallback=a.fallback,
         obstacles=list(dict.fromkeys([*a.obstacles, *b.obstacles])),
+        where=a.where or b.where,
+        module=a.module or b.module,
     )

@@ -87,10 +87,11 @@ def _waiting(program: Program) -> Mask:
 
 TYPICAL = ("aten::copy_", "aten::to", "aten::_to_copy")
 """The most likely kind of copy, if inputs were not recorded."""
+CLONE = "aten::clone"
 _ASKING = (
     *TYPICAL,
     "aten::contiguous",
-    "aten::clone",
+    CLONE,
     "aten::item",
     "aten::reshape",
 )
@@ -103,6 +104,8 @@ class _Place(NamedTuple):
     pinned: bool | None
     phase: str
     where: str | None
+    clones: bool
+    """Whether aten::clone was called for itself."""
 
 
 @dataclass
@@ -143,8 +146,9 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
     for call in _calls(program):
         known = call.slice >= 0
         phase = NAMES[phases.of[call.slice]] if known else NAMES[OTHER]
-        tally = tallies[_Place(call.kind, call.pinned, phase, frames.at(call.slice) if known else None)]
         asker = int(asking[call.slice]) if known else MISSING
+        clones = known and program.trace.names[program.trace.host.name[asker]] == CLONE
+        tally = tallies[_Place(call.kind, call.pinned, phase, frames.at(call.slice) if known else None, clones)]
         _add(tally, call, program, asker)
         if known and asker not in timed:  # one call may make several copies
             timed.add(asker)

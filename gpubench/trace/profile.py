@@ -81,6 +81,18 @@ class Phase(Struct, frozen=True):
     """The time of forward work recomputed in the backward pass: a part of `device`, or on a CPU of `host`."""
 
 
+class UnusedGradients(Struct, frozen=True):
+    """Calls of outermost modules that record gradients, beside others of which a backward pass uses the gradients."""
+
+    calls: int
+    total: int
+    """The device time of these calls, or on a CPU their host time."""
+    modules: list[str]
+    """The classes of the modules."""
+    where: str | None
+    """file:line of the user's code that makes the first of these calls, if stacks were recorded."""
+
+
 class Module(Struct, frozen=True):
     """One nn.Module by its path; times include its children."""
 
@@ -161,6 +173,10 @@ class Attention(Struct, frozen=True, kw_only=True):
     """Whether scaled_dot_product_attention was called and fell back to its math backend."""
     obstacles: list[str]
     """The known reasons why its fused kernels do not take these inputs, one sentence each."""
+    where: str | None = None
+    """file:line of the user's code that calls the softmax, if stacks were recorded."""
+    module: str = ""
+    """The path of the module around the softmax that was called first; empty if modules are not recorded."""
 
     @property
     def total(self) -> int:
@@ -394,6 +410,8 @@ class Rank(Struct, frozen=True, kw_only=True):
     steps: list[Step]
     phases: list[Phase]
     modules: list[Module]
+    unused_gradients: UnusedGradients | None = None
+    """The calls of outermost modules in vain for a backward pass; None without any."""
     operators: list[Operator]
     attention: list[Attention] = []
     """The attention in separate operators, most time first."""
