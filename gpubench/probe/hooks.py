@@ -9,6 +9,7 @@ optimizer, so that a model is usually compiled before any of its classes is chan
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
+from .batches import Batches
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host
@@ -80,6 +82,9 @@ class Probe:
             from .following import Following
 
             self._following = Following(self._roots)
+        self._drawn = Batches()
+        self._again = False
+        """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._thread = 0
@@ -111,13 +116,10 @@ class Probe:
         """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
         self._started = 0
         """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
-        self._training_loaders: set[int] = set()
-        """The identities of the samplers of the loaders that training draws from."""
         self._updates = 0
         self._counted = Counted()
         self._passes = 0
         """The backward passes until the last update."""
-        self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = self._batches = 0
@@ -147,6 +149,8 @@ class Probe:
         os.register_at_fork(after_in_child=self._begin_in_fork)
         stand_in(dataloader.DataLoader, "__init__", self._make_loader)
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        stand_in(dataloader._BaseDataLoaderIter, "_next_index", self._next_index)
+        stand_in(dataloader._BaseDataLoaderIter, "_reset", self._begin_pass)
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
         if not self._following:
@@ -189,41 +193,60 @@ class Probe:
         self._started = id(iterator)
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(DATA_WAIT):
-            return call(iterator)
-        loader, evaluates = id(iterator._index_sampler), self._evaluates()
-        if evaluates and loader not in self._training_loaders:
+        if not self._watches() or self._drawn.drawing:
             return call(iterator)
         self._forget_set_up()
-        if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
-            self._timeline.suppose_training()
-        if self._following:
-            self._following.draws(iterator._dataset)
+        evaluates = self._evaluates() or not torch.is_grad_enabled()
         started, self._started = self._started == id(iterator), 0
-        with self._timeline.phase(WORKER_START if started else DATA_WAIT):
-            batch = call(iterator)
-        self._note_loader(iterator)
-        if size := self._size(batch):
-            self._draws = True
-            self._timeline.part.drawn += size
-        self._timeline.part.loaders.add(loader)
+        timed = self._drawn.begin(iterator, len(self._timeline.part.marks), evaluates=evaluates)
+        try:
+            if timed:
+                if self._following:
+                    self._following.draws(iterator._dataset)
+                with self._timeline.phase(WORKER_START if started else DATA_WAIT):
+                    batch = call(iterator)
+            else:
+                batch = call(iterator)
+        except StopIteration:
+            self._drawn.end_pass()
+            raise
+        finally:
+            self._drawn.drawing = False
+        self._drawn.take(iterator, batch, counts=not self._again)
+        if timed:
+            self._note_loader(iterator)
+        if not self._sample_shape:
+            self._size(batch)
         return batch
 
+    def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
+        found = call(iterator)
+        self._drawn.index(iterator, found)
+        return found
+
+    def _begin_pass(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+        self._drawn.begin_pass(iterator)
+        call(iterator, *args, **kwargs)
+
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or id(module) not in self._roots or not self._watches():
+        if is_compiling() or not self._watches():
+            return call(module, *args, **kwargs)
+        if id(module) not in self._roots:  # such as a copy of the model, whose weights are averages
+            if not (module.training and torch.is_grad_enabled()) and not self._timeline.is_in(FORWARD):
+                self._drawn.called(0, trains=False)
             return call(module, *args, **kwargs)
         # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
         if self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD):
             return call(module, *args, **kwargs)
         evaluates = self._evaluates()
-        self._timeline.decide(training=not evaluates)
-        if evaluates or not torch.is_grad_enabled():
+        part, trains = self._timeline.part, not evaluates and torch.is_grad_enabled()
+        self._drawn.called(len(part.marks), trains=trains)
+        if not trains:
             return call(module, *args, **kwargs)
-        part = self._timeline.part
-        self._training_loaders |= part.loaders
         part.first = part.first or id(module)
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
-            part.forwarded += self._counted.forward(self._size((args, kwargs)))
+            samples = self._counted.forward(self._size((args, kwargs)))
+            part.forwarded += 0 if self._again else samples
             part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
@@ -238,6 +261,7 @@ class Probe:
         for loss in tensors:
             self._keep_loss(loss)
         self._counted.passes += 1
+        self._drawn.settle(self._timeline.part)
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
@@ -268,11 +292,11 @@ class Probe:
             self._end_part(optimizer, skipped=True)
         return found
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not self._watches() and not is_compiling() and not self._over:
             self._take_over()
         if not self._watches():
-            return
+            return None
         self._chosen = True
         if self._following:
             self._following.updating(optimizer)
@@ -280,6 +304,27 @@ class Probe:
             self._timeline.leave_all_but(left_open)
         self._updating[id(optimizer)] = self._timeline.depth
         self._timeline.enter(OPTIMIZER)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._counting_once(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._counting_once(kwargs["closure"])}
+        return None
+
+    def _counting_once(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the closure of an optimizer, whose samples count in its first evaluation in an update."""
+        evaluations = 0
+
+        @functools.wraps(closure)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            nonlocal evaluations
+            evaluations += 1
+            before, self._again = self._again, evaluations > 1 or self._timeline.part.forwarded > 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._again = before
+
+        return evaluate
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._watches():
@@ -338,6 +383,7 @@ class Probe:
             self._choosing = threading.Lock()  # another thread may have held it
 
     def _new_timeline(self) -> Timeline:
+        self._drawn.forget()
         return Timeline(self._following.enter if self._following else None)
 
     def _forget_set_up(self) -> None:
@@ -365,7 +411,7 @@ class Probe:
 
     def _number(self, batch: Any) -> int:
         """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
-        tensor = None if self._draws else first_tensor(batch)
+        tensor = None if self._drawn.trained else first_tensor(batch)
         if tensor is None:
             return 0
         if self._batch() is not tensor:
@@ -397,6 +443,7 @@ class Probe:
         self._regions.cut(self._timeline)
         part = self._timeline.part
         part.graphs = compiled_graphs()
+        self._drawn.update(part)
         if part.batch and part.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
             part.forwarded = 0  # an update of the actor with the batch of the critic
         else:
@@ -651,7 +698,7 @@ class Probe:
             "total": total,
             "phases": phases,
             "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
-            "samples": sum(part.drawn if self._draws else part.forwarded for part in parts),
+            "samples": sum(part.drawn if self._drawn.trained else part.forwarded for part in parts),
             "loss": loss,
             "starved": parts[0].device_idle,
             "skipped": skipped,
