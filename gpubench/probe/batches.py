@@ -120,8 +120,8 @@ class Batches:
         stream = self._stream_of(iterator)
         last = self._waiting[-1] if self._waiting else None
         if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
-            last = Stretch(stream, evaluates, began)
-            self._waiting.append(last)
+            self._waiting.append(Stretch(stream, evaluates, began))
+            return True
         if stream.trains:
             return True
         if evaluates and self.trained and not stream.loader.trains:
@@ -163,21 +163,24 @@ class Batches:
         elif last.forward < 0:
             last.forward = marks
 
-    def settle(self, part: Part) -> None:
-        """Decides about the batches so far, which a backward pass or an update follows now."""
+    def settle(self, part: Part) -> bool:
+        """Decides about the batches so far, which a backward pass or an update follows now.
+
+        Returns whether those that were drawn last train.
+        """
         if not self._waiting:
-            return
+            return False
         waiting, self._waiting = self._waiting, []
         self._decisions += 1
         closest = waiting[-1].stream
-        closest_trained = closest.trains
+        known = closest.loader.trains
         verdicts = []
         for stretch in waiting:
             stream = stretch.stream
             if stream.seen != self._decisions:
                 stream.row = stream.row + 1 if stream.seen == self._decisions - 1 else 1
                 stream.seen = self._decisions
-            verdicts.append(self._trains(stretch, last=stretch is waiting[-1], known=closest_trained))
+            verdicts.append(self._trains(stretch, last=stretch is waiting[-1], known=known))
         self._doubted = None if verdicts[-1] or waiting[-1].over else closest.loader
         for number, (stretch, trains) in enumerate(zip(waiting, verdicts)):
             if trains:
@@ -188,6 +191,7 @@ class Batches:
                 _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
                 _rename(part, stretch.began, until, EVALUATION, OTHER)
+        return verdicts[-1]
 
     def update(self, part: Part) -> None:
         """Decides about the batches so far, which an update follows now."""
@@ -202,6 +206,10 @@ class Batches:
     def forget(self) -> None:
         """Forgets the batches about which nothing is decided yet."""
         self._waiting = []
+
+    def may_train(self, iterator: Any) -> bool:
+        """Returns whether the batch that an iterator gave last was drawn for training, as far as that is known."""
+        return self._stream_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
 
     @property
     def found(self) -> list[tuple[str, int]]:

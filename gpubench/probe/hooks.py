@@ -114,8 +114,10 @@ class Probe:
         """The tensor that an outermost module was given last as its batch; `_batches` is the number of them."""
         self._updated_with = (0, 0)
         """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
-        self._started = 0
-        """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
+        self._started = (0, 0, 0)
+        """Of the iterator whose workers have started and have made no batch yet: its identity, or 0 without one, and
+        the numbers of parts and of marks before that.
+        """
         self._updates = 0
         self._counted = Counted()
         self._passes = 0
@@ -184,21 +186,24 @@ class Probe:
             self._made[optimizer] = self._places.here()
 
     def _start_workers(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
-        if not self._watches() or self._evaluates():
+        if not self._watches() or self._drawn.drawing or self._evaluates():
             call(iterator, *args, **kwargs)
             return
         self._forget_set_up()
+        began = self._timeline.ended, len(self._timeline.part.marks)
         with self._timeline.phase(WORKER_START):
             call(iterator, *args, **kwargs)
-        self._started = id(iterator)
+        self._started = id(iterator), *began
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._drawn.drawing:
             return call(iterator)
         self._forget_set_up()
         evaluates = self._evaluates() or not torch.is_grad_enabled()
-        started, self._started = self._started == id(iterator), 0
-        timed = self._drawn.begin(iterator, len(self._timeline.part.marks), evaluates=evaluates)
+        (starting, part, began), self._started = self._started, (0, 0, 0)
+        started = starting == id(iterator)
+        began = began if started and part == self._timeline.ended else len(self._timeline.part.marks)
+        timed = self._drawn.begin(iterator, began, evaluates=evaluates)
         try:
             if timed:
                 if self._following:
@@ -213,7 +218,7 @@ class Probe:
         finally:
             self._drawn.drawing = False
         self._drawn.take(iterator, batch, counts=not self._again)
-        if timed:
+        if timed and self._drawn.may_train(iterator):
             self._note_loader(iterator)
         if not self._sample_shape:
             self._size(batch)
@@ -261,7 +266,8 @@ class Probe:
         for loss in tensors:
             self._keep_loss(loss)
         self._counted.passes += 1
-        self._drawn.settle(self._timeline.part)
+        if self._drawn.settle(self._timeline.part):
+            self._timeline.rebase(OTHER)  # also where the program trains a model in evaluation mode
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
