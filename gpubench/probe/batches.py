@@ -1,4 +1,4 @@
-"""Decides which of the batches that a program draws are for training, how many samples they have, and what evaluation is.
+"""Decides which of a program's batches are for training, how many samples they have, and which time is evaluation.
 
 A batch trains if a backward pass, or an update without one, follows it before the next batch is drawn. That is known
 only afterwards, so that the batches of a part of the loop wait until then: `settle` counts those that train, and makes
@@ -26,13 +26,17 @@ from .timeline import EVALUATION, OTHER, Part
 REGULAR = 3
 """Updates in a row with a batch of the same pass over a DataLoader, after which such batches count as training."""
 DOUBTS = 2
-"""Updates in a row that only a batch drawn as for evaluation precedes, after which its DataLoader counts as training."""
+"""Updates in a row that follow a batch drawn as for evaluation, after which its DataLoader counts as training."""
 MOST_WAITING = 4096
 """The largest number of batches whose indices are known before they arrive."""
 UNTIMED = frozenset({"backward", "optimizer", "end"})
 """The phases that evaluation does not have, so that their marks stay."""
-INDICES, CONSTANT, DIMENSION = "indices", "batch_size", "dimension"
-"""How the samples of a batch are counted; see `Batches.found`."""
+INDICES = "indices drawn by"
+CONSTANT = "samples in the batches of"
+DIMENSION = "entries of the first tensor in the batches of"
+"""What the samples of a batch are, before the name of its DataLoader."""
+OF_MODEL = "entries of the first tensor that {} is given"
+"""What they are where no DataLoader is drawn from."""
 
 
 @dataclass(eq=False)
@@ -265,6 +269,12 @@ class Batches:
             except TypeError:
                 continue
         return Loader(sampler=id(sampler))
+
+
+def in_words(found: Sequence[tuple[str, str]]) -> str:
+    """Returns what the samples are. `found` has for each DataLoader what they are, and the line that makes it."""
+    named = [f"{how} the DataLoader{f' at {place}' if place else ''}" for how, place in dict.fromkeys(found)]
+    return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:]))) + (", added" if len(named) > 1 else "")
 
 
 def _rename(part: Part, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:

@@ -27,12 +27,12 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
-from .batches import Batches
+from .batches import OF_MODEL, Batches, in_words
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host
 from .length import MOST_WARMUP, Length, fitting, usual
-from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
+from .observed import Places, autocast_of, first_tensor, is_vector, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
@@ -141,6 +141,10 @@ class Probe:
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
         self._time = 0.0
+        self._samples: int | None = None
+        """The samples of each step, where the user has set them."""
+        self._model = ""
+        """The class of the module whose batches are counted where no DataLoader is."""
 
     def install(self) -> None:
         self._treatments.install()
@@ -155,6 +159,7 @@ class Probe:
         stand_in(dataloader._BaseDataLoaderIter, "_reset", self._begin_pass)
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
+        stand_in(torch, "save", self._save)
         if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
@@ -220,8 +225,7 @@ class Probe:
         self._drawn.take(iterator, batch, counts=not self._again)
         if timed and self._drawn.may_train(iterator):
             self._note_loader(iterator)
-        if not self._sample_shape:
-            self._size(batch)
+        self._sample_shape = self._sample_shape or samples_in(batch)[1]
         return batch
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
@@ -252,11 +256,24 @@ class Probe:
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             samples = self._counted.forward(self._size((args, kwargs)))
             part.forwarded += 0 if self._again else samples
+            self._model = self._model or type(unwrapped(module)).__name__
             part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
             return self._treatments.call(call, module, args, kwargs)
+
+    def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        changed = call(module, *args, **kwargs)
+        if self._watches():
+            self._evaluates()
+        return changed
+
+    def _save(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint is no part of the evaluation before it, although the model may still be in evaluation mode."""
+        if self._watches():
+            self._timeline.rebase(OTHER)
+        return call(*args, **kwargs)
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
@@ -409,11 +426,14 @@ class Probe:
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
-    def _size(self, batch: Any) -> int:
-        """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
-        size, shape = samples_in(batch)
+    def _size(self, given: Any) -> int:
+        """Returns the number of samples that a module is given: the first dimension of the first tensor.
+
+        It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
+        """
+        size, shape = samples_in(given)
         self._sample_shape = self._sample_shape or shape
-        return size
+        return min(size, 1) if size and not shape and is_vector(first_tensor(given)) else size
 
     def _number(self, batch: Any) -> int:
         """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
@@ -562,6 +582,7 @@ class Probe:
         if (found or not self._looks) and self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
+                stand_in(cls, "train", self._change_mode)
                 self._wrapped.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
@@ -641,6 +662,7 @@ class Probe:
     def _begin_steps(self, host: Host, training: dict[str, Any]) -> None:
         """Finds how many steps to measure, as far as that is known before the first one."""
         self._warmup, steps = training["warmup_steps"], training["steps"]
+        self._samples = training.get("samples_per_step")
         warmup = MOST_WARMUP if self._warmup is None else self._warmup
         if steps is None and host.job["length"]:
             self._plan(host, Length(*host.job["length"]))
@@ -704,7 +726,7 @@ class Probe:
             "total": total,
             "phases": phases,
             "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
-            "samples": sum(part.drawn if self._drawn.trained else part.forwarded for part in parts),
+            "samples": self._samples_of(parts),
             "loss": loss,
             "starved": parts[0].device_idle,
             "skipped": skipped,
@@ -717,6 +739,20 @@ class Probe:
         self._sent += 1
         self._time += total
         return step
+
+    def _samples_of(self, parts: list[Part]) -> int:
+        """Returns the samples of a step."""
+        if self._samples is not None:
+            return self._samples
+        return sum(part.drawn if self._drawn.trained else part.forwarded for part in parts)
+
+    def _samples_from(self) -> str:
+        """Returns what the samples are, as a part of a sentence; empty if they are unknown."""
+        if self._samples is not None:
+            return "set by --samples-per-step"
+        if self._drawn.trained:
+            return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
+        return OF_MODEL.format(self._model) if self._model else ""
 
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
@@ -733,7 +769,14 @@ class Probe:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
                 self._recording.close()
-            self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
+            self._host.put(
+                "repeatdone",
+                repeat=self._repeat,
+                wall=wall,
+                work=self._counted.found(),
+                samples_from=self._samples_from()[:1000],
+                **peak_memory(),
+            )
         self._host.put("done")
         self._host.flush()
 
