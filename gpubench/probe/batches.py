@@ -83,6 +83,8 @@ class Stretch:
     over: bool = False
     resumed: int = -1
     """Where the first call began that may train after the end of the pass."""
+    left: int = -1
+    """Where the program has done since what is no evaluation; see `Batches.leave`."""
 
     @property
     def called(self) -> bool:
@@ -126,6 +128,7 @@ class Batches:
         if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
             self._waiting.append(Stretch(stream, evaluates, began))
             return True
+        last.left = -1
         if stream.trains:
             return True
         if evaluates and self.trained and not stream.loader.trains:
@@ -159,6 +162,8 @@ class Batches:
         if not self._waiting:
             return
         last = self._waiting[-1]
+        if not trains:
+            last.left = -1
         if last.over:
             if trains and last.resumed < 0:
                 last.resumed = marks
@@ -166,6 +171,16 @@ class Batches:
             last.without = True
         elif last.forward < 0:
             last.forward = marks
+
+    @property
+    def may_evaluate(self) -> bool:
+        """Whether what runs now may be an evaluation that `leave` ends."""
+        last = self._waiting[-1] if self._waiting else None
+        return last is not None and last.left < 0 and (last.evaluates or last.without)
+
+    def leave(self, marks: int) -> None:
+        """Takes up that an evaluation, if one has run, is over: modules train again, or a checkpoint is saved."""
+        self._waiting[-1].left = marks
 
     def settle(self, part: Part) -> bool:
         """Decides about the batches so far, which a backward pass or an update follows now.
@@ -191,7 +206,7 @@ class Batches:
                 self._count(stretch, part)
             until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
             if not trains:
-                ends = (stretch.resumed, stretch.forward if stretch.evaluates else -1)
+                ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
                 _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
                 _rename(part, stretch.began, until, EVALUATION, OTHER)

@@ -83,6 +83,8 @@ class Probe:
 
             self._following = Following(self._roots)
         self._drawn = Batches()
+        self._mode_tells = True
+        """Whether evaluation mode means evaluation. It does not once the program has trained in it, until it is set."""
         self._again = False
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._timeline = self._new_timeline()
@@ -102,6 +104,8 @@ class Probe:
         """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
         self._wrapped: set[type] = set()
         """The classes of modules whose calls are wrapped."""
+        self._switched: set[type] = set()
+        """The classes of modules whose changes of mode are seen."""
         self._module_call: Any = None
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._known: int | None = None
@@ -204,10 +208,10 @@ class Probe:
         if not self._watches() or self._drawn.drawing:
             return call(iterator)
         self._forget_set_up()
-        evaluates = self._evaluates() or not torch.is_grad_enabled()
         (starting, part, began), self._started = self._started, (0, 0, 0)
         started = starting == id(iterator)
         began = began if started and part == self._timeline.ended else len(self._timeline.part.marks)
+        evaluates = self._evaluates() or not torch.is_grad_enabled()
         timed = self._drawn.begin(iterator, began, evaluates=evaluates)
         try:
             if timed:
@@ -265,15 +269,21 @@ class Probe:
 
     def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         changed = call(module, *args, **kwargs)
-        if self._watches():
-            self._evaluates()
+        self._mode_tells = True
+        if self._watches() and not self._evaluates():
+            self._end_evaluation()
         return changed
 
     def _save(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A checkpoint is no part of the evaluation before it, although the model may still be in evaluation mode."""
         if self._watches():
             self._timeline.rebase(OTHER)
+            self._end_evaluation()
         return call(*args, **kwargs)
+
+    def _end_evaluation(self) -> None:
+        if self._drawn.may_evaluate:
+            self._drawn.leave(self._timeline.divide())
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
@@ -284,7 +294,8 @@ class Probe:
             self._keep_loss(loss)
         self._counted.passes += 1
         if self._drawn.settle(self._timeline.part):
-            self._timeline.rebase(OTHER)  # also where the program trains a model in evaluation mode
+            self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
+            self._timeline.rebase(OTHER)
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
@@ -416,6 +427,8 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
+        if not self._mode_tells:
+            return False
         evaluates = False
         for each in self._models.valuerefs():
             model = each()
@@ -582,8 +595,10 @@ class Probe:
         if (found or not self._looks) and self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
-                stand_in(cls, "train", self._change_mode)
                 self._wrapped.add(cls)
+            for cls in {type(model) for model in self._models.values()} - self._switched:
+                stand_in(cls, "train", self._change_mode)
+                self._switched.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
         is_new, unknown = optimizer not in self._optimizers, self._counted.passes > self._passes and not called

@@ -214,6 +214,13 @@ class Timeline:
             if not self._open:
                 self.part.marks.append((base, self._clock.mark()))
 
+    def divide(self) -> int:
+        """Sets a mark within the time outside of all phases. Returns the number of marks before it."""
+        marks = self.part.marks
+        if not self._open:
+            marks.append((self.base, self._clock.mark()))
+        return len(marks) - 1
+
     def end_part(self, optimizer: int, *, skipped: bool = False) -> None:
         """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it."""
         part, before = self.part, self.part.marks[-1][1]
