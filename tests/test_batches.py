@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from probing import Loop, Measured, batches, probed
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from gpubench.probe.batches import Batches
 from gpubench.probe.hooks import DATA_WAIT, FORWARD
 from gpubench.probe.timeline import EVALUATION, OTHER, Mark, Part
-from tests.probing import Loop, Measured, batches, probed
 
 EPOCH, EPOCHS = 4, 4
 SLEEP = 0.004
@@ -306,7 +306,7 @@ def by_lbfgs(loop: Loop) -> None:
             loss.backward()
             return loss
 
-        loop.optimizer.step(closure)  # type: ignore[arg-type]
+        loop.optimizer.step(closure)
 
 
 def by_lbfgs_over_all_batches(loop: Loop) -> None:
@@ -321,7 +321,7 @@ def by_lbfgs_over_all_batches(loop: Loop) -> None:
                 loss.backward()
             return torch.stack(losses).detach().sum()
 
-        loop.optimizer.step(closure)  # type: ignore[arg-type]
+        loop.optimizer.step(closure)
 
 
 def by_rollouts(loop: Loop) -> None:
