@@ -165,6 +165,15 @@ Vs = Annotated[
         autocompletion=completion.assignments,
     ),
 ]
+SamplesPerStep = Annotated[
+    str | None,
+    option(
+        "N",
+        "Samples of one rank in each step of the program, where they are counted otherwise.",
+        PROGRAM,
+        "--samples-per-step",
+    ),
+]
 VsArguments = Annotated[
     str | None,
     option(
@@ -250,6 +259,10 @@ PrintConfig = Annotated[
 ]
 
 
+OF_PROGRAMS = ("samples_per_step",)
+"""The options with a setting that only programs of the user have."""
+
+
 def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     """Returns the settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
 
@@ -259,7 +272,8 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     from gpubench.settings.loading import canonical, parse_unknown_overrides
 
     known = fields(cls)
-    named = {name: value for name, value in given(ctx).items() if canonical(cls, name) in known}
+    # What only a program has is refused with the other settings.
+    named = {name: value for name, value in given(ctx).items() if canonical(cls, name) in known or name in OF_PROGRAMS}
     found = named | parse_unknown_overrides(ctx.args, cls)
     return found | _world_size(found) if launched_by_torchrun() else found
 

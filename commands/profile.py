@@ -87,6 +87,7 @@ def profile(
     batch_size: options.BatchSize = None,
     inference: options.Inference = False,
     steps: options.Steps = None,
+    samples_per_step: options.SamplesPerStep = None,
     world_size: options.WorldSize = None,
     repeats: options.Repeats = None,
     device: options.Device = None,

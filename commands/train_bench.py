@@ -51,6 +51,7 @@ def train_bench(
     batch_size: options.BatchSizes = None,
     inference: options.Inference = False,
     steps: options.Steps = None,
+    samples_per_step: options.SamplesPerStep = None,
     world_size: options.WorldSize = None,
     repeats: options.Repeats = None,
     target_precision: options.TargetPrecision = None,

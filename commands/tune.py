@@ -94,6 +94,7 @@ def tune(
     batch_size: options.BatchSize = None,
     inference: options.Inference = False,
     steps: options.Steps = None,
+    samples_per_step: options.SamplesPerStep = None,
     world_size: options.WorldSize = None,
     device: options.Device = None,
     memory: Memory = None,

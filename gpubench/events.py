@@ -403,6 +403,8 @@ class RepeatDone(Event, frozen=True):
     setup_peak_reserved: Size | None = None
     work: WorkCounted | None = None
     """None for inference."""
+    samples_from: Words = ""
+    """What the samples of a program of the user are; empty if they are unknown, or those of gpubench's own loop."""
 
 
 class TraceRecorded(Event, frozen=True):

@@ -62,6 +62,15 @@ def test_a_program_leaves_a_run_directory_like_any_other_run(tmp_path: Path) -> 
     assert (run.run / "report.html").is_file()
 
 
+@pytest.mark.parametrize(
+    ("command", "words"), [("train-bench", ()), ("profile", ()), ("memory", ("--", sys.executable, "t.py"))]
+)
+def test_samples_per_step_is_refused_where_it_means_nothing(tmp_path: Path, command: str, words: Sequence[str]) -> None:
+    found = gpubench(command, "--samples-per-step", "7", *words, results=tmp_path)
+    assert found.code == 2
+    assert f"'samples_per_step' is a setting of train-bench -- PROGRAM, not of {command}\n" in found.stderr
+
+
 def test_a_program_can_take_all_of_its_steps(tmp_path: Path) -> None:
     run = measure(tmp_path, *takes(45), options=["--steps", "all"])
     assert (run.code, len(run.lines("steps.jsonl"))) == (0, 45)

@@ -5,9 +5,12 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from gpubench.compare import comparability
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step, WorkCounted
-from gpubench.runs.steps import Repeat, measure
-from gpubench.runs.summary import Summary, summarise
+from gpubench.report.run import what_samples_are
+from gpubench.runs import warnings
+from gpubench.runs.steps import Repeat, StepSamples, measure
+from gpubench.runs.summary import Summary, metric_of, summarise
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 WARMUP = 2
@@ -176,3 +179,40 @@ def test_throttling_in_the_window_is_a_warning() -> None:
     found = summary_of(repeat_of([step(i, 0.1) for i in range(12)]), telemetry=telemetry, gpus=[0])
     assert found.throttled == {"SwPowerCap": 1.0}
     assert any("SwPowerCap" in warning for warning in found.warnings)
+
+
+def test_the_samples_of_a_step_over_its_time_are_the_throughput() -> None:
+    uneven = StepSamples(mean=53.3, usual=64)
+    assert not uneven.even
+    assert StepSamples(mean=63.8, usual=64).even
+    throughput, step_time = (
+        metric_of(name, values, 10, None, None)
+        for name, values in (("throughput", [106.6, 106.6]), ("step_time", [0.5, 0.5]))
+    )
+    assert warnings.contradictory(throughput, step_time, uneven) is None
+    said = warnings.contradictory(throughput, step_time, StepSamples(mean=64, usual=64))
+    assert said
+    assert said.startswith("64 samples in a mean step of 500 ms are not the throughput")
+
+
+def test_uneven_batches_are_said_in_every_headline() -> None:
+    settings, workload = {"program.command": "python t.py"}, {"samples_per_step": 32}
+
+    def headline(samples: StepSamples) -> str:
+        return comparability.program(settings, workload, 2, samples)
+
+    assert headline(StepSamples(mean=64, usual=64)) == "python t.py, 32 samples a step x 2 ranks"
+    assert headline(StepSamples(mean=50.5, usual=64)) == "python t.py, 25.25 samples a step on average x 2 ranks"
+    assert headline(StepSamples(mean=64, usual=64)) == comparability.program(settings, workload, 2)
+    said = what_samples_are(StepSamples(mean=50.5, usual=64, counted_from="indices drawn by the DataLoader"))
+    assert said == (
+        "samples are indices drawn by the DataLoader; batches are uneven: 64 samples in most steps, 50.5 on average"
+    )
+
+
+def test_the_samples_of_a_summary_are_those_of_all_ranks_in_its_steady_steps() -> None:
+    steps = [step(number, 0.1, rank, skipped=number == 5) for rank in (0, 1) for number in range(12)]
+    found = summarise([repeat_of(steps)], None, "").samples
+    assert found
+    assert found.usual == 8
+    assert 7 < found.mean < 8

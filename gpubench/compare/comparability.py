@@ -14,6 +14,7 @@ from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
 from gpubench.runs.directory import RunRecord
+from gpubench.runs.steps import StepSamples
 from gpubench.settings.keys import PROGRAM, RUN_BY
 
 if TYPE_CHECKING:
@@ -36,13 +37,18 @@ def over(ranks: int) -> str:
     return f" x {ranks} ranks" if ranks > 1 else ""
 
 
-def program(settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1) -> str:
+def program(
+    settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1, samples: StepSamples | None = None
+) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu".
 
-    What is not known of it, as of a program without samples, is left out.
+    What is not known of it, as of a program without samples, is left out. `samples` are those of its measured steps,
+    whose mean is given where batches are so uneven that the usual number over the step time is not the throughput.
     """
-    samples, device = workload.get("samples_per_step"), workload.get("device")
-    step = f", {units.counted(samples, 'sample')} a step" if samples and "memory.steps" not in settings else ""
+    number, device = workload.get("samples_per_step"), workload.get("device")
+    step = f", {units.counted(number, 'sample')} a step" if number and "memory.steps" not in settings else ""
+    if samples and not (samples.even and samples.usual == (number or 0) * ranks):
+        step = f", {samples.mean / ranks:.4g} samples a step on average"
     place = f" on {device}" if device else ""
     return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)}{place}"
 
@@ -199,7 +205,7 @@ def headline(run: RunEvidence) -> str:
         model, scheduler = (run.workload.get(key) for key in ("model", "scheduler"))
         return pipeline(settings, model, scheduler, run.record.world_size)
     if "program.command" in settings:
-        return program(settings, run.workload, run.record.world_size)
+        return program(settings, run.workload, run.record.world_size, run.summary.samples)
     device = settings.get("device") or "?"
     if _predicted(run):
         named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")

@@ -127,6 +127,7 @@ class CallProbe(Probe):
             part.first = part.first or id(module)
             if part.first == id(module):
                 part.forwarded += self._size((args, kwargs))
+                self._model = self._model or type(unwrapped(module)).__name__
             with self._timeline.phase(FORWARD):
                 result = self._treatments.call(call, module, args, kwargs)
             self._end_call(module)
@@ -170,8 +171,12 @@ class CallProbe(Probe):
     def _step(self, parts: list[Part]) -> dict[str, Any]:
         """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
-        samples = sum(part.forwarded for part in parts if part.optimizer == parts[0].optimizer)
-        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns), "samples": samples}
+        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns)}
+
+    def _samples_of(self, parts: list[Part]) -> int:
+        if self._samples is not None:
+            return self._samples
+        return sum(part.forwarded for part in parts if part.optimizer == parts[0].optimizer)
 
     def _finish(self) -> None:
         if self._host:

@@ -9,6 +9,7 @@ optimizer, so that a model is usually compiled before any of its classes is chan
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -26,11 +27,12 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
+from .batches import OF_MODEL, Batches, in_words
 from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
-from .observed import Places, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
+from .observed import Places, autocast_of, first_tensor, is_vector, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
@@ -95,6 +97,11 @@ class Probe:
             from .following import Following
 
             self._following = Following(self._roots)
+        self._drawn = Batches()
+        self._mode_tells = True
+        """Whether evaluation mode means evaluation. It does not once the program has trained in it, until it is set."""
+        self._again = False
+        """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._thread = 0
@@ -114,6 +121,8 @@ class Probe:
         """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
         self._wrapped: set[type] = set()
         """The classes of modules whose calls are wrapped."""
+        self._switched: set[type] = set()
+        """The classes of modules whose changes of mode are seen."""
         self._module_call: Any = None
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._known: int | None = None
@@ -126,15 +135,14 @@ class Probe:
         """The tensor that an outermost module was given last as its batch; `_batches` is the number of them."""
         self._updated_with = (0, 0)
         """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
-        self._started = 0
-        """The identity of the iterator whose workers have started and have made no batch yet; 0 without one."""
-        self._training_loaders: set[int] = set()
-        """The identities of the samplers of the loaders that training draws from."""
+        self._started = (0, 0, 0)
+        """Of the iterator whose workers have started and have made no batch yet: its identity, or 0 without one, and
+        the numbers of parts and of marks before that.
+        """
         self._updates = 0
         self._counted = Counted()
         self._passes = 0
         """The backward passes until the last update."""
-        self._draws = False
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = self._batches = 0
@@ -154,6 +162,10 @@ class Probe:
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
         self._time = 0.0
+        self._samples: int | None = None
+        """The samples of each step, where the user has set them."""
+        self._model = ""
+        """The class of the module whose batches are counted where no DataLoader is."""
 
     def install(self) -> None:
         self._treatments.install()
@@ -164,8 +176,11 @@ class Probe:
         os.register_at_fork(after_in_child=self._begin_in_fork)
         stand_in(dataloader.DataLoader, "__init__", self._make_loader)
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        stand_in(dataloader._BaseDataLoaderIter, "_next_index", self._next_index)
+        stand_in(dataloader._BaseDataLoaderIter, "_reset", self._begin_pass)
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
+        stand_in(torch, "save", self._save)
         if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
@@ -197,55 +212,95 @@ class Probe:
             self._made[optimizer] = self._places.here()
 
     def _start_workers(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
-        if not self._watches() or self._evaluates():
+        if not self._watches() or self._drawn.drawing or self._evaluates():
             call(iterator, *args, **kwargs)
             return
         self._forget_set_up()
+        began = self._timeline.ended, len(self._timeline.part.marks)
         with self._timeline.phase(WORKER_START):
             call(iterator, *args, **kwargs)
-        self._started = id(iterator)
+        self._started = id(iterator), *began
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(DATA_WAIT):
-            return call(iterator)
-        loader, evaluates = id(iterator._index_sampler), self._evaluates()
-        if evaluates and loader not in self._training_loaders:
+        if not self._watches() or self._drawn.drawing:
             return call(iterator)
         self._forget_set_up()
-        if evaluates:  # a Trainer may draw the next batches before it leaves the evaluation mode
-            self._timeline.suppose_training()
-        if self._following:
-            self._following.draws(iterator._dataset)
-        started, self._started = self._started == id(iterator), 0
-        with self._timeline.phase(WORKER_START if started else DATA_WAIT):
-            batch = call(iterator)
-        self._note_loader(iterator)
-        if size := self._size(batch):
-            self._draws = True
-            self._timeline.part.drawn += size
-        self._timeline.part.loaders.add(loader)
+        (starting, part, began), self._started = self._started, (0, 0, 0)
+        started = starting == id(iterator)
+        began = began if started and part == self._timeline.ended else len(self._timeline.part.marks)
+        evaluates = self._evaluates() or not torch.is_grad_enabled()
+        timed = self._drawn.begin(iterator, began, evaluates=evaluates)
+        try:
+            if timed:
+                if self._following:
+                    self._following.draws(iterator._dataset)
+                with self._timeline.phase(WORKER_START if started else DATA_WAIT):
+                    batch = call(iterator)
+            else:
+                batch = call(iterator)
+        except StopIteration:
+            self._drawn.end_pass()
+            raise
+        finally:
+            self._drawn.drawing = False
+        self._drawn.take(iterator, batch, counts=not self._again)
+        if timed and self._drawn.may_train(iterator):
+            self._note_loader(iterator)
+        self._sample_shape = self._sample_shape or samples_in(batch)[1]
         return batch
 
+    def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
+        found = call(iterator)
+        self._drawn.index(iterator, found)
+        return found
+
+    def _begin_pass(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+        self._drawn.begin_pass(iterator)
+        call(iterator, *args, **kwargs)
+
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or id(module) not in self._roots or not self._watches():
+        if is_compiling() or not self._watches():
+            return call(module, *args, **kwargs)
+        if id(module) not in self._roots:  # such as a copy of the model, whose weights are averages
+            if not (module.training and torch.is_grad_enabled()) and not self._timeline.is_in(FORWARD):
+                self._drawn.called(0, trains=False)
             return call(module, *args, **kwargs)
         # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
         if self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD):
             return call(module, *args, **kwargs)
         evaluates = self._evaluates()
-        self._timeline.decide(training=not evaluates)
-        if evaluates or not torch.is_grad_enabled():
+        part, trains = self._timeline.part, not evaluates and torch.is_grad_enabled()
+        self._drawn.called(len(part.marks), trains=trains)
+        if not trains:
             return call(module, *args, **kwargs)
-        part = self._timeline.part
-        self._training_loaders |= part.loaders
         part.first = part.first or id(module)
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
-            part.forwarded += self._counted.forward(self._size((args, kwargs)))
+            samples = self._counted.forward(self._size((args, kwargs)))
+            part.forwarded += 0 if self._again else samples
+            self._model = self._model or type(unwrapped(module)).__name__
             part.batch = self._number((args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
             return self._treatments.call(call, module, args, kwargs)
+
+    def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        changed = call(module, *args, **kwargs)
+        self._mode_tells = True
+        if self._watches() and not self._evaluates():
+            self._end_evaluation()
+        return changed
+
+    def _save(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint is no part of the evaluation before it, although the model may still be in evaluation mode."""
+        if self._watches():
+            self._timeline.rebase(OTHER)
+            self._end_evaluation()
+        return call(*args, **kwargs)
+
+    def _end_evaluation(self) -> None:
+        if self._drawn.may_evaluate:
+            self._drawn.leave(self._timeline.divide())
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
@@ -255,6 +310,9 @@ class Probe:
         for loss in tensors:
             self._keep_loss(loss)
         self._counted.passes += 1
+        if self._drawn.settle(self._timeline.part):
+            self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
+            self._timeline.rebase(OTHER)
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
@@ -285,14 +343,14 @@ class Probe:
             self._end_part(optimizer, skipped=True)
         return found
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not self._watches() and not is_compiling():
             if self._forked:
                 self._tell_of_fork()
             elif not self._over:
                 self._take_over()
         if not self._watches():
-            return
+            return None
         self._chosen = True
         if self._following:
             self._following.updating(optimizer)
@@ -300,6 +358,27 @@ class Probe:
             self._timeline.leave_all_but(left_open)
         self._updating[id(optimizer)] = self._timeline.depth
         self._timeline.enter(OPTIMIZER)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._counting_once(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._counting_once(kwargs["closure"])}
+        return None
+
+    def _counting_once(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the closure of an optimizer, whose samples count in its first evaluation in an update."""
+        evaluations = 0
+
+        @functools.wraps(closure)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            nonlocal evaluations
+            evaluations += 1
+            before, self._again = self._again, evaluations > 1 or self._timeline.part.forwarded > 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._again = before
+
+        return evaluate
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._watches():
@@ -364,6 +443,7 @@ class Probe:
         tell(self._address, "trained")
 
     def _new_timeline(self) -> Timeline:
+        self._drawn.forget()
         return Timeline(self._following.enter if self._following else None)
 
     def _forget_set_up(self) -> None:
@@ -373,6 +453,8 @@ class Probe:
 
     def _evaluates(self) -> bool:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
+        if not self._mode_tells:
+            return False
         evaluates = False
         for each in self._models.valuerefs():
             model = each()
@@ -383,15 +465,18 @@ class Probe:
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
-    def _size(self, batch: Any) -> int:
-        """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
-        size, shape = samples_in(batch)
+    def _size(self, given: Any) -> int:
+        """Returns the number of samples that a module is given: the first dimension of the first tensor.
+
+        It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
+        """
+        size, shape = samples_in(given)
         self._sample_shape = self._sample_shape or shape
-        return size
+        return min(size, 1) if size and not shape and is_vector(first_tensor(given)) else size
 
     def _number(self, batch: Any) -> int:
         """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
-        tensor = None if self._draws else first_tensor(batch)
+        tensor = None if self._drawn.trained else first_tensor(batch)
         if tensor is None:
             return 0
         if self._batch() is not tensor:
@@ -423,6 +508,7 @@ class Probe:
         self._regions.cut(self._timeline)
         part = self._timeline.part
         part.graphs = compiled_graphs()
+        self._drawn.update(part)
         if part.batch and part.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
             part.forwarded = 0  # an update of the actor with the batch of the critic
         else:
@@ -536,6 +622,9 @@ class Probe:
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
                 self._wrapped.add(cls)
+            for cls in {type(model) for model in self._models.values()} - self._switched:
+                stand_in(cls, "train", self._change_mode)
+                self._switched.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
         is_new, unknown = optimizer not in self._optimizers, self._counted.passes > self._passes and not called
@@ -614,6 +703,7 @@ class Probe:
     def _begin_steps(self, host: Host, training: dict[str, Any]) -> None:
         """Finds how many steps to measure, as far as that is known before the first one."""
         self._warmup, steps = training["warmup_steps"], training["steps"]
+        self._samples = training.get("samples_per_step")
         warmup = MOST_WARMUP if self._warmup is None else self._warmup
         if steps is None and host.job["length"]:
             self._plan(host, Length(*host.job["length"]))
@@ -677,7 +767,7 @@ class Probe:
             "total": total,
             "phases": phases,
             "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
-            "samples": sum(part.drawn if self._draws else part.forwarded for part in parts),
+            "samples": self._samples_of(parts),
             "loss": loss,
             "starved": parts[0].device_idle,
             "skipped": skipped,
@@ -690,6 +780,20 @@ class Probe:
         self._sent += 1
         self._time += total
         return step
+
+    def _samples_of(self, parts: list[Part]) -> int:
+        """Returns the samples of a step."""
+        if self._samples is not None:
+            return self._samples
+        return sum(part.drawn if self._drawn.trained else part.forwarded for part in parts)
+
+    def _samples_from(self) -> str:
+        """Returns what the samples are, as a part of a sentence; empty if they are unknown."""
+        if self._samples is not None:
+            return "set by --samples-per-step"
+        if self._drawn.trained:
+            return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
+        return OF_MODEL.format(self._model) if self._model else ""
 
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
@@ -706,7 +810,14 @@ class Probe:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
                 self._recording.close()
-            self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
+            self._host.put(
+                "repeatdone",
+                repeat=self._repeat,
+                wall=wall,
+                work=self._counted.found(),
+                samples_from=self._samples_from()[:1000],
+                **peak_memory(),
+            )
         self._host.put("done")
         self._host.flush()
 

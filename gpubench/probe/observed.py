@@ -224,6 +224,11 @@ def first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
     return None
 
 
+def is_vector(tensor: torch.Tensor | None) -> bool:
+    """Returns whether a tensor is a vector of real numbers. One of whole numbers is a batch of indices."""
+    return tensor is not None and tensor.dim() == 1 and tensor.is_floating_point()
+
+
 def samples_in(batch: Any) -> tuple[int, str]:
     """Returns the number of samples in a batch, the first dimension of its first tensor, and the shape of a sample.
 

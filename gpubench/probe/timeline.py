@@ -46,9 +46,7 @@ class Part:
     infinities: torch.Tensor | None = None
     """What a fused optimizer reads to decide whether it skips the update; None without a gradient scaler."""
     drawn: int = 0
-    """The samples that came from a DataLoader."""
-    loaders: set[int] = field(default_factory=set)
-    """The identities of the samplers of the loaders that they came from."""
+    """The samples that came from a DataLoader, as far as it is decided that they train."""
     first: int = 0
     """The identity of the outermost module that is called first; 0 before that."""
     forwarded: int = 0
@@ -60,8 +58,6 @@ class Part:
     """The graphs that torch.compile had compiled in this process at the end of the part."""
     device_idle: bool | None = None
     """Whether the device was idle when the part began; None without a device."""
-    supposed: tuple[int, int] | None = None
-    """The numbers of marks and of drawn samples since which evaluation is only supposed to have ended; or None."""
 
 
 class Clock:
@@ -220,20 +216,12 @@ class Timeline:
             if not self._open:
                 self.part.marks.append((base, self._clock.mark()))
 
-    def suppose_training(self) -> None:
-        """Supposes that the batches drawn from now on, in evaluation mode, are for training; `decide` decides."""
-        part = self.part
-        part.supposed = part.supposed or (len(part.marks), part.drawn)
-
-    def decide(self, *, training: bool) -> None:
-        """Ends the evaluation where it is supposed to have ended, or, without `training`, lets it go on until now."""
-        part = self.part
-        if part.supposed:
-            since, drawn = part.supposed
-            part.supposed = None
-            for number, (phase, mark) in enumerate(part.marks[since:], since):
-                part.marks[number] = ((OTHER if phase == EVALUATION else phase) if training else EVALUATION, mark)
-            part.drawn = part.drawn if training else drawn
+    def divide(self) -> int:
+        """Sets a mark within the time outside of all phases. Returns the number of marks before it."""
+        marks = self.part.marks
+        if not self._open:
+            marks.append((self.base, self._clock.mark()))
+        return len(marks) - 1
 
     def end_part(self, optimizer: int, *, skipped: bool = False) -> None:
         """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it."""

@@ -47,6 +47,7 @@ from gpubench.runs import directory
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SNAPSHOT, SUMMARY, TRACES, TRADES
 from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import Run
+from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise
 from gpubench.settings.keys import PROGRAM_PROFILE
@@ -223,7 +224,7 @@ def _measured(run: RunEvidence) -> str:
     if run.summary.pipeline or (run.record and run.record.command == "pipe-infer"):
         what = pipeline.headline(run)
     elif "program.command" in run.settings:
-        what = comparability.program(run.settings, run.workload, _ranks(run))
+        what = comparability.program(run.settings, run.workload, _ranks(run), run.summary.samples)
     else:
         device = str(run.settings.get("device", "?"))
         what = f"{comparability.training(run.settings, _ranks(run))} on {device}"
@@ -405,6 +406,7 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     if listed:
         caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
         yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
     elif not run.metrics:
@@ -412,6 +414,16 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     if said := ceilings(run):
         yield Heading("What efficiency is measured against", 3)
         yield Paragraph(said, on=Medium.PAGE | Medium.DETAILS, listed=True)
+
+
+def what_samples_are(samples: StepSamples | None) -> str:
+    """Returns what the samples of a step are, and how uneven they are; empty if there is nothing to say."""
+    if samples is None:
+        return ""
+    said = [f"samples are {samples.counted_from}"] if samples.counted_from else []
+    if not samples.even:
+        said.append(f"batches are uneven: {samples.usual} samples in most steps, {samples.mean:.4g} on average")
+    return "; ".join(said)
 
 
 def _nothing_measured(run: RunEvidence) -> str:

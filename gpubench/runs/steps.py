@@ -375,6 +375,10 @@ def _ordered(table: StepTable, path: Path, problems: list[str]) -> StepTable:
     return table[order[~again]]
 
 
+UNEVEN = 0.01
+"""The relative difference between the mean number of samples in a step and the usual one from which on it is said."""
+
+
 @dataclass
 class Repeat:
     """The events of one repeat."""
@@ -390,11 +394,32 @@ class Repeat:
     """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
 
     @property
+    def samples_from(self) -> str:
+        """What the samples of a program are, by its lowest rank; empty if that is unknown."""
+        return next((done.samples_from for _, done in sorted(self.done.items())), "")
+
+    @property
     def work(self) -> WorkCounted | None:
         """The work of the rank that did least, for each kind of work; None if no rank has counted it."""
         found = [done.work for done in self.done.values() if done.work]
         least = {name: min(getattr(one, name) for one in found) for name in WorkCounted.__struct_fields__ if found}
         return WorkCounted(**least) if found else None
+
+
+class StepSamples(msgspec.Struct, frozen=True):
+    """The samples of all ranks in the steady steps of all repeats, without those of skipped steps."""
+
+    mean: float
+    """The mean over the steps. Divided by the step time it is the throughput."""
+    usual: int
+    """The number that most steps have."""
+    counted_from: str = ""
+    """What the samples of a program of the user are; empty if that is unknown, or for gpubench's own loop."""
+
+    @property
+    def even(self) -> bool:
+        """Whether the usual number, divided by the step time, is the throughput too."""
+        return abs(self.mean - self.usual) <= UNEVEN * self.usual
 
 
 class SteadyWindow(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from gpubench.metrics import Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepTable, measure
+from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepSamples, StepTable, measure
 from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
 
 M = TypeVar("M")
@@ -135,6 +135,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
     work: list[WorkCounted | None] = []
     """The counted work of each repeat, in the order of `steady`; None for a repeat that has not counted it."""
+    samples: StepSamples | None = None
+    """None if the samples are unknown."""
     compiled: int = 0
     """The number of steady steps of all repeats in which torch.compile compiled code of a program of the user."""
 
@@ -197,7 +199,7 @@ def summarise(
         _times(metrics, inference=inference)
         _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
         _costs(metrics)
-    windows = [measured.window for measured in found]
+    windows, samples = [measured.window for measured in found], _samples(found)
     slowed = throttled_shares(telemetry, windows)
     return Summary(
         metrics=metrics.made,
@@ -215,10 +217,22 @@ def summarise(
             flops=flops,
             measured_peak=measured_peak,
             diverged=min(filter(None, map(_diverged, found)), default=None),
+            samples=None if inference else samples,
         )
         + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found)),
         work=[] if inference else [measured.repeat.work for measured in found],
+        samples=samples,
     )
+
+
+def _samples(found: Sequence[Measured]) -> StepSamples | None:
+    if not any(measured.counts_samples for measured in found):
+        return None
+    each = np.concatenate([measured.by_step(lambda steps: steps.counted_samples).sum(axis=0) for measured in found])
+    numbers, times = np.unique(each, return_counts=True)
+    usual = int(numbers[len(numbers) - 1 - int(np.argmax(times[::-1]))])
+    said = next((said for measured in found if (said := measured.repeat.samples_from)), "")
+    return StepSamples(_mean(each), usual, said)
 
 
 def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[SteadyWindow]) -> dict[str, float]:

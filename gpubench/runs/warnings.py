@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gpubench import units
 from gpubench.events import MOST_PHASES, OTHER, FlopsCounted, PeakMeasured
 from gpubench.metrics import Metric
-from gpubench.runs.steps import SteadyWindow
+from gpubench.runs.steps import SteadyWindow, StepSamples
 from gpubench.telemetry import STEAL, OtherLoad
 
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
@@ -32,6 +32,7 @@ def of_training(
     flops: FlopsCounted | None,
     measured_peak: PeakMeasured | None,
     diverged: int | None,
+    samples: StepSamples | None = None,
 ) -> list[str]:
     """Returns the warnings on training, in the order of summary.json.
 
@@ -43,6 +44,7 @@ def of_training(
         held_down(throttled),
         not_settled([window.settled for window in windows]),
         not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),
+        contradictory(metrics.get("throughput"), metrics.get("step_time"), samples),
         not_finite(diverged),
         skipped_steps(metrics["skipped_steps"].repeats if "skipped_steps" in metrics else ()),
         no_mfu(unknown_peak),
@@ -167,6 +169,23 @@ def not_closed(errors: Sequence[float]) -> str | None:
     if worst <= CLOSURE_LIMIT:
         return None
     return f"phases, steps and wall time disagree by {units.percent(worst)}"
+
+
+def contradictory(throughput: Metric | None, step_time: Metric | None, samples: StepSamples | None) -> str | None:
+    """Warns of a throughput that is not that of the mean samples of a step over the mean step time.
+
+    They are means over repeats, so that they may differ by as much as the repeats do.
+    """
+    if throughput is None or step_time is None or samples is None or not throughput.estimate:
+        return None
+    spread = max(throughput.repeats) / min(throughput.repeats) - 1 if min(throughput.repeats) > 0 else math.inf
+    error = abs(samples.mean / step_time.estimate / throughput.estimate - 1)
+    if error <= CLOSURE_LIMIT + spread:
+        return None
+    return (
+        f"{samples.mean:.4g} samples in a mean step of {units.seconds(step_time.estimate)} are not the throughput: "
+        f"they differ by {units.percent(error)}"
+    )
 
 
 def not_finite(step: int | None) -> str | None:

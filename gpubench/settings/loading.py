@@ -542,13 +542,13 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {keys[0]}"
-        elif (others := owners(key)) and issubclass(cls, ProgramSettings):
+        elif (others := owners(key)) and issubclass(cls, ProgramSettings) and not RUN_BY.keys() >= set(others):
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
             named = [other for other in others if not issubclass(COMMANDS[other], ProgramSettings)]
             named = named or ["train-bench -- PROGRAM"]
-            message = f"{key!r} is a setting of {listed(named)}, not of {cls.command}"
+            message = f"{key!r} is a setting of {listed(named)}, not of {RUN_BY.get(cls.command, cls.command)}"
             hint = f"leave it out, or use gpubench {named[0]}"
         else:
             message = f"unknown setting {key!r}"

@@ -390,6 +390,13 @@ class ProgramTraining(ProgramOptimizer, HasWarmup):
         alias="steps",
     )
     warmup_steps: Natural | None = warmup_steps()
+    samples_per_step: Positive | None = scale(
+        None,
+        "samples of one rank in each step; default: as many as the batches have that the program draws or gives to "
+        "the model",
+        alias="samples_per_step",
+        superseded_by="samples_per_step",
+    )
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,347 @@
+"""Decides which of a program's batches are for training, how many samples they have, and which time is evaluation.
+
+A batch trains if a backward pass, or an update without one, follows it before the next batch is drawn. That is known
+only afterwards, so that the batches of a part of the loop wait until then: `settle` counts those that train, and makes
+evaluation of the time that the others have taken. Batches of different DataLoaders between which no module is called,
+as those of `zip(labelled, unlabelled)`, belong together, and the samples of all of them count.
+
+What is seen of a batch that no backward pass follows: whether gradients were off, or the modules in evaluation mode,
+when it was drawn; whether modules were called then; whether the pass over the data ended; and whether its DataLoader
+has trained before. Calls without gradients alone are no evaluation: teachers, target networks and rollouts make them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from .observed import first_tensor
+from .timeline import EVALUATION, OTHER, Part
+
+REGULAR = 3
+"""Updates in a row with a batch of the same pass over a DataLoader, after which such batches count as training."""
+DOUBTS = 2
+"""Updates in a row that follow a batch drawn as for evaluation, after which its DataLoader counts as training."""
+MOST_WAITING = 4096
+"""The largest number of batches whose indices are known before they arrive."""
+UNTIMED = frozenset({"backward", "optimizer", "end"})
+"""The phases that evaluation does not have, so that their marks stay."""
+INDICES = "indices drawn by"
+CONSTANT = "samples in the batches of"
+DIMENSION = "entries of the first tensor in the batches of"
+"""What the samples of a batch are, before the name of its DataLoader."""
+OF_MODEL = "entries of the first tensor that {} is given"
+"""What they are where no DataLoader is drawn from."""
+
+
+@dataclass(eq=False)
+class Loader:
+    """What is known of a DataLoader."""
+
+    trains: bool = False
+    doubts: int = 0
+    """The updates in a row before which only batches of it were drawn, as for evaluation."""
+    counted: str = ""
+    """How the samples of its batches are counted."""
+    sampler: int = 0
+    """The identity of its sampler."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """One pass over a DataLoader."""
+
+    loader: Loader
+    sizes: deque[int | None] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    """The numbers of indices of the batches that have not arrived yet, None where it is unknown."""
+    trains: bool = False
+    seen: int = 0
+    """The number of the last decision about a batch of it; `row` is the number of such decisions in a row."""
+    row: int = 0
+
+
+@dataclass(eq=False)
+class Stretch:
+    """Successive batches of one pass over a DataLoader. The numbers are those of the part's marks, -1 for none."""
+
+    stream: Stream
+    evaluates: bool
+    """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
+    began: int
+    samples: int = 0
+    without: bool = False
+    """Whether modules were called without gradients or in evaluation mode."""
+    forward: int = -1
+    """Where the first call began that may train."""
+    drained: bool = False
+    """Whether the pass over the data ended with these batches; `over` if modules were called before that."""
+    over: bool = False
+    resumed: int = -1
+    """Where the first call began that may train after the end of the pass."""
+    left: int = -1
+    """Where the program has done since what is no evaluation; see `Batches.leave`."""
+
+    @property
+    def called(self) -> bool:
+        return self.without or self.forward >= 0
+
+
+class Batches:
+    """The batches of the thread that trains."""
+
+    def __init__(self) -> None:
+        self._streams: WeakKeyDictionary[Any, Stream] = WeakKeyDictionary()
+        """Those of the iterators of DataLoaders."""
+        self._loaders: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
+        """Those of the samplers of DataLoaders, or of their datasets where these are of no class of Python."""
+        self._waiting: list[Stretch] = []
+        self.trained = self.drawing = False
+        """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
+        self._decisions = 0
+        self._doubted: Loader | None = None
+        self._counting: dict[int, tuple[str, int]] = {}
+        """How the samples of the loaders that train are counted, by the identity of the loader."""
+
+    # What a DataLoader does.
+
+    def begin_pass(self, iterator: Any) -> None:
+        """Takes up that an iterator begins a pass over its data, also one that has made a pass before."""
+        self._streams[iterator] = Stream(self._loader_of(iterator))
+
+    def index(self, iterator: Any, found: Any) -> None:
+        """Takes up the indices of a batch, which may arrive later."""
+        self._stream_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
+
+    def begin(self, iterator: Any, began: int, *, evaluates: bool) -> bool:
+        """Takes up that a batch is drawn from now on. Returns whether its time is worth marks of its own.
+
+        `began` is the number of marks so far. A long evaluation has no further marks, which would take memory.
+        """
+        self.drawing = True
+        stream = self._stream_of(iterator)
+        last = self._waiting[-1] if self._waiting else None
+        if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
+            self._waiting.append(Stretch(stream, evaluates, began))
+            return True
+        last.left = -1
+        if stream.trains:
+            return True
+        if evaluates and self.trained and not stream.loader.trains:
+            return False
+        return not last.without or last.forward >= 0
+
+    def take(self, iterator: Any, batch: Any, *, counts: bool) -> None:
+        """Takes up a batch that has arrived; without `counts` its samples are known already."""
+        stream = self._stream_of(iterator)
+        known = stream.sizes.popleft() if stream.sizes else None
+        if iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
+            size, stream.loader.counted = _agreeing(batch, known), CONSTANT
+        elif known is not None:
+            size, stream.loader.counted = known, INDICES
+        else:
+            size, stream.loader.counted = size_of(batch), DIMENSION
+        if self._waiting and counts:
+            self._waiting[-1].samples += size
+
+    def end_pass(self) -> None:
+        """Takes up that a pass over the data has ended instead of giving another batch."""
+        last = self._waiting[-1]
+        last.drained, last.over = True, last.called
+        if not last.samples:
+            self._waiting.pop()
+
+    # What else the program does.
+
+    def called(self, marks: int, *, trains: bool) -> None:
+        """Takes up that an outermost module is called: `trains` with gradients, in training mode."""
+        if not self._waiting:
+            return
+        last = self._waiting[-1]
+        if not trains:
+            last.left = -1
+        if last.over:
+            if trains and last.resumed < 0:
+                last.resumed = marks
+        elif not trains:
+            last.without = True
+        elif last.forward < 0:
+            last.forward = marks
+
+    @property
+    def may_evaluate(self) -> bool:
+        """Whether what runs now may be an evaluation that `leave` ends."""
+        last = self._waiting[-1] if self._waiting else None
+        return last is not None and last.left < 0 and (last.evaluates or last.without)
+
+    def leave(self, marks: int) -> None:
+        """Takes up that an evaluation, if one has run, is over: modules train again, or a checkpoint is saved."""
+        self._waiting[-1].left = marks
+
+    def settle(self, part: Part) -> bool:
+        """Decides about the batches so far, which a backward pass or an update follows now.
+
+        Returns whether those that were drawn last train.
+        """
+        if not self._waiting:
+            return False
+        waiting, self._waiting = self._waiting, []
+        self._decisions += 1
+        closest = waiting[-1].stream
+        known = closest.loader.trains
+        verdicts = []
+        for stretch in waiting:
+            stream = stretch.stream
+            if stream.seen != self._decisions:
+                stream.row = stream.row + 1 if stream.seen == self._decisions - 1 else 1
+                stream.seen = self._decisions
+            verdicts.append(self._trains(stretch, last=stretch is waiting[-1], known=known))
+        self._doubted = None if verdicts[-1] or waiting[-1].over else closest.loader
+        for number, (stretch, trains) in enumerate(zip(waiting, verdicts)):
+            if trains:
+                self._count(stretch, part)
+            until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
+            if not trains:
+                ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
+                _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
+            elif stretch.evaluates:
+                _rename(part, stretch.began, until, EVALUATION, OTHER)
+        return verdicts[-1]
+
+    def update(self, part: Part) -> None:
+        """Decides about the batches so far, which an update follows now."""
+        self.settle(part)
+        if self._doubted and not part.drawn:
+            self._doubted.doubts += 1
+            self._doubted.trains = self._doubted.doubts >= DOUBTS
+        elif self._doubted:
+            self._doubted.doubts = 0
+        self._doubted = None
+
+    def forget(self) -> None:
+        """Forgets the batches about which nothing is decided yet."""
+        self._waiting = []
+
+    def may_train(self, iterator: Any) -> bool:
+        """Returns whether the batch that an iterator gave last was drawn for training, as far as that is known."""
+        return self._stream_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
+
+    @property
+    def found(self) -> list[tuple[str, int]]:
+        """How the samples of each DataLoader that trains are counted, with the identity of its sampler."""
+        return list(self._counting.values())
+
+    # Decisions.
+
+    def _trains(self, stretch: Stretch, *, last: bool, known: bool) -> bool:
+        """Returns whether batches train. `last`: none were drawn after them. `known`: those drawn last train for sure.
+
+        A batch that waits was followed by other batches of the same pass, if at all, and by the calls that it knows.
+        """
+        stream, loader = stretch.stream, stretch.stream.loader
+        if stream.trains:
+            return True
+        alone = loader.trains or not self.trained
+        if stretch.evaluates:  # a batch for training may be drawn before the evaluation mode is left
+            return alone and (not stretch.over if last else not stretch.called and not stretch.drained)
+        if not stretch.called:
+            return last or not stretch.drained or alone
+        if stream.row >= REGULAR and not stretch.over:  # such as unlabelled batches, which get pseudo-labels first
+            return True
+        if stretch.forward < 0:
+            return last and not stretch.over
+        if last:
+            return alone or not stretch.over or stretch.resumed < 0
+        return loader.trains or not (stretch.over or known)
+
+    def _count(self, stretch: Stretch, part: Part) -> None:
+        loader = stretch.stream.loader
+        part.drawn += stretch.samples
+        self.trained = loader.trains = stretch.stream.trains = True
+        if stretch.samples:
+            self._counting.setdefault(id(loader), (loader.counted, loader.sampler))
+
+    # The DataLoaders.
+
+    def _stream_of(self, iterator: Any) -> Stream:
+        found = self._streams.get(iterator)
+        if found is None:
+            found = self._streams[iterator] = Stream(self._loader_of(iterator))
+        return found
+
+    def _loader_of(self, iterator: Any) -> Loader:
+        sampler = iterator._index_sampler
+        for key in (sampler, iterator._dataset):  # fastai's DataLoaders share one sampler, of no class of Python
+            try:
+                found = self._loaders.get(key)
+                if found is None:
+                    found = self._loaders[key] = Loader(sampler=id(sampler))
+                return found
+            except TypeError:
+                continue
+        return Loader(sampler=id(sampler))
+
+
+def in_words(found: Sequence[tuple[str, str]]) -> str:
+    """Returns what the samples are. `found` has for each DataLoader what they are, and the line that makes it."""
+    named = [f"{how} the DataLoader{f' at {place}' if place else ''}" for how, place in dict.fromkeys(found)]
+    return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:]))) + (", added" if len(named) > 1 else "")
+
+
+def _rename(part: Part, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
+    """Gives the time between two marks another phase: that of the phase `before`, or all that is no update."""
+    for number in range(began, min(until, len(part.marks))):
+        phase, mark = part.marks[number]
+        if phase == before or (before is None and phase not in UNTIMED):
+            part.marks[number] = name, mark
+
+
+def _length(found: Any, *, collated: bool) -> int | None:
+    """Returns the number of indices of a batch; None if that is unknown.
+
+    Without a batch size, an index may stand for a whole batch.
+    """
+    if not collated and not isinstance(found, (list, range)) and not getattr(found, "ndim", 0):
+        return None
+    try:
+        return len(found)
+    except TypeError:
+        return None
+
+
+def size_of(batch: Any) -> int:
+    """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
+    try:
+        tensor = first_tensor(batch)
+        return int(tensor.size(0)) if tensor is not None and tensor.dim() else 0
+    except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
+        return 0
+
+
+def _agreeing(batch: Any, most: int) -> int:
+    """Returns the number of samples in a batch that has `most` of them, unless it is the last one.
+
+    It is `most` if a part of the batch has as many, and otherwise what the first part has that has fewer.
+    """
+    try:
+        sizes = list(_sizes(batch))
+    except Exception:  # the batch is the program's own class
+        return most
+    return most if most in sizes else next((size for size in sizes if 0 < size < most), most)
+
+
+def _sizes(batch: Any, depth: int = 3) -> Iterator[int]:
+    if isinstance(batch, torch.Tensor):
+        if batch.dim():
+            yield int(batch.size(0))
+    elif depth and not isinstance(batch, (str, bytes)):
+        values = getattr(batch, "values", None)
+        parts: Sequence[Any] = batch if isinstance(batch, (tuple, list)) else list(values()) if callable(values) else ()
+        for part in parts:
+            yield from _sizes(part, depth - 1)
+        if isinstance(batch, list) and batch and not isinstance(batch[0], torch.Tensor):
+            yield len(batch)
