@@ -101,7 +101,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     assumed: float | None = None
     """By how much two equal processes are assumed to differ, where the interval rests on steps alone, as a fraction.
 
-    It is three standard deviations of a step. None if the interval contains how repeats or runs differ.
+    It is the range of the middle 80 % of the steps. None if the interval contains how repeats or runs differ.
     """
     resolvable: float | None = None
     """The smallest relative change that this many repeats find with 80 % power."""
@@ -343,7 +343,7 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     """The smallest change that `per_side` repeats on each side find with 80 % power."""
     single_splits: int
     single_false_verdicts: float | None
-    """`false_verdicts` for one repeat against another, by the interval of their steps and the margin alone."""
+    """`false_verdicts` for one repeat against another, by their steps and how much processes may differ."""
 
 
 class Noise(Struct, frozen=True):

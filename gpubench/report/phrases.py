@@ -348,9 +348,9 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
 
 def _limit(verdict: Verdict) -> str:
     """Returns the limit that the change exceeds."""
-    if verdict.limit <= verdict.margin:
+    if verdict.limited_by is None:
         return f"{units.percent(verdict.margin)} margin"
-    return allowed_for(verdict.limit, verdict.limited_by or "machine").removeprefix("the ")
+    return allowed_for(verdict.limit, verdict.limited_by).removeprefix("the ")
 
 
 def _assumption(verdict: Verdict) -> str:
