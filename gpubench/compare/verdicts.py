@@ -246,7 +246,8 @@ def is_speed(unit: str) -> bool:
 def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circumstances) -> _Case:
     evidence = _gather(metric, baseline, candidate, circumstances.noise)
     scale = normalise(metric.name, metric.unit, baseline, candidate)
-    margin, limit, limited_by = circumstances.margin, circumstances.margin, None
+    margin = limit = circumstances.margin
+    limited_by: LimitedBy | None = None
     found = _scaled(evidence.ratio(), scale)
     if is_speed(metric.unit) and circumstances.disturbance > limit:
         limit, limited_by = circumstances.disturbance, "machine"
