@@ -25,7 +25,7 @@ MOST_REPEATS = 1000  # a larger number is reported as unknown
 MIDDLE = (0.1, 0.9)
 """Quantiles of the steps between which lies the range by which two equal processes are assumed to differ, at most.
 
-It is an assumption for processes whose variation nobody knows. In each of four collections of public logs of GPU
+It is an assumption for processes whose variation nobody knows. In each of five collections of public logs of GPU
 training, it leaves at most 5 % false verdicts on pairs of equal runs. docs/statistics.md has the figures.
 """
 ROUNDING = 1e-12  # fraction of a mean below which a difference is rounding error
