@@ -21,7 +21,7 @@ Series = NDArray[np.float64]
 @dataclass(frozen=True)
 class Drift:
     """How a machine's step times drift around 1 s: autocorrelated noise inside a repeat, an offset for each repeat, a
-    trend."""
+    trend, a schedule, and two states of the machine."""
 
     steps: int = 60
     noise: float = 0.005
@@ -29,6 +29,12 @@ class Drift:
     offset: float = 0.01
     trend: float = 0.0
     """From the first step of a repeat to its last, the same in all of them."""
+    growth: float = 1.0
+    """How many times as long the last fifth of the steps takes as the first, in every repeat."""
+    lengths: float = 0.0
+    """Spread of the lengths of the steps, which come in another order in each repeat, as those of an epoch do."""
+    states: float = 0.0
+    """By how much a repeat is slower whose device runs at the lower of two clocks, as half of them do by chance."""
     heavy: bool = False
     """Student's t with 3 degrees of freedom for the noise and 4 for the offsets, at the same standard deviations."""
 
@@ -40,7 +46,11 @@ class Drift:
         noise = self.noise * np.sqrt(1 - r * r) * lfilter([1.0], [1.0, -r], draws)[100:]
         offset = self.offset * (rng.standard_t(4) / np.sqrt(2) if self.heavy else rng.standard_normal())
         trend = self.trend * np.linspace(-0.5, 0.5, self.steps)
-        return np.asarray(slowdown * (1 + noise + offset + trend))
+        schedule = np.linspace(1, self.growth, 5)[np.arange(self.steps) * 5 // self.steps]
+        if self.lengths:
+            schedule = schedule * rng.permutation(1 + self.lengths * np.sqrt(3) * np.linspace(-1, 1, self.steps))
+        state = 1 + self.states * rng.integers(2) if self.states else 1.0
+        return np.asarray(slowdown * state * schedule * (1 + noise + offset + trend))
 
     def side(self, rng: np.random.Generator, repeats: int, slowdown: float = 1.0) -> Side:
         """One run with that many repeats."""

@@ -235,7 +235,7 @@ def test_a_rate_is_all_the_work_over_all_the_time(tmp_path: Path, unit: str, sho
 @pytest.mark.parametrize("spike", [1.0, 10.0])
 def test_times_and_rates_of_the_same_steps_get_the_same_verdict(tmp_path: Path, spike: float) -> None:
     rng = np.random.default_rng(3)
-    times = [0.1 * (1 + 0.01 * rng.standard_normal(150)) for _ in range(2)]
+    times = [0.1 * (1 + 0.001 * rng.standard_normal(150)) for _ in range(2)]
     times[1][rng.choice(150, 8, replace=False)] *= spike
     found = []
     for kind, column in (("times", Column.of("x", "s")), ("rates", Column.of("x", "img/s"))):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpubench.compare import intervals
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import Error, Sample, Steps
+from gpubench.compare.intervals import Error, Ratio, Sample, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import pick, sample_of
 from gpubench.errors import RunDirectoryError
@@ -93,7 +93,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         return None
     per_side = max(2, sample.n // 2)
     halves = _edges(_splits(sample, per_side)) if sample.n >= SPLIT else np.empty((0, 2))
-    singles = _edges(_splits(sample, 1)) if sample.steps else np.empty((0, 2))
+    singles = [intervals.ratio(*split) for split in _splits(sample, 1)] if sample.steps else []
+    judged = [one for one in singles if one]
     band = math.log1p(margin)
     return NullMetric(
         metric=metric.name,
@@ -107,8 +108,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),
         resolvable=_found_with_power(halves, band) if len(halves) else _expected(unit_spread, per_side, margin),
-        single_splits=len(singles),
-        single_false_verdicts=_false_verdicts(singles, band),
+        single_splits=len(judged),
+        single_false_verdicts=_misjudged(judged, margin),
     )
 
 
@@ -143,6 +144,12 @@ def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:
 
 def _false_verdicts(edges: Edges, band: float) -> float | None:
     return float(np.mean((edges[:, 0] > band) | (edges[:, 1] < -band))) if len(edges) else None
+
+
+def _misjudged(singles: Sequence[Ratio], margin: float) -> float | None:
+    """Returns the share of the pairs of single units that would be called a change, by their steps alone."""
+    wrong = [one.beyond(max(margin, one.assumed or 0.0)) < intervals.SIGNIFICANT for one in singles]
+    return float(np.mean(wrong)) if wrong else None
 
 
 def _found_with_power(edges: Edges, band: float) -> float:

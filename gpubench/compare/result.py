@@ -21,6 +21,7 @@ from gpubench.runs import directory
 Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
 Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
 Level = Literal["run", "repeat", "step"]
+LimitedBy = Literal["machine", "processes"]
 Fate = Literal["gone", "still there", "new"]
 Work = Literal["kernel", "operator"]
 
@@ -91,7 +92,17 @@ class Verdict(Struct, frozen=True, kw_only=True):
     It is computed from the spread of their repeats, or for single runs from that of equal runs on record.
     """
     limit: float
-    """The threshold for a change, as a fraction: the margin, or the possible effect of the machine if it is larger."""
+    """The threshold for a change, as a fraction: the margin, or what `limited_by` names if that is larger."""
+    limited_by: LimitedBy | None = None
+    """Why the limit is larger than the margin; None if it is the margin.
+
+    "machine" is the possible effect of the machine, "processes" the assumption in `assumed`.
+    """
+    assumed: float | None = None
+    """By how much two equal processes are assumed to differ, where the interval rests on steps alone, as a fraction.
+
+    It is the range of the middle 80 % of the steps. None if the interval contains how repeats or runs differ.
+    """
     resolvable: float | None = None
     """The smallest relative change that this many repeats find with 80 % power."""
     level: Level | None = None
@@ -332,7 +343,7 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     """The smallest change that `per_side` repeats on each side find with 80 % power."""
     single_splits: int
     single_false_verdicts: float | None
-    """`false_verdicts` for one repeat against another, by the interval of their steps and the margin alone."""
+    """`false_verdicts` for one repeat against another, by their steps and how much processes may differ."""
 
 
 class Noise(Struct, frozen=True):

@@ -11,10 +11,10 @@ from gpubench.compare import intervals
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
-from gpubench.compare.result import Level, NullMetric, Outcome, Verdict
+from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
 from gpubench.metrics import LEADERS, Better, Metric
 
-WELL_KNOWN = 10  # with so many units their spread suffices, and their steps are not read
+WELL_KNOWN = 10  # so many units agree to the last digit only if they have no noise: their steps are not read
 
 
 def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample | None:
@@ -94,6 +94,10 @@ DEFAULT_MARGIN = 0.005
 COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
 """Metrics that are reproducible counts in a run that followed its memory, independent of the machine's state."""
 COUNTED = "counted, not timed"
+ALLOWED_FOR: dict[LimitedBy, str] = {
+    "machine": "that the machine itself may account for",
+    "processes": "by which equal processes are assumed to differ",
+}
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,8 @@ class _Case:
     ratio: Ratio | None
     limit: float
     """The threshold that a change must exceed, as a fraction."""
-    why: str | None
-    """Why the limit is not the margin; None if it is the margin."""
+    limited_by: LimitedBy | None
+    """What the limit allows for, if it is larger than the margin."""
     withheld: str | None
     beyond: float | None = None
     """The p-value of a change larger than the limit."""
@@ -229,6 +233,11 @@ def words(better: Better | None, unit: str, ratio: float) -> Outcome:
     return "more" if ratio > 1 else "less"
 
 
+def allowed_for(limit: float, limited_by: LimitedBy) -> str:
+    """Returns what a change has to exceed that is larger than the margin."""
+    return f"the {units.difference(limit)} {ALLOWED_FOR[limited_by]}"
+
+
 def is_speed(unit: str) -> bool:
     """Returns whether a unit is that of a time or a rate."""
     return unit == "s" or unit.endswith("/s")
@@ -237,12 +246,14 @@ def is_speed(unit: str) -> bool:
 def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circumstances) -> _Case:
     evidence = _gather(metric, baseline, candidate, circumstances.noise)
     scale = normalise(metric.name, metric.unit, baseline, candidate)
-    margin, limit, why = circumstances.margin, circumstances.margin, None
-    if is_speed(metric.unit) and circumstances.disturbance > limit:
-        limit = circumstances.disturbance
-        why = f"the {units.difference(limit)} that the machine itself may account for"
+    margin = limit = circumstances.margin
+    limited_by: LimitedBy | None = None
     found = _scaled(evidence.ratio(), scale)
-    case = _Case(evidence, scale, found, limit, why, circumstances.withheld or scale.withheld)
+    if is_speed(metric.unit) and circumstances.disturbance > limit:
+        limit, limited_by = circumstances.disturbance, "machine"
+    if found and found.assumed and found.assumed > limit:
+        limit, limited_by = found.assumed, "processes"
+    case = _Case(evidence, scale, found, limit, limited_by, circumstances.withheld or scale.withheld)
     if found is None:
         change = intervals.difference(evidence.ours, evidence.theirs, known=evidence.known)
         above = min(evidence.ours.mean, evidence.theirs.mean) > 0
@@ -315,8 +326,8 @@ def _verdict(
         value / ranks for value, ranks in zip(evidence.values(), (scale.baseline, scale.candidate), strict=True)
     )
     outcome, leaning, reason = _outcome(case)
-    if outcome == "inconclusive" and case.why:
-        reason = f"not beyond {case.why}"
+    if outcome == "inconclusive" and case.limited_by:
+        reason = f"not beyond {allowed_for(case.limit, case.limited_by)}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
         place = "beyond" if _significant(alone[0]) else "within"
         reason = f"{place} the margin by itself, but not established with {family} metrics judged together"
@@ -341,6 +352,8 @@ def _verdict(
         margin=margin,
         noise_floor=evidence.floor,
         limit=case.limit,
+        limited_by=case.limited_by,
+        assumed=found.assumed if found else None,
         resolvable=intervals.resolvable(found.error, case.limit, case.level) if found and not exact else None,
         level=level,
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),

@@ -19,7 +19,7 @@ from gpubench.compare.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.compare.verdicts import leading
+from gpubench.compare.verdicts import allowed_for, leading
 from gpubench.metrics import Metric
 from gpubench.text import words
 
@@ -333,22 +333,31 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
     baseline, candidate = comparison.baseline.label, comparison.candidate.label
     name, margin = words(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
-        return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, within the {margin} margin"
+        within = f"within the {margin} margin{_assumption(verdict)}"
+        return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, {within}"
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
         why = f", {verdict.reason}" if verdict.reason else ""
         return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
-    said = f"{candidate} {_established(verdict, verdict.ratio, baseline)}, beyond the {_limit(verdict)}"
+    beyond = f"beyond the {_limit(verdict)}{_assumption(verdict)}"
+    said = f"{candidate} {_established(verdict, verdict.ratio, baseline)}, {beyond}"
     return f"{said}, from one run each" if _says_nothing_of_runs(verdict, comparison) else said
 
 
 def _limit(verdict: Verdict) -> str:
     """Returns the limit that the change exceeds."""
-    if verdict.limit <= verdict.margin:
+    if verdict.limited_by is None:
         return f"{units.percent(verdict.margin)} margin"
-    return f"{units.difference(verdict.limit)} that the machine itself may account for"
+    return allowed_for(verdict.limit, verdict.limited_by).removeprefix("the ")
+
+
+def _assumption(verdict: Verdict) -> str:
+    """Returns what a verdict on single processes rests on besides their steps; empty if it rests on repeats."""
+    if verdict.assumed is None or verdict.limited_by == "processes":
+        return ""
+    return f", assuming that equal processes differ by at most {units.difference(verdict.assumed)}"
 
 
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
