@@ -117,12 +117,12 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
         (
             {"verdict": "inconclusive", "ratio": 1.012, "interval": (0.997, 1.027), "more_repeats": 4},
             "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %); "
-            "about 4 more repeats a side should settle it",
+            "about 4 more repeats a side should settle a change of this size",
         ),
         (
             {"verdict": "inconclusive", "leaning": "slower", "ratio": 1.02, "interval": (1.001, 1.04),
              "more_repeats": 1},
-            ", leaning slower; about 1 more repeat a side should settle it",
+            ", leaning slower; about 1 more repeat a side should settle a change of this size",
         ),
         (
             {"verdict": "inconclusive", "ratio": 0.76, "interval": (0.02, 26.11)},
@@ -180,7 +180,7 @@ def test_what_would_settle_it_comes_after_what_is_wrong_with_it() -> None:
     open_ = verdict(verdict="inconclusive", ratio=1.012, interval=(0.997, 1.027), more_repeats=5)
     assert headline(comparison(open_, comparability=other)) == (
         "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %), "
-        "although model.name differs (resnet18 against resnet50); about 5 more repeats a side should settle it"
+        "although model.name differs (resnet18 against resnet50); about 5 more repeats a side should settle a change of this size"
     )
 
 

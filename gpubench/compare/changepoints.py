@@ -47,6 +47,11 @@ NOTICED = 3.0
 _CORRELATED = ((0.0, 0.0, 0.6), (1.0, 0.5, 0.4))
 _DAILY = ((0.0, 0.6), (1.0, 0.4))
 _DRIFTING = ((0.0, 1.0, 0.5), (2.0, 1.0, 0.3), (6.0, 1.0, 0.2))
+# Series of which nothing but the days varies besides: those whose correlation lasts, and those that wander, as in
+# cycles, of which the second figure is a number of runs.
+_PERSISTENT = (8.0, 0.8, 0.2)
+_WANDERING = ((2.0, 4.0, 0.025), (6.0, 4.0, 0.025), (2.0, 8.0, 0.025), (6.0, 8.0, 0.025))
+_INDEPENDENT, _STEADY = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0)
 _OF_MACHINE = ((0.0, 0.5), (1.0, 0.3), (1.8, 0.2))
 _STEPS = 2.0  # expected number of steps in a series
 _OUTLIERS = 0.03  # share of the runs
@@ -353,7 +358,9 @@ def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> list[_Mode
     same_day = (names[:, None] == names[None, :]).astype(float)
     daily = _DAILY if 1 < len(np.unique(names)) < n else ((0.0, 1.0),)
     made = []
-    for (alike, correlation, first), (of_day, second), (drift, length, third) in product(_CORRELATED, daily, _DRIFTING):
+    kinds = [*product(_CORRELATED, _DRIFTING), (_PERSISTENT, _STEADY)]
+    kinds += [(_INDEPENDENT, (size, runs / n, share)) for size, runs, share in _WANDERING]
+    for ((alike, correlation, first), (drift, length, third)), (of_day, second) in product(kinds, daily):
         covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
         covariance += drift**2 * np.exp(-0.5 * np.square(apart / (length * n)))
         log_determinant = float(np.linalg.slogdet(covariance)[1])

@@ -33,6 +33,7 @@ NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE = 4.0
 """The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
 runs. docs/commands/history.md has the simulations."""
+HOST = "host.name"
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
@@ -94,7 +95,7 @@ class Series(Struct, frozen=True):
     visible: float | None
     """The change that would probably be found once three runs were made after it, as a fraction."""
     varied: list[str]
-    """The settings in which this series differs from another one of its workload, as "precision=bf16"."""
+    """What tells this series from another one of its workload, as "precision=bf16" or "host.name=node3"."""
 
 
 class Histories(Struct, frozen=True):
@@ -160,7 +161,7 @@ class _Chain:
 
     runs: list[Entry]
     varied: list[str]
-    """The settings in which its newest run differs from that of another series of the workload."""
+    """The settings and the host in which its newest run differs from that of another series of the workload."""
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -170,13 +171,13 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 def _chains(workload: _Workload) -> list[_Chain]:
     """Returns the runs that are one series each, in order of time.
 
-    Runs of a workload that differ in a treatment, such as the precision, are one series if the treatment was changed
-    once: if the last run of one is older than the first of the other. Variants that are measured side by side are
-    different series.
+    Runs of a workload that differ in a treatment, such as the precision, or in the host are one series if it was
+    changed once: if the last run of one is older than the first of the other. Variants that are measured side by side
+    are different series, because the difference between them would hide a change of both.
     """
     variants: dict[str, list[Entry]] = {}
     for entry in workload.runs:
-        variants.setdefault(repr(sorted(_treatments(entry).items(), key=str)), []).append(entry)
+        variants.setdefault(repr(sorted(_variant(entry).items(), key=str)), []).append(entry)
     chains: list[list[Entry]] = []
     for variant in variants.values():
         older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
@@ -184,7 +185,7 @@ def _chains(workload: _Workload) -> list[_Chain]:
             max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
         else:
             chains.append(variant)
-    newest = [_treatments(chain[-1]) for chain in chains]
+    newest = [_variant(chain[-1]) for chain in chains]
     keys = dict.fromkeys(key for each in newest for key in each)
     varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
     return [
@@ -219,8 +220,10 @@ def _work(entry: Entry) -> dict[str, Any]:
     return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
 
 
-def _treatments(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
+def _variant(entry: Entry) -> dict[str, Any]:
+    """Returns the treatments and the host of a run."""
+    treatments = {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
+    return treatments | ({HOST: entry.record.host} if entry.record.host else {})
 
 
 @cache
@@ -231,7 +234,7 @@ def _role(key: str) -> str:
 
 
 def _shared(one: Entry, other: Entry) -> int:
-    ours, theirs = _treatments(one), _treatments(other)
+    ours, theirs = _variant(one), _variant(other)
     return sum(theirs.get(key) == value for key, value in ours.items())
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.compare import intervals
+from gpubench.compare import intervals, power
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import Error, Sample, Steps
+from gpubench.compare.intervals import Sample, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import pick, sample_of
 from gpubench.errors import RunDirectoryError
@@ -95,6 +95,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     halves = _edges(_splits(sample, per_side)) if sample.n >= SPLIT else np.empty((0, 2))
     singles = _edges(_splits(sample, 1)) if sample.steps else np.empty((0, 2))
     band = math.log1p(margin)
+    expected, (low, high) = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
+    found = max(expected, _found_with_power(halves, band)) if len(halves) else expected
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
@@ -106,7 +108,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         per_side=per_side,
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),
-        resolvable=_found_with_power(halves, band) if len(halves) else _expected(unit_spread, per_side, margin),
+        resolvable=found,
+        resolvable_range=(low, max(high, found)),
         single_splits=len(singles),
         single_false_verdicts=_false_verdicts(singles, band),
     )
@@ -149,11 +152,6 @@ def _found_with_power(edges: Edges, band: float) -> float:
     """Returns the change, in either direction, that moves the fraction POWER of the intervals out of the band."""
     needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
     return float(np.expm1(np.quantile(needed, intervals.POWER)))
-
-
-def _expected(unit_spread: float, per_side: int, margin: float) -> float:
-    """Returns the change that this many units per side should detect, by theory; for too few units to split."""
-    return intervals.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
 
 
 def _within(sample: Sample) -> float | None:
