@@ -501,7 +501,14 @@ def test_noise_is_told_with_what_it_costs() -> None:
     text = shown(learned(null_metric("step_time"), null_metric("throughput", spread=0.01, resolvable=None)), 140)
     assert "8 repeats of 2 runs: throughput varies by 1 % where nothing was changed" in text
     assert re.search(r"step time +2.1 % +0.4 % +7 % +0 % of 35 +61.0 % of 28 +5 %", text)
-    assert re.search(r"by 0.5 %: within the margin, 1 %: \d+ repeats a side, 2 %: \d+ repeats a side", text)
+    price = r"\d+ repeats a side \[\d+, \d+\]"
+    assert re.search(rf"by 0.5 %: within the margin, 1 %: {price}, 2 %: {price}", text)
+
+
+def test_a_resolvable_change_comes_with_its_range() -> None:
+    text = shown(learned(null_metric("step_time", units=4, resolvable_range=(0.02, 0.11))), 140)
+    assert "4 repeats a side resolve a change of 5 % [2, 11]" in text
+    assert re.search(r"1 %: \d+ repeats a side or many more, 2 %: \d+ repeats a side \[\d+, over 1,000\]", text)
 
 
 def test_noise_that_drowns_everything_is_given_as_a_factor() -> None:

@@ -30,9 +30,15 @@ from gpubench.settings.keys import PROGRAM, PROGRAM_PROFILE
 TIMES = {"profile": "train-bench", PROGRAM_PROFILE: PROGRAM}
 """The command that times the same steps as another one."""
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
-VISIBLE = 4.0
-"""The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
-runs. docs/commands/history.md has the simulations."""
+VISIBLE, OF_FEW = 4.0, 20.0
+"""In units of the noise between runs, VISIBLE + OF_FEW / n is the change that is found in nine of ten series once FEWEST
+more runs were made after n: the noise is itself estimated from them. docs/commands/history.md has the simulations."""
+WANDERING = 0.4
+"""The correlation of a run with the one before from which the level counts as wandering."""
+UNSTEADY = 2.5
+"""The factor on the change that is found in a series whose level wanders."""
+LONG = 10
+"""Runs from which on their correlation is estimated."""
 HOST = "host.name"
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
@@ -93,7 +99,11 @@ class Series(Struct, frozen=True):
     noise: float | None
     """The standard deviation between runs of one level, as a fraction; None for too few runs."""
     visible: float | None
-    """The change that would probably be found once three runs were made after it, as a fraction."""
+    """The change that would be found in nine of ten such series once three runs were made after it, as a fraction."""
+    correlation: float | None
+    """The correlation of a run with the one before, around the levels between changes; None for fewer than ten runs."""
+    wanders: bool
+    """Whether that correlation is so large that only changes much larger than the noise are told from it."""
     varied: list[str]
     """What tells this series from another one of its workload, as "precision=bf16" or "host.name=node3"."""
 
@@ -257,7 +267,9 @@ def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
     found = changepoints.find(
         values, days=days, errors=_errors(runs, metric), reference=reference, margin=math.log1p(margin)
     )
-    noise = _noise(values, found)
+    noise, correlation = _noise(values, found), _correlation(values, found)
+    wanders = correlation is not None and correlation > WANDERING
+    visible = (VISIBLE + OF_FEW / len(values)) * (UNSTEADY if wanders else 1.0)
     return Series(
         workload=workload_of(runs[-1]),
         metric=metric,
@@ -266,7 +278,9 @@ def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
         points=[_point(entry, metric) for entry in runs],
         changes=[_change(one, runs, sign, figure.better) for one in found],
         noise=noise,
-        visible=None if noise is None else max(margin, math.expm1(VISIBLE * noise)),
+        visible=None if noise is None else max(margin, math.expm1(visible * noise)),
+        correlation=correlation,
+        wanders=wanders,
         varied=chain.varied,
     )
 
@@ -313,6 +327,17 @@ def _noise(values: Floats, found: Sequence[ChangePoint]) -> float | None:
     parts = np.split(values, [one.index for one in found])
     steps = np.concatenate([np.diff(part) for part in parts])
     return float(1.4826 * np.median(np.abs(steps)) / math.sqrt(2)) if len(steps) else None
+
+
+def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
+    """Returns the correlation of a run with the one before, of one level, to which outliers contribute little."""
+    if len(values) < LONG:
+        return None
+    parts = [part - np.median(part) for part in np.split(values, [one.index for one in found])]
+    usual = 1.4826 * np.median(np.abs(np.concatenate(parts)))
+    parts = [np.clip(part, -2 * usual, 2 * usual) for part in parts]
+    squares = float(sum(part @ part for part in parts))
+    return float(sum(part[1:] @ part[:-1] for part in parts)) / squares if squares else None
 
 
 def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> Change:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.compare import power
+from gpubench.compare.intervals import MOST_REPEATS
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.metrics import LEADERS
 from gpubench.report.document import Document, Paragraph, table
@@ -94,16 +95,17 @@ def _budget(noise: Noise) -> list[str]:
 
 
 def _price(metric: NullMetric, change: float, margin: float) -> str:
-    """Returns the runs or repeats that a change needs, as "7 repeats a side [3, 20]"."""
+    """Returns the runs or repeats that a change needs, with their range, as "7 repeats a side [3, 20]"."""
     if change <= margin:
         return "within the margin"
     known = metric.spread, metric.units - 1, margin
     low, high = power.repeats_range(change, *known)
+    needed = power.repeats_for(change, *known)
     if low is None:
         return "out of reach"
-    ends = f"{low} to {high}" if high else f"{low} or more"
-    needed = power.repeats_for(change, *known)
-    return f"{units.counted(needed, metric.level)} a side [{ends}]" if needed else f"{ends} {metric.level}s a side"
+    if needed is None:
+        return f"{low} {metric.level}s a side or many more"
+    return f"{units.counted(needed, metric.level)} a side [{low}, {high or f'over {MOST_REPEATS:,}'}]"
 
 
 def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
