@@ -180,7 +180,8 @@ def test_what_would_settle_it_comes_after_what_is_wrong_with_it() -> None:
     open_ = verdict(verdict="inconclusive", ratio=1.012, interval=(0.997, 1.027), more_repeats=5)
     assert headline(comparison(open_, comparability=other)) == (
         "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %), "
-        "although model.name differs (resnet18 against resnet50); about 5 more repeats a side should settle a change of this size"
+        "although model.name differs (resnet18 against resnet50); "
+        "about 5 more repeats a side should settle a change of this size"
     )
 
 
@@ -507,7 +508,7 @@ def test_noise_is_told_with_what_it_costs() -> None:
 
 def test_a_resolvable_change_comes_with_its_range() -> None:
     text = shown(learned(null_metric("step_time", units=4, resolvable_range=(0.02, 0.11))), 140)
-    assert "4 repeats a side resolve a change of 5 % [2, 11]" in text
+    assert "4 repeats a side resolve a change of 5 % [2, 11.0]" in text
     assert re.search(r"1 %: \d+ repeats a side or many more, 2 %: \d+ repeats a side \[\d+, over 1,000\]", text)
 
 

@@ -139,21 +139,24 @@ def test_a_change_on_hosts_that_take_turns_is_found_on_each() -> None:
 @pytest.mark.parametrize("each", [1, 2, 16], ids=["other for each run", "other for two runs", "changed once"])
 def test_a_host_that_is_replaced_begins_no_series(each: int) -> None:
     values = levels((16, 100.0), (16, 95.0))
-    (one,) = histories([entry(number, value, host=f"node{number // each}") for number, value in enumerate(values)]).series
+    (one,) = histories(
+        [entry(number, value, host=f"node{number // each}") for number, value in enumerate(values)]
+    ).series
     assert [change.index for change in one.changes] == [16]
 
 
 def test_a_level_that_wanders_is_named_and_makes_smaller_changes_invisible() -> None:
     still = levels((30, 100.0), noise=0.005)
     along = 1 + 0.01 * np.sin(2 * np.pi / 15 * np.arange(30))
-    (steady,), (cycling,) = (histories(runs(values)).series for values in (still, [*(along * still)]))
+    cycles = [float(one) for one in along * still]
+    (steady,), (cycling,) = (histories(runs(values)).series for values in (still, cycles))
     assert not steady.wanders
     assert cycling.wanders
     assert not cycling.changes
     assert steady.visible
     assert cycling.visible
     assert cycling.visible > 2 * steady.visible
-    texts = [render(report.document(histories(runs(values)))) for values in (still, [*(along * still)])]
+    texts = [render(report.document(histories(runs(values)))) for values in (still, cycles)]
     assert ["the level wanders" in text for text in texts] == [False, True]
 
 

@@ -49,8 +49,8 @@ _DAILY = ((0.0, 0.6), (1.0, 0.4))
 _DRIFTING = ((0.0, 1.0, 0.5), (2.0, 1.0, 0.3), (6.0, 1.0, 0.2))
 # Series of which nothing but the days varies besides: those whose correlation lasts, and those that wander, as in
 # cycles, of which the second figure is a number of runs.
-_PERSISTENT = (8.0, 0.8, 0.2)
-_WANDERING = ((2.0, 4.0, 0.025), (6.0, 4.0, 0.025), (2.0, 8.0, 0.025), (6.0, 8.0, 0.025))
+_PERSISTENT = (8.0, 0.8, 0.05)
+_WANDERING = ((2.0, 4.0, 0.0025), (6.0, 4.0, 0.0025), (2.0, 8.0, 0.0025), (6.0, 8.0, 0.0025))
 _INDEPENDENT, _STEADY = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0)
 _OF_MACHINE = ((0.0, 0.5), (1.0, 0.3), (1.8, 0.2))
 _STEPS = 2.0  # expected number of steps in a series

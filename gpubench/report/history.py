@@ -56,7 +56,7 @@ def document(found: Histories, page: Path | None = None) -> Document:
         blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
     if (more := len(newest_first) - BRIEF_CHANGES) > 0:
         blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
-    if (wandering := [one for one in series if one.wanders]):
+    if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
     for one in series:
@@ -217,8 +217,8 @@ def _wandering(series: Sequence[Series]) -> str:
     whose = "" if len(series) == 1 else f" in {units.counted(len(series), 'workload')}"
     visible = f" below {_rounded(most.visible)}" if most.visible is not None else ""
     return (
-        f"the level wanders{whose}: runs are like those before them (correlation {most.correlation:.1f}), as in cycles or "
-        f"on a machine that others use; changes{visible} are not told from that"
+        f"the level wanders{whose}: runs are like those before them (correlation {most.correlation or 0:.1f}), as in "
+        f"cycles or on a machine that others use; changes{visible} are not told from that"
     )
 
 

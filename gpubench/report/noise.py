@@ -13,7 +13,7 @@ from gpubench.text import words
 CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
 SINGLE = "one against one"
 RESOLVABLE = (
-    "resolvable: the change that new measurements find with 80 % probability, and in brackets where it lies, with 95 %, "
+    "resolvable: the change that new measurements find with 80 % probability, and in brackets its 95 % range, "
     "because the spread is an estimate"
 )
 
