@@ -58,9 +58,9 @@ def repeats_for(
     def suffice(n: int) -> bool:
         scale = unit_spread * math.sqrt(2 / n) / _spread(df, 0)
         half_width, off = _half_width(n, paired, level), _estimate()
-        settled = half_width + off < abs(size - band) / scale
+        settled = (half_width + off) * scale < abs(size - band)
         if size < band:  # equivalent only if the interval stays within the other edge too
-            settled &= half_width - off < (size + band) / scale
+            settled &= (half_width - off) * scale < size + band
         return bool(np.mean(settled) >= POWER)
 
     n = bisect_left(range(MOST_REPEATS + 1), True, lo=2, key=suffice)
