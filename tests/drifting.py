@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,37 @@ def made(
     reference = drift + 0.5 * sigma * rng.standard_normal(n) + (jump if of_machine else 0)
     days = [f"day {day}" for day in of_day]
     return Made(drift + jump + sigma * own + outliers, errors, days, reference, at, sigma)
+
+
+Disturbance = Literal["2 runs", "3 runs", "4 runs", "cycles", "correlated"]
+DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
+CYCLE = 15  # runs
+CORRELATION = 0.8
+
+
+def disturbed(rng: np.random.Generator, kind: Disturbance, *, noise: float, runs: tuple[int, int] = (20, 60)) -> Made:
+    """Makes a series without a step: so many runs that are 3 % off, cycles of 1 % up and down, or correlated runs."""
+    n = int(rng.integers(runs[0], runs[1] + 1))
+    values = noise * rng.standard_normal(n)
+    if kind == "correlated":
+        values = noise * _correlated(rng, n, CORRELATION)
+    elif kind == "cycles":
+        values += 0.01 * np.sin(rng.uniform(0, 2 * np.pi) + 2 * np.pi / CYCLE * np.arange(n))
+    else:
+        length = int(kind[0])
+        first = int(rng.integers(AFTER, n - AFTER - length + 1))
+        values[first : first + length] += 0.03 * rng.choice([-1, 1])
+    of_day = np.repeat(np.arange(n), rng.integers(1, 6, n))[:n]
+    errors = (rng.standard_normal((n, REPEATS)) * noise / 2).std(axis=1, ddof=1) / np.sqrt(REPEATS)
+    reference = 0.5 * noise * rng.standard_normal(n)
+    return Made(values, errors, [f"day {day}" for day in of_day], reference, None, noise)
+
+
+def false_when_disturbed(find: "Finder", kind: Disturbance, count: int, noise: float) -> float:
+    """Measures the share of series with a disturbance in which a change point is found."""
+    seed = 10 + DISTURBANCES.index(kind)
+    made = (disturbed(np.random.default_rng([SEED, seed, number]), kind, noise=noise) for number in range(count))
+    return float(np.mean([bool(len(find(one))) for one in made]))
 
 
 def _correlated(rng: np.random.Generator, n: int, correlation: float = 0.5) -> Floats:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from drifting import Made, made, rates
+from drifting import DISTURBANCES, Disturbance, Made, false_when_disturbed, made, rates
 
 from gpubench.compare.changepoints import FEWEST, MOST, ChangePoint, find
 
@@ -64,6 +64,28 @@ def test_outliers_and_short_disturbances_are_no_change_points() -> None:
     values[[10, 29]] += 0.2
     values[20:22] += 0.05
     assert not find(values)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kind", DISTURBANCES)
+def test_disturbances_cycles_and_lasting_correlation_are_no_change_points(kind: Disturbance, count: int) -> None:
+    for noise in (0.003, 0.01):
+        found = false_when_disturbed(of_code, kind, count, noise)
+        most = 0.1 if kind == "correlated" and noise > 0.003 else 0.05  # docs/commands/history.md states this limit
+        assert found <= most + slack(most, count)
+
+
+def test_the_runs_of_a_disturbance_may_differ_and_there_may_be_several() -> None:
+    values = 0.003 * np.random.default_rng(4).standard_normal(40)
+    values[10:14] += [0.03, 0.05, 0.02, 0.04]
+    values[25:28] -= 0.03
+    assert not find(values)
+
+
+def test_a_change_beside_a_disturbance_is_found() -> None:
+    values = 0.003 * np.random.default_rng(4).standard_normal(40) + np.where(np.arange(40) >= 22, 0.03, 0.0)
+    values[10:14] += 0.05
+    assert [point.index for point in find(values)] == [22]
 
 
 @pytest.mark.parametrize("outlier", [17, 18])

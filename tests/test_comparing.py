@@ -125,12 +125,12 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
         (
             {"verdict": "inconclusive", "ratio": 1.012, "interval": (0.997, 1.027), "more_repeats": 4},
             "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %); "
-            "about 4 more repeats a side should settle it",
+            "about 4 more repeats a side should settle a change of this size",
         ),
         (
             {"verdict": "inconclusive", "leaning": "slower", "ratio": 1.02, "interval": (1.001, 1.04),
              "more_repeats": 1},
-            ", leaning slower; about 1 more repeat a side should settle it",
+            ", leaning slower; about 1 more repeat a side should settle a change of this size",
         ),
         (
             {"verdict": "inconclusive", "ratio": 0.76, "interval": (0.02, 26.11)},
@@ -191,7 +191,8 @@ def test_what_would_settle_it_comes_after_what_is_wrong_with_it() -> None:
     open_ = verdict(verdict="inconclusive", ratio=1.012, interval=(0.997, 1.027), more_repeats=5)
     assert headline(comparison(open_, comparability=other)) == (
         "inconclusive: new against base in step time +1.2 % (95 % interval -0.3 to +2.7 %), "
-        "although model.name differs (resnet18 against resnet50); about 5 more repeats a side should settle it"
+        "although model.name differs (resnet18 against resnet50); "
+        "about 5 more repeats a side should settle a change of this size"
     )
 
 
@@ -512,7 +513,14 @@ def test_noise_is_told_with_what_it_costs() -> None:
     text = shown(learned(null_metric("step_time"), null_metric("throughput", spread=0.01, resolvable=None)), 140)
     assert "8 repeats of 2 runs: throughput varies by 1 % where nothing was changed" in text
     assert re.search(r"step time +2.1 % +0.4 % +7 % +0 % of 35 +61.0 % of 28 +5 %", text)
-    assert re.search(r"by 0.5 %: within the margin, 1 %: \d+ repeats a side, 2 %: \d+ repeats a side", text)
+    price = r"\d+ repeats a side \[\d+, \d+\]"
+    assert re.search(rf"by 0.5 %: within the margin, 1 %: {price}, 2 %: {price}", text)
+
+
+def test_a_resolvable_change_comes_with_its_range() -> None:
+    text = shown(learned(null_metric("step_time", units=4, resolvable_range=(0.02, 0.11))), 140)
+    assert "4 repeats a side resolve a change of 5 % [2, 11.0]" in text
+    assert re.search(r"1 %: \d+ repeats a side \[\d+, over 1,000\], 2 %: \d+ repeats a side \[\d+, \d+\]", text)
 
 
 def test_noise_that_drowns_everything_is_given_as_a_factor() -> None:

@@ -37,7 +37,7 @@ OLD, NEW = "a" * 40, "b" * 40
 def entry(number: int, throughput: float, *, reference: float | None = None, **settings: Any) -> Entry:
     """The run of that number, of which there is one every six hours."""
     started = datetime(2026, 10, 1) + timedelta(hours=6 * number)
-    commit = settings.pop("commit", OLD)
+    commit, host = settings.pop("commit", OLD), settings.pop("host", "here")
     metrics = {
         "throughput": Figure(throughput, 0.99 * throughput, 1.01 * throughput, "samples/s", "higher"),
         "final_loss": Figure(1 / throughput, None, None, "", None),
@@ -51,7 +51,7 @@ def entry(number: int, throughput: float, *, reference: float | None = None, **s
         status="completed",
         started=f"{started:%Y-%m-%dT%H:%M:%S}.000Z",
         ended=None,
-        host="here",
+        host=host,
         git={"commit": commit, "dirty": False},
         world_size=1,
         pid=1,
@@ -119,6 +119,53 @@ def test_variants_that_are_measured_side_by_side_are_series_of_their_own() -> No
     assert points(found) == [8, 8]
     assert sorted(one.varied for one in found.series) == [["precision=bf16"], ["precision=fp32"]]
     assert not any(one.changes for one in found.series)
+
+
+def test_a_change_on_hosts_that_take_turns_is_found_on_each() -> None:
+    """The difference between the hosts, 5 %, would hide one of 3 %."""
+    values = levels((20, 100.0), (20, 97.0))
+    made = [
+        entry(number, value * (1.05 if number % 2 else 1.0), host=f"node{number % 2}")
+        for number, value in enumerate(values)
+    ]
+    found = histories(made, conditions=[gate.parse_condition("throughput>2%")])
+    assert sorted(one.varied for one in found.series) == [["host.name=node0"], ["host.name=node1"]]
+    for one in found.series:
+        assert [change.index for change in one.changes] == [10]
+        assert 0.96 < one.changes[0].ratio < 0.98
+    assert {one.outcome for one in found.gate} == {"regressed"}
+
+
+@pytest.mark.parametrize("each", [1, 2, 16], ids=["other for each run", "other for two runs", "changed once"])
+def test_a_host_that_is_replaced_begins_no_series(each: int) -> None:
+    values = levels((16, 100.0), (16, 95.0))
+    (one,) = histories(
+        [entry(number, value, host=f"node{number // each}") for number, value in enumerate(values)]
+    ).series
+    assert [change.index for change in one.changes] == [16]
+
+
+def test_a_level_that_wanders_is_named_and_makes_smaller_changes_invisible() -> None:
+    still = levels((30, 100.0), noise=0.005)
+    along = 1 + 0.01 * np.sin(2 * np.pi / 15 * np.arange(30))
+    cycles = [float(one) for one in along * still]
+    (steady,), (cycling,) = (histories(runs(values)).series for values in (still, cycles))
+    assert not steady.wanders
+    assert cycling.wanders
+    assert not cycling.changes
+    assert steady.visible
+    assert cycling.visible
+    assert cycling.visible > 2 * steady.visible
+    texts = [render(report.document(histories(runs(values)))) for values in (still, cycles)]
+    assert ["level wanders" in text for text in texts] == [False, True]
+
+
+def test_fewer_runs_make_only_larger_changes_visible() -> None:
+    few, many = (histories(runs([100.0, 101.0] * (count // 2))).series[0] for count in (6, 40))
+    assert few.noise == pytest.approx(many.noise)
+    assert few.visible
+    assert many.visible
+    assert few.visible > 1.5 * many.visible
 
 
 def test_runs_without_results_do_not_count() -> None:

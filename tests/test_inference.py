@@ -5,7 +5,7 @@ import pytest
 from scipy import stats as reference
 from simulated import Drift
 
-from gpubench.compare import intervals
+from gpubench.compare import intervals, power
 from gpubench.compare.intervals import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
 
 
@@ -144,32 +144,71 @@ def test_the_same_data_give_the_same_interval() -> None:
 
 
 def test_more_repeats_than_anybody_would_run_are_not_proposed() -> None:
-    assert intervals.repeats_for(0.0051, 0.05, 0.005) is None
+    assert power.repeats_for(0.0051, 0.05, 4, 0.005) is None
 
 
 @pytest.mark.parametrize(("change", "margin"), [(0.03, 0.005), (0.0, 0.005), (0.01, 0.02)])
-def test_the_proposed_repeats_settle_the_question_and_one_less_does_not(change: float, margin: float) -> None:
-    spread = 0.01
-    n = intervals.repeats_for(change, spread, margin)
-    assert n
-
-    def settled(n: int) -> bool:
-        """In four of five cases: the estimate scatters too."""
-        error = Error(spread * math.sqrt(2 / n), 2 * n - 2)
-        half = error.half_width() + reference.t.ppf(0.8, error.df) * error.size
-        low, high = math.log1p(change) - half, math.log1p(change) + half
-        band = math.log1p(margin)
-        return bool(low > band or (-band < low and high < band))
-
-    assert settled(n)
-    assert not settled(n - 1)
+def test_a_certain_spread_needs_fewer_repeats_than_an_estimated_one(change: float, margin: float) -> None:
+    certain, many, few = (power.repeats_for(change, 0.01, df, margin) for df in (math.inf, 20, 2))
+    assert certain
+    assert many
+    assert few
+    assert certain <= many <= 1.5 * certain
+    assert few > 1.3 * many
+    low, high = power.repeats_range(change, 0.01, 4, margin)
+    assert low
+    assert high
+    assert low < certain < high
 
 
-def test_the_resolvable_change_is_found_with_eighty_percent_power() -> None:
-    error, margin = Error(0.004, 4), 0.005
-    change = math.log1p(intervals.resolvable(error, margin))
-    rng = np.random.default_rng(4)
-    estimates = rng.normal(change, error.size, 20_000)
-    sizes = error.size * np.sqrt(rng.chisquare(4, 20_000) / 4)
-    found = estimates - reference.t.ppf(0.975, 4) * sizes > math.log1p(margin)
-    assert 0.76 < found.mean() < 0.84
+def measured(rng: np.random.Generator, n: int, change: float = 0.0, noise: float = 0.01) -> Ratio:
+    """The ratio of two sides of new repeats."""
+    sides = [Sample(level * (1 + noise * rng.standard_normal(n))) for level in (1.0, 1 + change)]
+    found = ratio(*sides)
+    assert found
+    return found
+
+
+def kept(promised: list[bool]) -> bool:
+    """Whether a promise of 80 % was kept, within three standard errors."""
+    return bool(abs(np.mean(promised) - intervals.POWER) < 0.04 + 3 * math.sqrt(0.16 / len(promised)))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_new_measurements_find_the_resolvable_change_with_eighty_percent_power(n: int) -> None:
+    """What is resolvable was learned from as few repeats, whose spread may be far off."""
+    rng, margin, found = np.random.default_rng([4, n]), 0.005, []
+    for _ in range(300):
+        change = power.resolvable(measured(rng, n).error, margin)
+        found.append(measured(rng, n, change).interval[0] > 1 + margin)
+    assert kept(found)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_resolvable_change_of_equal_repeats_holds_for_new_ones_and_so_does_its_range(n: int) -> None:
+    rng, margin, found, covered = np.random.default_rng([5, n]), 0.005, [], []
+    certain, _ = power.resolvable_by(0.01, math.inf, n, margin)
+    for _ in range(300):
+        spread = intervals.spread(Sample(1 + 0.01 * rng.standard_normal(2 * n)))
+        assert spread
+        change, (low, high) = power.resolvable_by(spread, 2 * n - 1, n, margin)
+        found.append(measured(rng, n, change).interval[0] > 1 + margin)
+        covered.append(low <= certain <= high)
+    assert kept(found)
+    assert 0.91 < np.mean(covered) < 0.99
+
+
+@pytest.mark.parametrize(("change", "margin"), [(0.02, 0.005), (0.0, 0.01)])
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_proposed_repeats_settle_the_question_in_four_of_five_new_measurements(
+    n: int, change: float, margin: float
+) -> None:
+    rng, settled = np.random.default_rng([6, n]), []
+    for _ in range(200):
+        noise = intervals.pooled_spread(*(Sample(1 + 0.01 * rng.standard_normal(n)) for _ in range(2)))
+        assert noise
+        needed = power.repeats_for(change, *noise, margin)
+        assert needed
+        low, high = measured(rng, needed, change).interval
+        settled.append(low > 1 + margin or (low > 1 / (1 + margin) and high < 1 + margin))
+    assert kept(settled)

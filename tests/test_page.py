@@ -273,7 +273,7 @@ def test_a_comparison_speaks_in_order_from_the_verdict_to_how_it_was_made() -> N
         "model.exp-b",
         "Verdicts",
         "Ratio of each metric",
-        "about 4 more repeats a side should settle it",
+        "about 4 more repeats a side should settle a change of this size",
         "What explains it",
         "Where the change of a step's time comes from",
         "Warnings",

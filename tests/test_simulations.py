@@ -362,20 +362,22 @@ def test_two_clock_states_are_no_normal_distribution() -> None:
     assert 0.08 <= simulate(drift, (1, 3), 1000).changed <= 0.16
 
 
-@pytest.mark.parametrize("units", [6, *(pytest.param(units, marks=pytest.mark.stress) for units in (12, 24))])
-def test_twice_the_resolvable_change_is_found(units: int) -> None:
+@pytest.mark.parametrize("units", [6, *(pytest.param(units, marks=pytest.mark.stress) for units in (4, 12, 24))])
+def test_the_resolvable_change_is_found_in_new_runs(units: int) -> None:
     drift = Drift(offset=0.01)
     rng = np.random.default_rng(11)
     found = []
-    for _ in range(20):  # the resolvable change is itself learned from few repeats
+    for _ in range(100):  # the resolvable change is itself learned from few repeats
         side = drift.side(rng, units)
         entry = noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0]
         assert entry.resolvable
+        assert entry.resolvable_range
+        assert entry.resolvable_range[0] < entry.resolvable <= entry.resolvable_range[1]
         found += [
-            compare(drift, (entry.per_side, entry.per_side), 1 + 2 * entry.resolvable, rng).verdict == "slower"
-            for _ in range(15)
+            compare(drift, (entry.per_side, entry.per_side), 1 + entry.resolvable, rng).verdict == "slower"
+            for _ in range(3)
         ]
-    assert np.mean(found) >= 0.9
+    assert np.mean(found) >= 0.8 - slack(100)
 
 
 def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:

@@ -28,7 +28,7 @@ SURE = 0.8
 FEWEST = 3
 """Runs before the first change point and after the last one, at least: fewer cannot be told from outliers."""
 SHORTEST = 5
-"""Runs between two change points, at least: a shorter change that goes away again is a disturbance."""
+"""Runs between two change points, at least: what goes away sooner is a disturbance, of which only its length counts."""
 MOST = 160
 """Runs that are searched at a time: the time of a search grows with their third power."""
 SAME = 2
@@ -47,11 +47,18 @@ NOTICED = 3.0
 _CORRELATED = ((0.0, 0.0, 0.6), (1.0, 0.5, 0.4))
 _DAILY = ((0.0, 0.6), (1.0, 0.4))
 _DRIFTING = ((0.0, 1.0, 0.5), (2.0, 1.0, 0.3), (6.0, 1.0, 0.2))
+# Series of which nothing but the days varies besides: those whose correlation lasts, and those that wander, as in
+# cycles, of which the second figure is a number of runs.
+_PERSISTENT = (8.0, 0.8, 0.05)
+_WANDERING = ((2.0, 4.0, 0.0025), (6.0, 4.0, 0.0025), (2.0, 8.0, 0.0025), (6.0, 8.0, 0.0025))
+_INDEPENDENT, _STEADY = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0)
 _OF_MACHINE = ((0.0, 0.5), (1.0, 0.3), (1.8, 0.2))
 _STEPS = 2.0  # expected number of steps in a series
 _OUTLIERS = 0.03  # share of the runs
+_DISTURBANCES = 0.01  # share of the runs at which one of two or more runs begins, divided among its lengths
 _STEP_SIZE, _OUTLIER_SIZE = 3.0, 20.0  # standard deviations, in units of the noise
 _NOISE = 0.005  # the prior of the noise is worth two runs of this standard deviation
+_LOG_DISTURBANCE = math.log(_DISTURBANCES / (SHORTEST - 2))
 _EQUAL = 1e-9  # a difference of rounding: of the places before and after an outlier, which explain as much, the first
 _UNUSUAL = 3.0  # standard errors of a run from its repeats, relative to the median run's, that make it count less
 
@@ -161,7 +168,10 @@ class _Series:
         self.log_step = math.log(_STEPS / max(_STEPS, len(self.positions)))
 
     def search(self) -> list[ChangePoint]:
-        """Adds the most probable step, pair of steps or outlier, until none is; then leaves out what is not sure."""
+        """Adds the most probable step, pair of steps or disturbance, until none is; leaves out what is not sure.
+
+        The runs of a disturbance need not differ by the same amount, so each of them is an outlier from then on.
+        """
         steps: list[int] = []
         outliers: list[int] = []
         while len(steps) + len(outliers) < self.n // 3:
@@ -170,6 +180,8 @@ class _Series:
                 break
             if kind == "outlier":
                 outliers += where
+            elif kind == "disturbance":
+                outliers += [run for run in range(*where) if run not in outliers]
             else:
                 steps = sorted([*steps, *where])
         while steps:
@@ -187,19 +199,35 @@ class _Series:
     def _best(self, steps: Sequence[int], outliers: Sequence[int]) -> tuple[str, list[int]]:
         """Returns the most probable kind of addition, and its most probable places; none if nothing is the best."""
         allowed, free = self._allowed(steps), np.setdiff1d(np.arange(self.n), outliers)
-        pairs = _pairs(allowed)
+        pairs, disturbed = _pairs(allowed), self._disturbed(outliers)
         fits = self._fits(steps, outliers)
         weights = {
             "nothing": _total(fit.evidence for fit in fits),
             "step": _total(fit.with_step(allowed) for fit in fits) + self.log_step,
             "outlier": _total(fit.with_outlier(free) for fit in fits) + math.log(_OUTLIERS),
+            "disturbance": _total(fit.with_disturbance(*disturbed) for fit in fits) + _LOG_DISTURBANCE,
             "pair": _total(fit.with_steps(*pairs) for fit in fits) + 2 * self.log_step,
         }
-        places = {"step": (allowed,), "outlier": (free,), "pair": pairs, "nothing": ()}
+        places = {"step": (allowed,), "outlier": (free,), "disturbance": disturbed, "pair": pairs, "nothing": ()}
         masses = {kind: float(np.logaddexp.reduce(found)) for kind, found in weights.items() if found.size}
         kind = max(masses, key=masses.__getitem__)
         best = int(np.argmax(weights[kind] >= weights[kind].max() - _EQUAL))
         return kind, [int(each[best]) for each in places[kind]]
+
+    def _disturbed(self, outliers: Sequence[int]) -> tuple[Places, Places]:
+        """Returns the first runs of the possible disturbances, and the ones after their last.
+
+        A disturbance is over before the series ends. Until then it cannot be told from a step.
+        """
+        free = np.ones(self.n, bool)
+        free[list(outliers)] = False
+        first, length = (each.ravel() for each in np.meshgrid(np.arange(1, self.n), range(2, SHORTEST), indexing="ij"))
+        after = first + length
+        inside = after < self.n
+        first, after = first[inside], after[inside]
+        known = np.concatenate([[0], np.cumsum(free)])
+        new = known[after] > known[first]
+        return first[new], after[new]
 
     def _allowed(self, steps: Sequence[int]) -> Places:
         """Returns the places that are far enough from all steps."""
@@ -284,6 +312,12 @@ class _Fit:
     def with_outlier(self, places: Places) -> Floats:
         return self._with_one(self._score[:, places], self._of_outlier[places], _OUTLIER_SIZE)
 
+    def with_disturbance(self, first: Places, after: Places) -> Floats:
+        """Returns the evidence with runs that differ by one amount: a step, and the same step back."""
+        both = self._model.of_steps[first, after] - np.sum(self._after[first] * self._solved_after[:, after].T, axis=1)
+        gram = np.maximum(self._of_step[first] + self._of_step[after] - 2 * both, _EQUAL)
+        return self._with_one(self._step_score[:, first] - self._step_score[:, after], gram, _OUTLIER_SIZE)
+
     def with_steps(self, first: Places, second: Places) -> Floats:
         """Returns the evidence with two steps each."""
         diagonal = self._of_step + _STEP_SIZE**-2
@@ -324,7 +358,9 @@ def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> list[_Mode
     same_day = (names[:, None] == names[None, :]).astype(float)
     daily = _DAILY if 1 < len(np.unique(names)) < n else ((0.0, 1.0),)
     made = []
-    for (alike, correlation, first), (of_day, second), (drift, length, third) in product(_CORRELATED, daily, _DRIFTING):
+    kinds = [*product(_CORRELATED, _DRIFTING), (_PERSISTENT, _STEADY)]
+    kinds += [(_INDEPENDENT, (size, runs / n, share)) for size, runs, share in _WANDERING]
+    for ((alike, correlation, first), (drift, length, third)), (of_day, second) in product(kinds, daily):
         covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
         covariance += drift**2 * np.exp(-0.5 * np.square(apart / (length * n)))
         log_determinant = float(np.linalg.slogdet(covariance)[1])

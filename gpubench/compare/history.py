@@ -30,9 +30,16 @@ from gpubench.settings.keys import PROGRAM, PROGRAM_PROFILE
 TIMES = {"profile": "train-bench", PROGRAM_PROFILE: PROGRAM}
 """The command that times the same steps as another one."""
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
-VISIBLE = 4.0
-"""The change that is found in nine of ten series once FEWEST runs were made after it, in units of the noise between
-runs. docs/commands/history.md has the simulations."""
+VISIBLE, OF_FEW = 4.0, 20.0
+"""VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST
+more runs were made. docs/commands/history.md has the simulations."""
+WANDERING = 0.4
+"""The correlation of a run with the one before from which the level counts as wandering."""
+UNSTEADY = 2.5
+"""The factor on the change that is found in a series whose level wanders."""
+LONG = 10
+"""Runs from which on their correlation is estimated."""
+HOST = "host.name"
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
@@ -92,9 +99,13 @@ class Series(Struct, frozen=True):
     noise: float | None
     """The standard deviation between runs of one level, as a fraction; None for too few runs."""
     visible: float | None
-    """The change that would probably be found once three runs were made after it, as a fraction."""
+    """The change that would be found in nine of ten such series once three runs were made after it, as a fraction."""
+    correlation: float | None
+    """The correlation of a run with the one before, around the levels between changes; None for fewer than ten runs."""
+    wanders: bool
+    """Whether that correlation is so large that only changes much larger than the noise are told from it."""
     varied: list[str]
-    """The settings in which this series differs from another one of its workload, as "precision=bf16"."""
+    """What tells this series from another one of its workload, as "precision=bf16" or "host.name=node3"."""
 
 
 class Histories(Struct, frozen=True):
@@ -160,7 +171,7 @@ class _Chain:
 
     runs: list[Entry]
     varied: list[str]
-    """The settings in which its newest run differs from that of another series of the workload."""
+    """The settings and the host in which its newest run differs from that of another series of the workload."""
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -170,13 +181,13 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 def _chains(workload: _Workload) -> list[_Chain]:
     """Returns the runs that are one series each, in order of time.
 
-    Runs of a workload that differ in a treatment, such as the precision, are one series if the treatment was changed
-    once: if the last run of one is older than the first of the other. Variants that are measured side by side are
-    different series.
+    Runs of a workload that differ in a treatment, such as the precision, or in the host are one series if it was
+    changed once: if the last run of one is older than the first of the other. Variants that are measured side by side
+    are different series, because the difference between them would hide a change of both.
     """
     variants: dict[str, list[Entry]] = {}
     for entry in workload.runs:
-        variants.setdefault(repr(sorted(_treatments(entry).items(), key=str)), []).append(entry)
+        variants.setdefault(repr(sorted(_variant(entry).items(), key=str)), []).append(entry)
     chains: list[list[Entry]] = []
     for variant in variants.values():
         older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
@@ -184,7 +195,7 @@ def _chains(workload: _Workload) -> list[_Chain]:
             max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
         else:
             chains.append(variant)
-    newest = [_treatments(chain[-1]) for chain in chains]
+    newest = [_variant(chain[-1]) for chain in chains]
     keys = dict.fromkeys(key for each in newest for key in each)
     varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
     return [
@@ -219,8 +230,10 @@ def _work(entry: Entry) -> dict[str, Any]:
     return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
 
 
-def _treatments(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
+def _variant(entry: Entry) -> dict[str, Any]:
+    """Returns the treatments and the host of a run."""
+    treatments = {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
+    return treatments | ({HOST: entry.record.host} if entry.record.host else {})
 
 
 @cache
@@ -231,7 +244,7 @@ def _role(key: str) -> str:
 
 
 def _shared(one: Entry, other: Entry) -> int:
-    ours, theirs = _treatments(one), _treatments(other)
+    ours, theirs = _variant(one), _variant(other)
     return sum(theirs.get(key) == value for key, value in ours.items())
 
 
@@ -254,7 +267,9 @@ def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
     found = changepoints.find(
         values, days=days, errors=_errors(runs, metric), reference=reference, margin=math.log1p(margin)
     )
-    noise = _noise(values, found)
+    noise, correlation = _noise(values, found), _correlation(values, found)
+    wanders = correlation is not None and correlation > WANDERING
+    visible = (VISIBLE + OF_FEW / len(values)) * (UNSTEADY if wanders else 1.0)
     return Series(
         workload=workload_of(runs[-1]),
         metric=metric,
@@ -263,7 +278,9 @@ def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
         points=[_point(entry, metric) for entry in runs],
         changes=[_change(one, runs, sign, figure.better) for one in found],
         noise=noise,
-        visible=None if noise is None else max(margin, math.expm1(VISIBLE * noise)),
+        visible=None if noise is None else max(margin, math.expm1(visible * noise)),
+        correlation=correlation,
+        wanders=wanders,
         varied=chain.varied,
     )
 
@@ -310,6 +327,17 @@ def _noise(values: Floats, found: Sequence[ChangePoint]) -> float | None:
     parts = np.split(values, [one.index for one in found])
     steps = np.concatenate([np.diff(part) for part in parts])
     return float(1.4826 * np.median(np.abs(steps)) / math.sqrt(2)) if len(steps) else None
+
+
+def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
+    """Returns the correlation of a run with the one before, of one level, to which outliers contribute little."""
+    if len(values) < LONG:
+        return None
+    parts = [part - np.median(part) for part in np.split(values, [one.index for one in found])]
+    usual = 1.4826 * np.median(np.abs(np.concatenate(parts)))
+    parts = [np.clip(part, -2 * usual, 2 * usual) for part in parts]
+    squares = float(sum(part @ part for part in parts))
+    return float(sum(part[1:] @ part[:-1] for part in parts)) / squares if squares else None
 
 
 def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> Change:

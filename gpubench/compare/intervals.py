@@ -1,4 +1,4 @@
-"""The ratio of two sides with its interval and p-values, the repeats that a change needs, and Holm's method.
+"""The ratio of two sides with its interval and p-values, and Holm's method.
 
 Intervals and p-values of ratios rest on the variation between repeats or runs, and only where nothing is known of it on
 the steps inside them. Each comes from Student's t and one `Error`, so an interval excludes exactly the values that the
@@ -7,7 +7,6 @@ the same verdict. docs/statistics.md describes the methods and their measured co
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -243,31 +242,6 @@ def noise_floor(unit_spread: float, df: float, baseline_units: int, candidate_un
     """
     size = unit_spread * np.sqrt(1 / baseline_units + 1 / candidate_units)
     return float(np.expm1(Error(size, df).half_width()))
-
-
-def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float:
-    """Returns the smallest change that a test at `level` finds beyond the margin with probability POWER."""
-    found_above = student_t_quantile(error.df, POWER) * error.size
-    return float(np.expm1(np.log1p(margin) + error.half_width(level) + found_above))
-
-
-def repeats_for(
-    change: float, unit_spread: float, margin: float, *, paired: bool = False, level: float = SIGNIFICANT
-) -> int | None:
-    """Returns the units per side with which a change gets its verdict with probability POWER.
-
-    Returns None for more than MOST_REPEATS. `change` is |ratio - 1|. The interval at `level`, plus the scatter of the
-    estimate, must fit between the change and the margin.
-    """
-    gap = abs(abs(np.log1p(change)) - np.log1p(margin))
-
-    def suffice(n: int) -> bool:
-        df = n - 1 if paired else 2 * n - 2
-        width = student_t_quantile(df, POWER) - student_t_quantile(df, level)
-        return bool(width * unit_spread * math.sqrt(2 / n) < gap)
-
-    n = bisect_left(range(MOST_REPEATS + 1), True, lo=2, key=suffice)
-    return n if n <= MOST_REPEATS else None
 
 
 def combined(*errors: Error) -> Error:

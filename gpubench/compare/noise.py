@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.compare import intervals
+from gpubench.compare import intervals, power
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import Error, Ratio, Sample, Steps
+from gpubench.compare.intervals import Ratio, Sample, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import pick, sample_of
 from gpubench.errors import RunDirectoryError
@@ -96,6 +96,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     singles = [intervals.ratio(*split) for split in _splits(sample, 1)] if sample.steps else []
     judged = [one for one in singles if one]
     band = math.log1p(margin)
+    expected, (low, high) = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
+    found = max(expected, _found_with_power(halves, band)) if len(halves) else expected
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
@@ -107,7 +109,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         per_side=per_side,
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),
-        resolvable=_found_with_power(halves, band) if len(halves) else _expected(unit_spread, per_side, margin),
+        resolvable=found,
+        resolvable_range=(low, max(high, found)),
         single_splits=len(judged),
         single_false_verdicts=_misjudged(judged, margin),
     )
@@ -156,11 +159,6 @@ def _found_with_power(edges: Edges, band: float) -> float:
     """Returns the change, in either direction, that moves the fraction POWER of the intervals out of the band."""
     needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
     return float(np.expm1(np.quantile(needed, intervals.POWER)))
-
-
-def _expected(unit_spread: float, per_side: int, margin: float) -> float:
-    """Returns the change that this many units per side should detect, by theory; for too few units to split."""
-    return intervals.resolvable(Error(unit_spread * math.sqrt(2 / per_side), 2 * per_side - 2), margin)
 
 
 def _within(sample: Sample) -> float | None:

@@ -104,7 +104,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     It is the range of the middle 80 % of the steps. None if the interval contains how repeats or runs differ.
     """
     resolvable: float | None = None
-    """The smallest relative change that this many repeats find with 80 % power."""
+    """The smallest relative change that as many new repeats find with 80 % power."""
     level: Level | None = None
     """The variation that the interval rests on."""
     units: tuple[int, int] = (0, 0)
@@ -113,7 +113,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The effective number of independent steps on each side."""
     paired: bool = False
     more_repeats: int | None = None
-    """For an inconclusive verdict: how many more repeats per side should settle it; None if unknown."""
+    """For an inconclusive verdict: how many more repeats a side settle it with 80 % power if the change is as large as
+    estimated; None if unknown."""
     method: str
     reason: str | None = None
     """Why the verdict is withheld, rejected or not possible."""
@@ -340,7 +341,9 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     false_verdicts: float | None
     """The fraction of random A/A splits with a verdict of change; None for too few repeats to split."""
     resolvable: float | None
-    """The smallest change that `per_side` repeats on each side find with 80 % power."""
+    """The smallest change that `per_side` further repeats on each side find with 80 % power."""
+    resolvable_range: tuple[float, float] | None = None
+    """The same for the ends of the 95 % interval of the spread, which is estimated from few repeats."""
     single_splits: int
     single_false_verdicts: float | None
     """`false_verdicts` for one repeat against another, by their steps and how much processes may differ."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpubench import units
-from gpubench.compare import intervals
+from gpubench.compare import intervals, power
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
@@ -354,7 +354,7 @@ def _verdict(
         limit=case.limit,
         limited_by=case.limited_by,
         assumed=found.assumed if found else None,
-        resolvable=intervals.resolvable(found.error, case.limit, case.level) if found and not exact else None,
+        resolvable=power.resolvable(found.error, case.limit, case.level) if found and not exact else None,
         level=level,
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
@@ -399,14 +399,13 @@ def _two_sided(p_value: float | None) -> float | None:
 
 
 def _more_repeats(case: _Case, margin: float) -> int | None:
-    """Returns how many more repeats per side should settle the verdict; None if more repeats do not help."""
+    """Returns how many more repeats a side settle a change of the estimated size; None if more do not help."""
     evidence, found = case.evidence, case.ratio
     not_repeats = case.limit > margin or (evidence.known is not None and evidence.known.of_runs)
     if found is None or evidence.unit_spread is None or not_repeats:
         return None
     change = math.expm1(abs(math.log(found.estimate)))
-    spread = evidence.unit_spread[0]
-    needed = intervals.repeats_for(change, spread, margin, paired=evidence.paired, level=case.level)
+    needed = power.repeats_for(change, *evidence.unit_spread, margin, paired=evidence.paired, level=case.level)
     return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
 
 

@@ -551,7 +551,7 @@ def _method(comparison: Comparison, whole: Comparisons, *, timed: bool) -> Itera
     ]
     note = (
         "noise floor: the difference that noise alone can make between such sides; resolvable: the smallest "
-        "change that this many repeats find with 80 % power"
+        "change that as many new repeats find with 80 % power"
     )
     yield Folded("What each verdict rests on", [table("", cells, ("rests on",), note=note)], on=Medium.PAGE)
 

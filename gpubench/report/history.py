@@ -56,6 +56,8 @@ def document(found: Histories, page: Path | None = None) -> Document:
         blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
     if (more := len(newest_first) - BRIEF_CHANGES) > 0:
         blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
+    if wandering := [one for one in series if one.wanders]:
+        blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
     for one in series:
         blocks += _on_page(one, page.parent if page else Path())
@@ -207,6 +209,17 @@ def _difference(one: Difference) -> str:
 def _fact(one: Difference, value: object) -> str:
     text = "unset" if value is None else str(value)
     return text[:SHOWN] if one.key.endswith("commit") else shorten(text, 40)
+
+
+def _wandering(series: Sequence[Series]) -> str:
+    """Returns a sentence about series whose level wanders, in which a change is told less well."""
+    most = max(series, key=lambda one: one.correlation or 0.0)
+    whose = "" if len(series) == 1 else f" in {units.counted(len(series), 'workload')}"
+    visible = f" below {_rounded(most.visible)}" if most.visible is not None else ""
+    return (
+        f"the level wanders{whose}: runs are like those before them (correlation {most.correlation or 0:.1f}), as in "
+        f"cycles or on a machine that others use; changes{visible} are not told from that"
+    )
 
 
 def _limits(series: Iterable[Series]) -> Iterator[str]:

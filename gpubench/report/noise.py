@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gpubench import units
-from gpubench.compare import intervals
+from gpubench.compare import power
+from gpubench.compare.intervals import MOST_REPEATS
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.metrics import LEADERS
 from gpubench.report.document import Document, Paragraph, table
@@ -11,6 +12,10 @@ from gpubench.text import words
 
 CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
 SINGLE = "one against one"
+RESOLVABLE = (
+    "resolvable: the change that new measurements find with 80 % probability, and in brackets its 95 % range, "
+    "because the spread is an estimate"
+)
 
 
 def document(found: Noise) -> Document:
@@ -26,7 +31,7 @@ def document(found: Noise) -> Document:
             "noise floor": units.difference(one.noise_floor),
             **({"false verdicts": _of_splits(one.false_verdicts, one.splits)} if split else {}),
             **({SINGLE: _of_splits(one.single_false_verdicts, one.single_splits)} if single else {}),
-            "resolvable": "-" if one.resolvable is None else units.difference(one.resolvable),
+            "resolvable": _resolvable(one) or "-",
         }
         for one in found.metrics
     ]
@@ -44,10 +49,22 @@ def _headline(noise: Noise) -> str:
     whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
     sentence = f"{whose}: {words(leading.metric)} varies by"
     sentence += f" {units.percent(leading.spread)} where nothing was changed"
-    if leading.resolvable is None:
+    resolvable = _resolvable(leading)
+    if resolvable is None:
         return sentence
     enough = f"{units.counted(leading.per_side, leading.level)} a side"
-    return f"{sentence}; {enough} resolve a change of {units.difference(leading.resolvable)}"
+    return f"{sentence}; {enough} resolve a change of {resolvable}"
+
+
+def _resolvable(one: NullMetric) -> str | None:
+    """Returns the resolvable change with its range, as "2 % [1.2, 4.5]"; None if it is unknown."""
+    if one.resolvable is None:
+        return None
+    text = units.difference(one.resolvable)
+    if one.resolvable_range is None:
+        return text
+    low, high = (units.difference(end).removesuffix(" %") for end in one.resolvable_range)
+    return f"{text} [{low}, {high}]"
 
 
 def _caption(noise: Noise) -> str:
@@ -65,7 +82,7 @@ def _caption(noise: Noise) -> str:
         )
     if leading and leading.single_splits:
         said.append(f"{SINGLE}: pairs of equal {unit}s that were called different by their steps alone")
-    return "; ".join([*said, "resolvable: the change that is found with 80 % probability"])
+    return "; ".join([*said, RESOLVABLE])
 
 
 def _budget(noise: Noise) -> list[str]:
@@ -73,12 +90,22 @@ def _budget(noise: Noise) -> list[str]:
     leading = _leading_metric(noise.metrics)
     if leading is None:
         return []
-    prices = []
-    for change in CHANGES:
-        needed = intervals.repeats_for(change, leading.spread, noise.margin) if change > noise.margin else None
-        price = f"{units.counted(needed, leading.level)} a side" if needed else "out of reach"
-        prices.append(f"{units.percent(change)}: {'within the margin' if change <= noise.margin else price}")
+    prices = [f"{units.percent(change)}: {_price(leading, change, noise.margin)}" for change in CHANGES]
     return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
+
+
+def _price(metric: NullMetric, change: float, margin: float) -> str:
+    """Returns the runs or repeats that a change needs, with their range, as "7 repeats a side [3, 20]"."""
+    if change <= margin:
+        return "within the margin"
+    known = metric.spread, metric.units - 1, margin
+    low, high = power.repeats_range(change, *known)
+    needed = power.repeats_for(change, *known)
+    if low is None:
+        return "out of reach"
+    if needed is None:
+        return f"{low} {metric.level}s a side or many more"
+    return f"{units.counted(needed, metric.level)} a side [{low}, {high or f'over {MOST_REPEATS:,}'}]"
 
 
 def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:

@@ -271,7 +271,7 @@ def note(verdict: Verdict) -> str:
 
 def to_settle(verdict: Verdict) -> str:
     more = units.counted(verdict.more_repeats or 0, "more run" if verdict.level == "run" else "more repeat")
-    return f"about {more} a side should settle it"
+    return f"about {more} a side should settle a change of this size"
 
 
 def _evidence(verdict: Verdict) -> str:
