@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpubench.probe import observed, timeline
+from gpubench.probe import observed, rhythm, timeline
 from gpubench.probe.timeline import Timeline, period
 
 
@@ -452,14 +452,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
     made = Timeline()
-    for number in range(timeline.CERTAIN):
+    for number in range(rhythm.CERTAIN):
         with made.phase("optimizer"), made.phase("forward"):
             pass
         assert not list(made.steps()), number
         made.end_part(1)
     Device.now += 10
     steps = list(made.steps())
-    assert len(steps) == timeline.CERTAIN
+    assert len(steps) == rhythm.CERTAIN
     assert made.measure(steps[0])[0] == {"other": 0.5, "optimizer": 0.5, "forward": 0.25}
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Hashable
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
@@ -43,6 +44,15 @@ WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
+LOOKING = "looking for the updates that make a step, {} so far"
+NO_RHYTHM = (
+    "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
+    "all samples, but the time of a step is that of any optimizer"
+)
+CHANGED = (
+    "the optimizers of the program changed their rhythm after step {}, so that the steps before and after it have "
+    "different updates; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
+)
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
 SPREAD_STEPS = 50
@@ -93,6 +103,8 @@ class Probe:
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
         """The optimizers whose modules have been looked for."""
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The numbers of the optimizers that update. One that is made anew has that of the one that it replaces."""
         self._updating: dict[int, int] = {}
         """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
         self._wrapped: set[type] = set()
@@ -391,6 +403,17 @@ class Probe:
             loss = loss.detach()
             self._timeline.part.losses.append((loss, loss._version))
 
+    def _number_of(self, optimizer: Any) -> int:
+        """Returns the number of an optimizer: the smallest one that no other optimizer has."""
+        if not isinstance(optimizer, Hashable):
+            return -id(optimizer)
+        number = self._numbers.get(optimizer)
+        if number is None:
+            used = set(self._numbers.values())
+            number = next(each for each in count() if each not in used)
+            self._numbers[optimizer] = number
+        return number
+
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
         """Ends a part of the loop with an update of the optimizer."""
         self._scaled.clear()
@@ -401,7 +424,7 @@ class Probe:
             part.forwarded = 0  # an update of the actor with the batch of the critic
         else:
             self._updated_with = part.batch, id(optimizer)
-        self._timeline.end_part(id(optimizer), skipped=skipped)
+        self._timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) < 2)
         if self._following:
             with self._unbroken():
                 if self._host is None:
@@ -493,6 +516,8 @@ class Probe:
             self._wanted = complete + recording.steps  # on all ranks, so that they end together
         elif complete > self._recorded:
             recording.advance()
+            assert self._wanted
+            self._wanted += complete - self._recorded - 1  # several that were decided at once are one to the profiler
         self._recorded = complete
 
     # The outermost modules.
@@ -635,6 +660,8 @@ class Probe:
         steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
         if steps:
             self._host.put("stepsmeasured", steps=steps)
+        elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
+            self._host.put("heartbeat", doing=LOOKING.format(self._timeline.ended), step=None)
         self._host.flush()
 
     def _step(self, parts: list[Part]) -> dict[str, Any]:
@@ -676,6 +703,7 @@ class Probe:
         else:
             wall = self._timeline.end()
             self._send_steps(ended=True)
+            self._report_rhythm(self._host)
             if self._compiled:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
@@ -683,6 +711,16 @@ class Probe:
             self._host.put("repeatdone", repeat=self._repeat, wall=wall, work=self._counted.found(), **peak_memory())
         self._host.put("done")
         self._host.flush()
+
+    def _report_rhythm(self, host: Host) -> None:
+        """Says that it is uncertain which updates make a step, or that it has changed."""
+        rhythm = self._timeline.rhythm
+        if host.rank:
+            return
+        if rhythm.uncertain:
+            host.warn(NO_RHYTHM.format(rhythm.optimizers))
+        elif rhythm.changed and rhythm.changed < rhythm.complete:
+            host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
 
     def _end_without_host(self) -> NoReturn:
         """Ends a program whose host was killed, as the host would have ended it."""
