@@ -54,7 +54,9 @@ DELAYED = [each for number in range(40) for each in [CRITIC] + [ACTOR] * (number
         pytest.param(list(range(300)) * 20, [300] * 20, id="an optimizer for each parameter"),
         pytest.param([CRITIC] * 20 + TURN * 100, [1] * 20 + [2] * 100, id="the second one begins later"),
         pytest.param(
-            [CRITIC] * 20 + [CRITIC, CRITIC, GENERATOR] * 100, [1] * 20 + [3] * 100, id="begins later, in another rhythm"
+            [CRITIC] * 20 + [CRITIC, CRITIC, GENERATOR] * 100,
+            [1] * 20 + [3] * 100,
+            id="begins later, in another rhythm",
         ),
         pytest.param([CRITIC] * 1000, [1] * 1000, id="the second one never updates"),
         pytest.param(([CRITIC] * 50 + [GENERATOR] * 50) * 10, [1] * 1000, id="half an epoch each"),

@@ -113,8 +113,9 @@ class Probe:
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._known: int | None = None
         """The number of outermost modules before a search for more; None in the search after a first update."""
-        self._looks = LONGEST_PERIOD
-        """The number of parts in which searches for more may still find nothing."""
+        self._looks = float(LONGEST_PERIOD)
+        """The number of parts in which searches for more may still find nothing. One that calls a known module takes a
+        small share of it, as that of a critic before the generator is called again."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._batch: Callable[[], torch.Tensor | None] = lambda: None
@@ -161,6 +162,8 @@ class Probe:
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
+        if not self._following:
+            stand_in(torch.autograd, "grad", self._compute_gradients)
         if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
@@ -252,10 +255,37 @@ class Probe:
         self._counted.passes += 1
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
+        self._end_pass()
+        return result
+
+    def _compute_gradients(self, call: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Measures `torch.autograd.grad`. It is a backward pass of training if it differentiates a loss by parameters.
+
+        That of a penalty or of an inner loop, which keeps the graph to be differentiated again, is none.
+        """
+        if not self._watches() or self._timeline.is_in(BACKWARD) or self._timeline.is_in(FORWARD):
+            return call(outputs, *args, **kwargs)
+        self._forget_set_up()
+        inputs, *more = args or (kwargs.pop("inputs", ()),)
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # an iterator works only once
+        again = kwargs.get("create_graph", more[2:3] == [True])
+        trains = not again and any(isinstance(each, torch.nn.Parameter) for each in inputs)
+        if trains:
+            outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+            for loss in outputs:
+                self._keep_loss(loss)
+            self._counted.passes += 1
+        with self._timeline.phase(BACKWARD):
+            result = call(outputs, inputs, *more, **kwargs)
+        if trains:
+            self._end_pass()
+        return result
+
+    def _end_pass(self) -> None:
+        """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
         if self._counted.by_hand and not known:
             self._end_part(BY_HAND)
-        return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
@@ -399,6 +429,9 @@ class Probe:
         result, unscaled = self._scaled.pop(id(loss), (None, None))
         if result and result() is loss:
             loss = unscaled
+        if isinstance(loss, torch.Tensor) and type(loss) is not torch.Tensor and _is_plain(type(loss)):
+            with torch._C.DisableTorchFunction():
+                loss = loss.as_subclass(torch.Tensor)
         if type(loss) is torch.Tensor and loss.numel() == 1:
             loss = loss.detach()
             self._timeline.part.losses.append((loss, loss._version))
@@ -530,19 +563,20 @@ class Probe:
         `called`, it looks for more. Where the memory is followed, it looks from the start, as nothing is compiled.
         """
         found = self._known is None or len(self._roots) > self._known
-        self._looks -= not found
-        if (found or not self._looks) and self._end_search():
+        unknown = self._counted.passes > self._passes and not called
+        self._looks -= 0 if found else 1 if unknown else 1 / LONGEST_PERIOD
+        if (found or self._looks <= 0) and self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
                 self._wrapped.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
-        is_new, unknown = optimizer not in self._optimizers, self._counted.passes > self._passes and not called
+        is_new = optimizer not in self._optimizers
         self._passes = self._counted.passes
         if is_new:
             self._optimizers.add(optimizer)
             self._treatments.apply_again()
-        if (is_new or (unknown and self._looks)) and not self._recorded and not self._module_call:
+        if (is_new or (unknown and self._looks > 0)) and not self._recorded and not self._module_call:
             self._known = None if is_new else len(self._roots)
             self._begin_search()  # not while the steps are recorded, which wraps the same function
 
@@ -736,3 +770,8 @@ class Probe:
             self._join()  # it has ended before its first update, perhaps for lack of memory
         if not self._over and self._host:
             self._finish()
+
+
+def _is_plain(kind: type) -> bool:
+    """Returns whether tensors of a class hold their values themselves, unlike those that are made of other tensors."""
+    return getattr(kind, "__torch_dispatch__", None) is getattr(torch.Tensor, "__torch_dispatch__", None)

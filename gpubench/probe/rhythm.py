@@ -70,7 +70,7 @@ class Rhythm:
     @property
     def uncertain(self) -> bool:
         """Whether several optimizers have updated without a rhythm, so that each update is a step."""
-        return self._single and len(self._known) > 1 and self._again
+        return self._single and len(self._runs) > len(self._known) > 1
 
     @property
     def is_looking(self) -> bool:
