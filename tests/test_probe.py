@@ -437,7 +437,7 @@ def test_the_gradients_of_a_function_of_torch_are_a_backward_pass(tmp_path: Path
             loss = loop.model(batch).square().mean()
             (slope,) = torch.autograd.grad(loss, parameters[0], create_graph=True)
             total = loss * 0 + 3 + slope.sum() * 0
-            for parameter, gradient in zip(parameters, torch.autograd.grad(total, iter(parameters)), strict=True):
+            for parameter, gradient in zip(parameters, torch.autograd.grad(total, tuple(parameters)), strict=True):
                 parameter.grad = gradient
             loop.optimizer.step()
 

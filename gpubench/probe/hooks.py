@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Hashable
+from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing.util import Finalize
@@ -249,8 +250,8 @@ class Probe:
         if not self._watches() or self._timeline.is_in(BACKWARD):
             return call(tensors, *args, **kwargs)
         self._forget_set_up()
-        tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)  # an iterator works only once
-        for loss in tensors:
+        tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
+        for loss in _listed(tensors):
             self._keep_loss(loss)
         self._counted.passes += 1
         with self._timeline.phase(BACKWARD):
@@ -267,12 +268,12 @@ class Probe:
             return call(outputs, *args, **kwargs)
         self._forget_set_up()
         inputs, *more = args or (kwargs.pop("inputs", ()),)
-        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # an iterator works only once
+        inputs = tuple(inputs) if isinstance(inputs, IteratorType) else inputs  # it works only once
         again = kwargs.get("create_graph", more[2:3] == [True])
-        trains = not again and any(isinstance(each, torch.nn.Parameter) for each in inputs)
+        trains = not again and any(isinstance(each, torch.nn.Parameter) for each in _listed(inputs))
+        outputs = tuple(outputs) if isinstance(outputs, IteratorType) else outputs
         if trains:
-            outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-            for loss in outputs:
+            for loss in _listed(outputs):
                 self._keep_loss(loss)
             self._counted.passes += 1
         with self._timeline.phase(BACKWARD):
@@ -775,3 +776,10 @@ class Probe:
 def _is_plain(kind: type) -> bool:
     """Returns whether tensors of a class hold their values themselves, unlike those that are made of other tensors."""
     return getattr(kind, "__torch_dispatch__", None) is getattr(torch.Tensor, "__torch_dispatch__", None)
+
+
+def _listed(tensors: Any) -> list[Any]:
+    """Returns the tensors in an argument of a function of torch.autograd."""
+    if isinstance(tensors, Mapping):
+        return list(tensors.values())
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
