@@ -63,11 +63,6 @@ class Rhythm:
         self._at = self._irregular = 0
 
     @property
-    def size(self) -> int:
-        """The usual number of updates in a step."""
-        return sum(self._usual) if self._order else 1
-
-    @property
     def uncertain(self) -> bool:
         """Whether several optimizers have updated without a rhythm, so that each update is a step."""
         return self._single and len(self._runs) > len(self._known) > 1
