@@ -3,6 +3,7 @@
 Each loop runs with the probe in a fork of this process (`probing.py`).
 """
 
+import random
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from probing import Loop, batches, probed
+from probing import RECORDED, Loop, batches, probed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpubench.probe import observed, timeline
+from gpubench.probe import observed, rhythm, timeline
 from gpubench.probe.timeline import Timeline, period
 
 
@@ -384,6 +385,95 @@ def test_backward_takes_an_iterator(tmp_path: Path) -> None:
     assert (found.code, {step["loss"] for step in found.steps}) == (0, {3.0})
 
 
+@pytest.mark.parametrize("seconds", [None, 0.2], ids=["all", "chosen"])
+def test_updates_of_a_critic_belong_to_the_step_of_the_generator(tmp_path: Path, seconds: float | None) -> None:
+    def run() -> None:
+        critic, generator = nn.Linear(3, 3), nn.Linear(3, 3)
+        updates = [(each, torch.optim.SGD(each.parameters())) for each in (critic, generator)]
+        for number in range(120):
+            for model, optimizer in [updates[0]] * (20 if number < 3 else 5) + [updates[1]]:
+                optimizer.zero_grad()
+                model(torch.randn(4, 3)).square().mean().backward()
+                optimizer.step()
+
+    found = probed(tmp_path, run, seconds=seconds)
+    planned = found.events["planned"]["steps"] if seconds and "planned" in found.events else 120
+    assert len(found.steps) == planned
+    assert [step["samples"] for step in found.steps[2:4]] == [84, 24]
+    assert "heartbeat" in found.names
+
+
+def test_updates_in_no_rhythm_are_a_step_each_and_are_warned_of(tmp_path: Path) -> None:
+    def run() -> None:
+        models = [nn.Linear(3, 3) for _ in range(3)]
+        optimizers = [torch.optim.SGD(each.parameters()) for each in models]
+        for number in random.Random(0).choices(range(3), k=200):
+            models[number](torch.randn(4, 3)).square().mean().backward()
+            optimizers[number].step()
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 200
+    assert "the 3 optimizers of the program update in no rhythm" in found.events["log"]["message"]
+
+
+def test_an_optimizer_that_is_made_anew_in_each_iteration_takes_its_turn(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        inner = nn.Linear(3, 3)
+        for _ in range(30):
+            again = torch.optim.SGD(inner.parameters())
+            for _ in range(3):
+                inner(torch.randn(4, 3)).square().mean().backward()
+                again.step()
+            loop.step(torch.randn(4, 3))
+
+    assert len(probed(tmp_path, run).steps) == 30
+
+
+def test_a_recording_ends_after_all_its_steps_though_several_were_decided_at_once(tmp_path: Path) -> None:
+    def run() -> None:
+        models = [nn.Linear(3, 3) for _ in range(2)]
+        optimizers = [torch.optim.SGD(each.parameters()) for each in models]
+        for number in [0, 1] * 7 + [0] * 160:  # the first rhythm ends while the steps are recorded
+            models[number](torch.randn(4, 3)).square().mean().backward()
+            optimizers[number].step()
+
+    found = probed(tmp_path, run, profiling=RECORDED.model_dump() | {"active": 4})
+    assert found.code == 0
+    assert "tracerecorded" in found.names
+
+
+def test_the_gradients_of_a_function_of_torch_are_a_backward_pass(tmp_path: Path) -> None:
+    def run() -> None:
+        loop = Loop()
+        parameters = list(loop.model.parameters())
+        for (batch,) in loop.data:
+            loss = loop.model(batch).square().mean()
+            (slope,) = torch.autograd.grad(loss, parameters[0], create_graph=True)
+            total = loss * 0 + 3 + slope.sum() * 0
+            for parameter, gradient in zip(parameters, torch.autograd.grad(total, tuple(parameters)), strict=True):
+                parameter.grad = gradient
+            loop.optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert (found.code, [step["loss"] for step in found.steps]) == (0, [3.0] * 12)
+    assert "backward" in found.phases()
+    assert found.events["repeatdone"]["work"]["backward_passes"] == 12
+
+
+def test_the_loss_may_be_a_tensor_of_a_class_of_the_program(tmp_path: Path) -> None:
+    class Named(Tensor):
+        pass
+
+    def run() -> None:
+        loop = Loop()
+        for number, (batch,) in enumerate(loop.data):
+            (loop.model(batch).mean() * 0 + number).as_subclass(Named).backward()
+            loop.optimizer.step()
+
+    assert [step["loss"] for step in probed(tmp_path, run).steps] == list(range(12))
+
+
 def test_a_recomputed_forward_pass_is_backward_and_has_no_samples(tmp_path: Path) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -466,14 +556,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
     made = Timeline()
-    for number in range(timeline.CERTAIN):
+    for number in range(rhythm.CERTAIN):
         with made.phase("optimizer"), made.phase("forward"):
             pass
         assert not list(made.steps()), number
         made.end_part(1)
     Device.now += 10
     steps = list(made.steps())
-    assert len(steps) == timeline.CERTAIN
+    assert len(steps) == rhythm.CERTAIN
     assert made.measure(steps[0])[0] == {"other": 0.5, "optimizer": 0.5, "forward": 0.25}
 
 

@@ -72,6 +72,11 @@ def test_losses_that_are_not_finite_until_the_end_give_a_warning(losses: str, si
     assert [f"from step {since} on" in warning for warning in found] == ([] if since is None else [True])
 
 
+def test_the_losses_of_skipped_steps_at_the_end_give_no_warning() -> None:
+    known = [msgspec.structs.replace(step(i, 0.1, skipped=i > 8), loss=None if i > 8 else 1.0) for i in range(12)]
+    assert not [warning for warning in summary_of(repeat_of(known)).warnings if "not finite" in warning]
+
+
 def test_the_work_of_a_repeat_is_that_of_the_rank_that_did_least() -> None:
     repeats = [repeat_of([step(i, 0.1, rank=rank) for rank in range(2) for i in range(8)]) for _ in range(2)]
     for rank, done in repeats[1].done.items():

@@ -350,8 +350,10 @@ class Program(SpreadWorkers):
             )
         return ProgramFailed(
             "the program ended, and no optimizer step was seen",
-            "a step is a call of step() of a torch.optim optimizer, not inside of a compiled function; --inference "
-            f"measures a program that does not train; {self._hint()}",
+            "a step is a call of step() of a torch.optim optimizer, as ZeroRedundancyOptimizer is one and "
+            "DistributedOptimizer is none; or of backward() in a program that makes no such optimizer, from the eighth "
+            "on; neither is seen inside of a compiled function; --inference measures a program that does not train; "
+            f"{self._hint()}",
         )
 
     def _position(self, peer: Peer) -> str:

@@ -15,7 +15,9 @@ import os
 import sys
 import threading
 from collections.abc import Hashable
+from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
@@ -45,6 +47,15 @@ WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
+LOOKING = "looking for the updates that make a step, {} so far"
+NO_RHYTHM = (
+    "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
+    "all samples, but the time of a step is that of any optimizer"
+)
+CHANGED = (
+    "the optimizers of the program changed their rhythm after step {}, so that the steps before and after it have "
+    "different updates; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
+)
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
 SPREAD_STEPS = 50
@@ -117,6 +128,8 @@ class Probe:
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
         self._optimizers: WeakSet[Any] = WeakSet()
         """The optimizers whose modules have been looked for."""
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The numbers of the optimizers that update. One that is made anew has that of the one that it replaces."""
         self._updating: dict[int, int] = {}
         """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
         self._wrapped: set[type] = set()
@@ -127,8 +140,9 @@ class Probe:
         """The original `torch.nn.Module.__call__` while the outermost modules are looked for."""
         self._known: int | None = None
         """The number of outermost modules before a search for more; None in the search after a first update."""
-        self._looks = LONGEST_PERIOD
-        """The number of parts in which searches for more may still find nothing."""
+        self._looks = float(LONGEST_PERIOD)
+        """The number of parts in which searches for more may still find nothing. One that calls a known module takes a
+        small share of it, as that of a critic before the generator is called again."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._batch: Callable[[], torch.Tensor | None] = lambda: None
@@ -181,6 +195,8 @@ class Probe:
         stand_in(DistributedDataParallel, "__init__", self._make_ddp)
         stand_in(torch.autograd, "backward", self._backward)
         stand_in(torch, "save", self._save)
+        if not self._following:
+            stand_in(torch.autograd, "grad", self._compute_gradients)
         if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
@@ -306,8 +322,8 @@ class Probe:
         if not self._watches() or self._timeline.is_in(BACKWARD):
             return call(tensors, *args, **kwargs)
         self._forget_set_up()
-        tensors = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)  # an iterator works only once
-        for loss in tensors:
+        tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
+        for loss in _listed(tensors):
             self._keep_loss(loss)
         self._counted.passes += 1
         if self._drawn.settle(self._timeline.part):
@@ -315,10 +331,37 @@ class Probe:
             self._timeline.rebase(OTHER)
         with self._timeline.phase(BACKWARD):
             result = call(tensors, *args, **kwargs)
+        self._end_pass()
+        return result
+
+    def _compute_gradients(self, call: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Measures `torch.autograd.grad`. It is a backward pass of training if it differentiates a loss by parameters.
+
+        That of a penalty or of an inner loop, which keeps the graph to be differentiated again, is none.
+        """
+        if not self._watches() or self._timeline.is_in(BACKWARD) or self._timeline.is_in(FORWARD):
+            return call(outputs, *args, **kwargs)
+        self._forget_set_up()
+        inputs, *more = args or (kwargs.pop("inputs", ()),)
+        inputs = tuple(inputs) if isinstance(inputs, IteratorType) else inputs  # it works only once
+        again = kwargs.get("create_graph", more[2:3] == [True])
+        trains = not again and any(isinstance(each, torch.nn.Parameter) for each in _listed(inputs))
+        outputs = tuple(outputs) if isinstance(outputs, IteratorType) else outputs
+        if trains:
+            for loss in _listed(outputs):
+                self._keep_loss(loss)
+            self._counted.passes += 1
+        with self._timeline.phase(BACKWARD):
+            result = call(outputs, inputs, *more, **kwargs)
+        if trains:
+            self._end_pass()
+        return result
+
+    def _end_pass(self) -> None:
+        """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
         if self._counted.by_hand and not known:
             self._end_part(BY_HAND)
-        return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
@@ -498,9 +541,23 @@ class Probe:
         result, unscaled = self._scaled.pop(id(loss), (None, None))
         if result and result() is loss:
             loss = unscaled
+        if isinstance(loss, torch.Tensor) and type(loss) is not torch.Tensor and _is_plain(type(loss)):
+            with torch._C.DisableTorchFunction():
+                loss = loss.as_subclass(torch.Tensor)
         if type(loss) is torch.Tensor and loss.numel() == 1:
             loss = loss.detach()
             self._timeline.part.losses.append((loss, loss._version))
+
+    def _number_of(self, optimizer: Any) -> int:
+        """Returns the number of an optimizer: the smallest one that no other optimizer has."""
+        if not isinstance(optimizer, Hashable):
+            return -id(optimizer)
+        number = self._numbers.get(optimizer)
+        if number is None:
+            used = set(self._numbers.values())
+            number = next(each for each in count() if each not in used)
+            self._numbers[optimizer] = number
+        return number
 
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
         """Ends a part of the loop with an update of the optimizer."""
@@ -513,7 +570,7 @@ class Probe:
             part.forwarded = 0  # an update of the actor with the batch of the critic
         else:
             self._updated_with = part.batch, id(optimizer)
-        self._timeline.end_part(id(optimizer), skipped=skipped)
+        self._timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) < 2)
         if self._following:
             with self._unbroken():
                 if self._host is None:
@@ -605,6 +662,8 @@ class Probe:
             self._wanted = complete + recording.steps  # on all ranks, so that they end together
         elif complete > self._recorded:
             recording.advance()
+            assert self._wanted
+            self._wanted += complete - self._recorded - 1  # several that were decided at once are one to the profiler
         self._recorded = complete
 
     # The outermost modules.
@@ -617,8 +676,9 @@ class Probe:
         `called`, it looks for more. Where the memory is followed, it looks from the start, as nothing is compiled.
         """
         found = self._known is None or len(self._roots) > self._known
-        self._looks -= not found
-        if (found or not self._looks) and self._end_search():
+        unknown = self._counted.passes > self._passes and not called
+        self._looks -= 0 if found else 1 if unknown else 1 / LONGEST_PERIOD
+        if (found or self._looks <= 0) and self._end_search():
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
                 self._wrapped.add(cls)
@@ -627,12 +687,12 @@ class Probe:
                 self._switched.add(cls)
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
-        is_new, unknown = optimizer not in self._optimizers, self._counted.passes > self._passes and not called
+        is_new = optimizer not in self._optimizers
         self._passes = self._counted.passes
         if is_new:
             self._optimizers.add(optimizer)
             self._treatments.apply_again()
-        if (is_new or (unknown and self._looks)) and not self._recorded and not self._module_call:
+        if (is_new or (unknown and self._looks > 0)) and not self._recorded and not self._module_call:
             self._known = None if is_new else len(self._roots)
             self._begin_search()  # not while the steps are recorded, which wraps the same function
 
@@ -751,6 +811,8 @@ class Probe:
         steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
         if steps:
             self._host.put("stepsmeasured", steps=steps)
+        elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
+            self._host.put("heartbeat", doing=LOOKING.format(self._timeline.ended), step=None)
         self._host.flush()
 
     def _step(self, parts: list[Part]) -> dict[str, Any]:
@@ -806,6 +868,7 @@ class Probe:
         else:
             wall = self._timeline.end()
             self._send_steps(ended=True)
+            self._report_rhythm(self._host)
             if self._compiled:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
@@ -821,6 +884,16 @@ class Probe:
         self._host.put("done")
         self._host.flush()
 
+    def _report_rhythm(self, host: Host) -> None:
+        """Says that it is uncertain which updates make a step, or that it has changed."""
+        rhythm = self._timeline.rhythm
+        if host.rank:
+            return
+        if rhythm.uncertain:
+            host.warn(NO_RHYTHM.format(rhythm.optimizers))
+        elif rhythm.changed and rhythm.changed < rhythm.complete:
+            host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
+
     def _end_without_host(self) -> NoReturn:
         """Ends a program whose host was killed, as the host would have ended it."""
         self._over = True
@@ -835,3 +908,15 @@ class Probe:
             self._join()  # it has ended before its first update, perhaps for lack of memory
         if not self._over and self._host:
             self._finish()
+
+
+def _is_plain(kind: type) -> bool:
+    """Returns whether tensors of a class hold their values themselves, unlike those that are made of other tensors."""
+    return getattr(kind, "__torch_dispatch__", None) is getattr(torch.Tensor, "__torch_dispatch__", None)
+
+
+def _listed(tensors: Any) -> list[Any]:
+    """Returns the tensors in an argument of a function of torch.autograd."""
+    if isinstance(tensors, Mapping):
+        return list(tensors.values())
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

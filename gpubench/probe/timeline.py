@@ -1,8 +1,8 @@
 """Turns the marks that the hooks set into steps, without waiting for the device.
 
 A mark holds the host's time and, in a process that uses CUDA, an event on the current stream. Phases nest: a forward
-pass inside of an optimizer's closure counts as forward. Each update of an optimizer ends a part of the loop. A part is
-a step, unless several optimizers take turns: then the parts of one period are a step.
+pass inside of an optimizer's closure counts as forward. Each update of an optimizer ends a part of the loop. Which
+parts make a step is decided by `rhythm`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 
+from .rhythm import Rhythm
+
 OTHER, EVALUATION = "other", "evaluation"
 LEFT = ""
 """Stands for a phase that ended before the phases inside of it."""
 LONGEST_PERIOD = 16
-"""The largest number of optimizer updates in one step of a program with several optimizers."""
-CERTAIN = 4
-"""Updates by one optimizer alone after which the program counts as having only this one."""
+"""The largest length of a sequence for which `period` looks."""
 LARGEST = 1e60
 """The largest loss that is read, so that a sum of many can be sent. A larger one counts as not finite."""
 
@@ -134,7 +134,7 @@ class Timeline:
         self._open: list[str] = []
         self._phases: dict[str, Phase] = {}
         self._parts: deque[Part] = deque()
-        self._period: int | None = None
+        self.rhythm = Rhythm()
         self._part: Part | None = None
         self.base = OTHER
         self.began = 0
@@ -223,8 +223,11 @@ class Timeline:
             marks.append((self.base, self._clock.mark()))
         return len(marks) - 1
 
-    def end_part(self, optimizer: int, *, skipped: bool = False) -> None:
-        """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it."""
+    def end_part(self, optimizer: int, *, skipped: bool = False, alone: bool = True) -> None:
+        """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it.
+
+        `alone` means that the program has made no other optimizer.
+        """
         part, before = self.part, self.part.marks[-1][1]
         idle = self._clock.passed(before) if before.event is not None else None
         mark = self._clock.mark()
@@ -232,6 +235,7 @@ class Timeline:
         part.marks.append(("end", mark))
         self._parts.append(part)
         self.ended += 1
+        self.rhythm.add(optimizer, alone=alone)
         self._part = Part([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
 
     def restart(self) -> None:
@@ -245,20 +249,20 @@ class Timeline:
 
     @property
     def complete(self) -> int:
-        """The number of complete steps so far; 0 while it is unknown how many parts a step has."""
-        period = self._length_of_step(ended=False)
-        return self.ended // period if period else 0
+        """The number of complete steps so far, without the parts of which it is unknown whether they make some."""
+        return self.rhythm.complete
 
     def steps(self, *, ended: bool = False) -> Iterator[list[Part]]:
         """Yields the steps that the device has finished since the last call; `ended` after the last one."""
-        period = self._length_of_step(ended)
-        while period and len(self._parts) >= period and self._clock.passed(self._parts[period - 1].marks[-1][1]):
-            yield [self._parts.popleft() for _ in range(period)]
+        if ended:
+            self.rhythm.end()
+        sizes = self.rhythm.steps
+        while sizes and self._clock.passed(self._parts[sizes[0] - 1].marks[-1][1]):
+            yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
     def keep(self, steps: int) -> None:
-        """Forgets the complete steps after the first `steps`, taken until it was known how many parts a step has."""
-        period = self._length_of_step(ended=False)
-        while period and self.ended > steps * period:
+        """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
+        for _ in range(self.rhythm.keep(steps)):
             self._part = self._parts.pop()
             self.ended -= 1
         last = self.part.marks[0][1]
@@ -294,15 +298,6 @@ class Timeline:
             return (last.ns - self.began) / 1e9 - dropped
         now.event.synchronize()
         return (now.ns - self.began) / 1e9 - float(last.event.elapsed_time(now.event)) / 1e3 - dropped
-
-    def _length_of_step(self, ended: bool) -> int | None:
-        """Returns the number of parts of a step; None while it is unknown."""
-        if self._period is None:
-            order = [part.optimizer for part in self._parts]
-            several = len(set(order)) > 1
-            if ended or len(order) >= (2 * LONGEST_PERIOD if several else CERTAIN):
-                self._period = period(order)
-        return self._period
 
 
 def _seconds(start: Mark, end: Mark) -> float:

@@ -377,11 +377,14 @@ def _final_loss(measured: Measured) -> float | None:
 
 
 def _diverged(measured: Measured) -> int | None:
-    """Returns the step after the last finite loss of any rank; None if that is the last step, or there is none."""
+    """Returns the step after the last finite loss of any rank; None if that is the last step, or there is none.
+
+    The loss of a step that the gradient scaler skipped has changed no parameter, whatever it is.
+    """
     ends = []
     for steps in measured.recorded.values():
-        finite = np.flatnonzero(np.isfinite(steps.loss))
-        if len(finite) and (last := int(finite[-1])) + 1 < len(steps):
+        finite = np.flatnonzero(np.isfinite(steps.loss) | steps.skipped)
+        if np.isfinite(steps.loss).any() and (last := int(finite[-1])) + 1 < len(steps):
             ends.append(int(steps.step[last]) + 1)
     return min(ends, default=None)
 
