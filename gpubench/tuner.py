@@ -20,11 +20,11 @@ from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
 from gpubench.tuning import losses
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Block as Wanted
 from gpubench.tuning.conclusion import Factor, Plan, Spread, Standing
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
-from gpubench.tuning.model import Combination
 from gpubench.tuning.result import Block, Loss, Run, Tuning, named
 from gpubench.tuning.search import Search
 from gpubench.tuning.treatments import Subject, choose

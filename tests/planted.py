@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
 import numpy as np
 
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Conclusion, Factor
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Estimate, Result
-from gpubench.tuning.model import Combination
 from gpubench.tuning.search import Search
 
 LARGEST = 0.20  # gain or loss of a setting or of a pair
@@ -30,6 +30,10 @@ class Planted:
     drift: float = 0.0
     failing: frozenset[tuple[int, int]] = frozenset()
     """Factors that do not run together."""
+    triples: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    """Effects of three factors, by their places, where none of them has level 0."""
+    noisier: Mapping[int, float] = field(default_factory=dict)
+    """How many times as large the noise is with a factor, by its place, where it does not have level 0."""
     long: Mapping[int, float] = field(default_factory=dict)
     """How many times as long a run takes with a factor, by its place, where it does not have level 0."""
     made: list[Combination] = field(default_factory=list)
@@ -43,14 +47,15 @@ class Planted:
         if any(combination[one] and combination[other] for one, other in self.failing):
             return -math.inf
         own = sum(levels[level] for levels, level in zip(self.effects, combination, strict=True))
-        both = (effect for (one, other), effect in self.pairs.items() if combination[one] and combination[other])
-        return own + sum(both)
+        together = [*self.pairs.items(), *self.triples.items()]
+        return own + sum(effect for places, effect in together if all(combination[place] for place in places))
 
     def optimum(self) -> float:
         return max(map(self.truth, product(*(range(len(levels)) for levels in self.effects))))
 
     def run(self, combination: Combination) -> Result:
-        noise = self.sigma * self.rng.standard_normal() - self.drift * len(self.made) / DRIFT_RUNS
+        more = math.prod(factor for place, factor in self.noisier.items() if combination[place])
+        noise = more * self.sigma * self.rng.standard_normal() - self.drift * len(self.made) / DRIFT_RUNS
         self.made.append(combination)
         rate = self.truth(combination)
         return Result(rate + noise if math.isfinite(rate) else None, seconds=self.seconds(combination))
@@ -70,11 +75,13 @@ class Ending:
     """By how much the best combination is faster than the one that was found, in log throughput."""
     runs: int
     announced: int
-    """The number of runs planned once the noise was known."""
+    """The most runs that the search may make, as it says once the noise is known."""
     spent: float
     """The time that the runs took, in units of one of the baseline."""
     missed: Mapping[str, Sequence[bool]]
     """For each kind of interval, whether each of them misses the truth."""
+    excess: float | None
+    """By how much the logarithm of the gain that is named is above the truth; None if no gain is named as proved."""
     false_pairs: int
 
 
@@ -125,6 +132,27 @@ def levelled(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Plan
     return Planted([*two.effects, *more], two.pairs, sigma, rng, drift)
 
 
+def uneven(rng: np.random.Generator, sigma: float, settings: int = 8, times: float = 3.0) -> Planted:
+    """As `drawn`, and equal runs with one of the settings differ by `times` as much as others."""
+    return replace(drawn(rng, sigma, settings), noisier={int(rng.integers(settings)): times})
+
+
+def threefold(rng: np.random.Generator, sigma: float, settings: int = 8) -> Planted:
+    """As `drawn`, and three of the settings interact by 5 % or more, beyond their effects and those of their pairs."""
+    places = sorted(rng.choice(settings, 3, replace=False).tolist())
+    effect = float(rng.choice([-1, 1]) * math.log1p(rng.uniform(LARGEST / 4, LARGEST)))
+    return replace(drawn(rng, sigma, settings), triples={(places[0], places[1], places[2]): effect})
+
+
+def large(rng: np.random.Generator, sigma: float, settings: int = 8) -> Planted:
+    """As `drawn`, but two of the settings make the program 1.5 to 3 times as fast."""
+    planted = drawn(rng, sigma, settings)
+    effects = [tuple(levels) for levels in planted.effects]
+    for place in rng.choice(settings, 2, replace=False).tolist():
+        effects[place] = (0.0, float(rng.uniform(math.log(1.5), math.log(3))))
+    return replace(planted, effects=effects)
+
+
 def slow_to_load(rng: np.random.Generator, sigma: float, drift: float = 0.0) -> Planted:
     """One setting doubles the speed, three matter little, and with one of those a run takes six times as long."""
     return Planted([(0.0, one) for one in (0.69, 0.08, 0.0, -0.05, 0.03)], {}, sigma, rng, drift, long={4: 6.0})
@@ -142,16 +170,21 @@ def solve(planted: Planted, most_runs: int | None = None, seed: int = 0, budget:
             break
         spent += sum(map(planted.seconds, block.runs))
         if block.stage != "noise" and not announced:
-            announced = search.planned().total
+            announced = search.planned().most
         search.record([planted.run(combination) for combination in block.runs])
     conclusion = search.conclude()
     regret = planted.optimum() - planted.truth(conclusion.best)
-    return Ending(conclusion, regret, len(planted.made), announced, spent, *_judged(planted, conclusion))
+    missed, false = _judged(planted, conclusion)
+    excess = None
+    if conclusion.proved and conclusion.gain:
+        excess = math.log(conclusion.gain.ratio) - planted.truth(conclusion.best)
+    return Ending(conclusion, regret, len(planted.made), announced, spent, missed, excess, false)
 
 
 def _judged(planted: Planted, conclusion: Conclusion) -> tuple[dict[str, list[bool]], int]:
     best, baseline = conclusion.best, (0,) * len(planted.effects)
-    missed: dict[str, list[bool]] = {"gain": [], "with others": [], "alone": [], "pair": []}
+    kinds = ("gain", "with others", "alone", "step by step", "not kept", "pair", "interaction")
+    missed: dict[str, list[bool]] = {kind: [] for kind in kinds}
 
     def judge(kind: str, estimate: Estimate | None, one: Combination, other: Combination) -> None:
         if estimate and math.isfinite(truth := planted.truth(one) - planted.truth(other)):
@@ -163,10 +196,26 @@ def _judged(planted: Planted, conclusion: Conclusion) -> tuple[dict[str, list[bo
         judge("with others", one.with_others, best, (*best[:place], 0, *best[place + 1 :]))
         alone = (*baseline[:place], one.level, *baseline[place + 1 :])
         judge("alone", one.alone, alone, baseline)
+    reached = baseline
+    for rung in conclusion.ladder:
+        place = int(rung.factor.split()[-1])
+        reached = (*reached[:place], rung.level, *reached[place + 1 :])
+        judge("step by step", rung.gain, reached, baseline)
+    for dropped in conclusion.dropped:
+        place = int(dropped.factor.split()[-1])
+        with_it = (*best[:place], dropped.level, *best[place + 1 :])
+        judge("not kept", dropped.gain, with_it, (*best[:place], 0, *best[place + 1 :]))
+    for pair in conclusion.interactions:
+        levels = {int(name.split()[-1]): level for name, level in zip(pair.factors, pair.levels, strict=True)}
+        both = tuple(levels.get(place, 0) for place in range(len(best)))
+        own = (tuple(level if place == other else 0 for other in range(len(best))) for place, level in levels.items())
+        if math.isfinite(truth := planted.truth(both) - sum(map(planted.truth, own))):
+            missed["interaction"].append(not pair.effect.low <= math.exp(truth) <= pair.effect.high)
     false = 0
     for pair in conclusion.pairs:
-        first, second = (int(name.split()[-1]) for name in pair.factors)
-        effect = planted.pairs.get((min(first, second), max(first, second)))
+        places = tuple(sorted(int(name.split()[-1]) for name in pair.factors))
+        together = [*planted.pairs.items(), *planted.triples.items()]
+        effect = next((effect for which, effect in together if which == places), None)
         false += effect is None
         missed["pair"].append(not pair.effect.low <= math.exp(effect or 0.0) <= pair.effect.high)
     return missed, false

@@ -30,7 +30,7 @@ from gpubench.report.document import (
 from gpubench.report.page import render
 from gpubench.runs import directory
 from gpubench.runs.catalogue import is_searching
-from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Pair
+from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Interaction
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
@@ -187,7 +187,7 @@ def _contributions(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     yield table("Settings that depend on each other", pairs, words=("settings",))
 
 
-def _pair(tuning: Tuning, pair: Pair) -> list[str]:
+def _pair(tuning: Tuning, pair: Interaction) -> list[str]:
     return [said(tuning.of_level(*one)) for one in zip(pair.factors, pair.levels, strict=True)]
 
 

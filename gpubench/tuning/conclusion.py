@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.knowledge import Estimate, Stage
-from gpubench.tuning.model import Combination
 
 Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
 
@@ -72,11 +72,15 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """An established interaction of two levels: the gain of both divided by the product of their own gains."""
+class Interaction:
+    """What levels of different factors do together beyond what they do apart.
 
-    factors: tuple[str, str]
-    levels: tuple[int, int]
+    Of two, it is the gain of both divided by the product of their own gains; of three, what is left beyond the gains of
+    each and the interactions of each two.
+    """
+
+    factors: tuple[str, ...]
+    levels: tuple[int, ...]
     effect: Estimate
 
 
@@ -134,9 +138,9 @@ class Conclusion:
     gain: Estimate | None
     """best / baseline, from the confirmation's runs alone; None without a confirmation."""
     contributions: Sequence[Contribution]
-    pairs: Sequence[Pair]
+    pairs: Sequence[Interaction]
     """The established interactions."""
-    interactions: Sequence[Pair]
+    interactions: Sequence[Interaction]
     """What is known of the interaction of any two factors, at the kept level of each, or else its best one."""
     ladder: Sequence[Rung]
     """The way from the baseline to the best combination, the largest gain first."""

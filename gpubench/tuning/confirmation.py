@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench.compare.intervals import Error
-from gpubench.tuning.model import Combination
+from gpubench.tuning.combination import Combination
+
+Arm = tuple[Combination, bool]
+"""A combination, and whether its runs are those that prove the gain, which are compared with each other alone."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +21,20 @@ class Measured:
     round: int
     combination: Combination
     rate: float
+    noise: float = 1.0
+    """The noise of its combination, in units of the baseline's."""
+    proves: bool = False
+    """Whether it was made to prove the gain, after everything had been chosen."""
+
+    @property
+    def arm(self) -> Arm:
+        return self.combination, self.proves
 
 
 class Confirmation:
-    """Least squares with an effect of each combination and of each round, so that a drift between rounds plays no part.
+    """Least squares with an effect of each arm and of each round, so that a drift between rounds plays no part.
+
+    Runs of noisier combinations weigh less.
 
     `spread` are sums of squares with their degrees of freedom, of equal runs of the same machine before the
     confirmation. They make the estimate of the noise better where rounds are few, but a machine can become noisier.
@@ -30,24 +43,26 @@ class Confirmation:
     """
 
     def __init__(self, runs: Sequence[Measured], spread: tuple[float, int]) -> None:
-        self._arms = list(dict.fromkeys(run.combination for run in runs))
+        self._arms = list(dict.fromkeys(run.arm for run in runs))
         rounds = sorted({run.round for run in runs})
         matrix = np.zeros((len(runs), len(self._arms) + len(rounds)))
         for row, run in enumerate(runs):
-            matrix[row, self._arms.index(run.combination)] = 1
+            matrix[row, self._arms.index(run.arm)] = 1
             matrix[row, len(self._arms) + rounds.index(run.round)] = 1
-        rates = np.array([run.rate for run in runs])
+        units = np.array([run.noise for run in runs])
+        matrix /= units[:, None]
+        rates = np.array([run.rate for run in runs]) / units
         self._inverse = np.linalg.pinv(matrix.T @ matrix)
         self._effects = self._inverse @ matrix.T @ rates
         residuals = rates - matrix @ self._effects
-        rank = len(self._arms) + len(rounds) - 1
+        rank = int(np.linalg.matrix_rank(matrix))
         squares, self.own_df = float(residuals @ residuals), len(runs) - rank
         """Degrees of freedom of the rounds' own estimate of the noise."""
         self._noises = [(squares + spread[0], self.own_df + spread[1]), (squares, self.own_df)]
-        self._counts = {arm: sum(run.combination == arm for run in runs) for arm in self._arms}
+        self._counts = {arm: sum(run.arm == arm for run in runs) for arm in self._arms}
 
-    def log_ratio(self, one: Combination, other: Combination, least: int = 2) -> tuple[float, Error] | None:
-        """Returns the logarithm of the ratio of two combinations, with its error; None without `least` runs of each."""
+    def log_ratio(self, one: Arm, other: Arm, least: int = 2) -> tuple[float, Error] | None:
+        """Returns the logarithm of the ratio of two arms, with its error; None without `least` runs of each."""
         if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < least or self.own_df <= 0:
             return None
         contrast = self._contrast(one, other)
@@ -55,18 +70,18 @@ class Confirmation:
         errors = [Error(scale * math.sqrt(squares / df), df) for squares, df in self._noises]
         return float(contrast @ self._effects), max(errors, key=Error.half_width)
 
-    def half_width(self, one: Combination, other: Combination, sigma: float) -> float:
+    def half_width(self, one: Arm, other: Arm, sigma: float) -> float:
         """Returns the half-width that the 95 % interval of the logarithm of their ratio has with this noise.
 
         A confirmation that ended once its own estimate of the noise made the interval narrow would end with intervals
-        that are too narrow. Returns infinity for a combination without runs.
+        that are too narrow. Returns infinity for an arm without runs.
         """
         if one not in self._counts or other not in self._counts:
             return math.inf
         _, df = self._noises[0]
         return Error(sigma * self._scale(self._contrast(one, other)), df).half_width() if df > 0 else math.inf
 
-    def _contrast(self, one: Combination, other: Combination) -> NDArray[np.float64]:
+    def _contrast(self, one: Arm, other: Arm) -> NDArray[np.float64]:
         contrast = np.zeros(len(self._effects))
         contrast[self._arms.index(one)], contrast[self._arms.index(other)] = 1, -1
         return contrast

@@ -6,7 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from gpubench.tuning.model import Array, Combination, Posterior
+from gpubench.tuning.combination import Array, Combination
+from gpubench.tuning.model import Posterior
 
 MOST_CANDIDATES = 600  # combinations that are considered, where there are more
 PAIR_WEIGHT = 0.2  # variance of an interaction in units of that of an effect, where nothing is known
@@ -62,13 +63,14 @@ def informative(
     rates: Array,
     best: int,
     chances: Array,
-    sigma: float,
+    sigmas: Array,
     count: int,
 ) -> list[Combination]:
     """Returns runs that tell most about which combination is the best.
 
     `rates` are samples of the rate of each candidate and `best` is the index of the best on average. In each sample
     some combination is better by a regret: the runs reduce the variance of these differences, weighted by regret.
+    `sigmas` is the noise of each candidate.
     """
     rivals = rates.argmax(axis=1)
     regrets = np.take_along_axis(rates, rivals[:, None], axis=1)[:, 0] - rates[:, best]
@@ -81,10 +83,10 @@ def informative(
     for _ in range(count):
         known = inner @ centred
         variances = (centred * known).sum(axis=0)
-        gains = ((differences.T @ known) ** 2 * weights[:, None]).sum(axis=0) / (variances + sigma**2)
+        gains = ((differences.T @ known) ** 2 * weights[:, None]).sum(axis=0) / (variances + sigmas**2)
         index = int(np.argmax(gains * chances))
         chosen.append(candidates[index])
-        inner -= np.outer(known[:, index], known[:, index]) / (variances[index] + sigma**2)
+        inner -= np.outer(known[:, index], known[:, index]) / (variances[index] + sigmas[index] ** 2)
     return chosen
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.knowledge import Run
-from gpubench.tuning.model import Combination
 
 LEAST_SHARE = 0.2  # of the time of the baseline that a run takes at least: no setting starts a process faster
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from gpubench import units
 from gpubench.metrics import TOO_WIDE
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
 from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
-from gpubench.tuning.model import Combination, Terms, posterior
+from gpubench.tuning.model import Terms, posterior
+from gpubench.tuning.noises import Noises
 
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
 
@@ -72,7 +74,6 @@ class Knowledge:
     def __init__(self, terms: Terms, levels: Sequence[int], runs: Sequence[Run], most_peak: float | None, seed: int):
         self.baseline: Combination = (0,) * len(levels)
         self.limits = Limits([_outcome(run, most_peak) for run in runs], most_peak)
-        self.spread = spread_of_equals(runs)
         rng = np.random.default_rng([seed, len(runs)])
         timed = [(time, run) for time, run in enumerate(runs) if run.result.rate is not None]
         self.posterior = posterior(
@@ -80,7 +81,7 @@ class Knowledge:
             [run.combination for _, run in timed],
             [run.result.rate for _, run in timed if run.result.rate is not None],
             [time / max(USUAL_RUNS, len(runs)) for time, _ in timed],
-            math.sqrt(self.spread[0] / self.spread[1]) if self.spread[1] else USUAL_SIGMA,
+            lambda noises: sigma_of_equals(runs, noises) or USUAL_SIGMA,
             rng,
         )
         self.open = [
@@ -117,6 +118,16 @@ class Knowledge:
         rates = self.posterior.rates([both, one, other, self.baseline])
         found = rates[:, 0] - rates[:, 1] - rates[:, 2] + rates[:, 3]
         return interval_of(float(found.mean()), 1.96 * float(found.std()))
+
+    @property
+    def doubtful_noise(self) -> float:
+        """The noise of the noisiest level that the best combination has or may have, in units of the baseline's."""
+        found = [1.0]
+        for (place, level), factor in self.posterior.noises.factors.items():
+            gain, deviation = self.gain(with_level(self.best, place, level), with_level(self.best, place, 0))
+            if gain + deviation > 0:
+                found.append(factor)
+        return max(found)
 
     @property
     def regret(self) -> float:
@@ -176,11 +187,23 @@ def _outcome(run: Run, most_peak: float | None) -> Outcome:
     return Outcome(run.combination, why, result.peak)
 
 
-def spread_of_equals(runs: Sequence[Run]) -> tuple[float, int]:
-    """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom."""
+def spread_of_equals(runs: Sequence[Run], noises: Noises | None = None) -> tuple[float, int]:
+    """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom.
+
+    With `noises`, the squares of each combination are in units of how noisy it is.
+    """
     groups: dict[tuple[Combination, Stage], list[float]] = {}
     for run in runs:
         if run.result.rate is not None:
             groups.setdefault((run.combination, run.stage), []).append(run.result.rate)
-    squares = sum(float(np.var(rates)) * len(rates) for rates in groups.values())
+    units = (noises or Noises()).of([combination for combination, _ in groups])
+    squares = sum(
+        float(np.var(rates)) * len(rates) / float(unit) ** 2 for rates, unit in zip(groups.values(), units, strict=True)
+    )
     return squares, sum(len(rates) - 1 for rates in groups.values())
+
+
+def sigma_of_equals(runs: Sequence[Run], noises: Noises | None = None) -> float:
+    """Returns the standard deviation of the baseline's noise by runs that are equal; 0 if there are none."""
+    squares, df = spread_of_equals(runs, noises)
+    return math.sqrt(squares / df) if df else 0.0

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.tuning.model import Combination
+from gpubench.tuning.combination import Combination
 
 Part = tuple[tuple[int, int], ...]
 """Levels that occur together, as (place, level)."""

@@ -5,7 +5,7 @@ a slow drift of the machine. Which effects are zero is not known: the posterior 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -13,49 +13,68 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Combination = tuple[int, ...]
+from gpubench.tuning.combination import Array, Combination
+from gpubench.tuning.noises import Noises, compared
 
-MAIN_SIZE, PAIR_SIZE = 0.08, 0.08  # standard deviation of an effect that is not zero, in log throughput
+MAIN_SIZE, INTERACTION_SIZE = 0.08, 0.08  # standard deviation of an effect that is not zero, in log throughput
 MAIN_CHANCE = 0.85  # of an effect not to be zero
 PAIRS_EXPECTED = 3.0  # number of interactions that are not zero, in a search with eight settings
 MOST_PAIR_CHANCE = 0.11
+TRIPLES_EXPECTED = 0.5  # number of interactions of three settings, likewise
+MOST_TRIPLE_CHANCE = 0.02
+MOST_TRIPLES = 400  # interactions of three settings that are considered, so that the model takes a second at most
 DRIFT = (2.0, 1.0, 0.7)  # standard deviations of a linear, quadratic and cubic drift, in those of the noise
 SAMPLES = 128
 JUMPS = 160
+SIZINGS = 3  # times that the effects are estimated before their sizes are taken from the estimates
 ROUNDING = 1e-9
 LEAST_SIGMA = 0.001  # runs that agree better than this agree by chance
 
 
 class Terms:
-    """The effects that a model may have: of each level above the one before it, and of each pair of these."""
+    """The effects that a model may have: of each level above the one before it, and of two or three of these together.
+
+    With many settings, three are considered together only if they are among the first, which matter most.
+    """
 
     def __init__(self, levels: Sequence[int]) -> None:
         self.mains = [(place, level) for place, count in enumerate(levels) for level in range(1, count)]
-        self.pairs = [
-            (one, other)
-            for one, other in combinations(range(len(self.mains)), 2)
-            if self.mains[one][0] != self.mains[other][0]
-        ]
+        self.pairs = self._together(2, len(levels))
+        triples = (self._together(3, first) for first in range(len(levels), 0, -1))
+        self.triples = next((some for some in triples if len(some) <= MOST_TRIPLES), [])
         self._places = np.array([place for place, _ in self.mains], dtype=int)
         self._least = np.array([level for _, level in self.mains], dtype=int)
-        self._ones = np.array([one for one, _ in self.pairs], dtype=int)
-        self._others = np.array([other for _, other in self.pairs], dtype=int)
+        self._ones, self._others = np.array(self.pairs, dtype=int).reshape(-1, 2).T
+        self._threes = np.array(self.triples, dtype=int).reshape(-1, 3).T
 
     def columns(self, wanted: Sequence[Combination] | NDArray[np.int_]) -> Array:
         """Returns a row for each combination and a column for each effect: 1 where it applies, otherwise 0."""
         table = np.asarray(wanted, dtype=int).reshape(len(wanted), -1)
         mains = (table[:, self._places] >= self._least).astype(float)
-        return np.hstack([mains, mains[:, self._ones] * mains[:, self._others]])
+        first, second, third = self._threes
+        triples = mains[:, first] * mains[:, second] * mains[:, third]
+        return np.hstack([mains, mains[:, self._ones] * mains[:, self._others], triples])
+
+    @cached_property
+    def together(self) -> Sequence[tuple[int, ...]]:
+        """The places in `mains` of the levels of each interaction, in the order of its columns after those of mains."""
+        return [*self.pairs, *self.triples]
 
     @cached_property
     def sizes(self) -> Array:
-        return np.array([MAIN_SIZE] * len(self.mains) + [PAIR_SIZE] * len(self.pairs))
+        return np.array([MAIN_SIZE] * len(self.mains) + [INTERACTION_SIZE] * len(self.together))
 
     @cached_property
     def chances(self) -> Array:
         pair = min(MOST_PAIR_CHANCE, PAIRS_EXPECTED / max(1, len(self.pairs)))
-        return np.array([MAIN_CHANCE] * len(self.mains) + [pair] * len(self.pairs))
+        triple = min(MOST_TRIPLE_CHANCE, TRIPLES_EXPECTED / max(1, len(self.triples)))
+        chances = [[MAIN_CHANCE] * len(self.mains), [pair] * len(self.pairs), [triple] * len(self.triples)]
+        return np.concatenate(chances)
+
+    def _together(self, count: int, first: int) -> list[tuple[int, ...]]:
+        """Returns every choice of so many levels of different settings, among the `first` settings."""
+        among = [index for index, (place, _) in enumerate(self.mains) if place < first]
+        return [some for some in combinations(among, count) if len({self.mains[index][0] for index in some}) == count]
 
 
 @dataclass(frozen=True)
@@ -63,10 +82,12 @@ class Posterior:
     """Equally likely sets of effects, given the runs."""
 
     terms: Terms
+    noises: Noises
+    """How much noisier or quieter levels are than the baseline."""
     effects: Array
     """A row for each sample."""
     sigmas: Array
-    """The standard deviation of the noise in each sample."""
+    """The standard deviation of the baseline's noise in each sample."""
     certainty: Array
     """The chance of each effect not to be zero."""
 
@@ -76,8 +97,12 @@ class Posterior:
 
     @property
     def sigma(self) -> float:
-        """The expected standard deviation of the noise."""
+        """The expected standard deviation of the baseline's noise."""
         return float(np.sqrt(np.mean(self.sigmas**2)))
+
+    def sigmas_of(self, wanted: Sequence[Combination]) -> Array:
+        """Returns the expected standard deviation of the noise of each combination."""
+        return self.sigma * self.noises.of(wanted)
 
 
 def posterior(
@@ -85,33 +110,43 @@ def posterior(
     runs: Sequence[Combination],
     rates: Sequence[float],
     times: Sequence[float],
-    sigma: float,
+    estimated: Callable[[Noises], float],
     rng: np.random.Generator,
 ) -> Posterior:
     """Samples the effects given the log throughput of the runs.
 
-    `times` says when each run was made, between 0 and about 1; `sigma` is a first estimate of the noise.
+    `times` says when each run was made, between 0 and about 1; `estimated` returns a first estimate of the baseline's
+    noise, given how much noisier the levels are.
     """
-    sigma = max(sigma, LEAST_SIGMA)
-    columns, values = _without_drift(terms.columns(runs), np.asarray(rates, dtype=float), np.asarray(times))
-    spread = (terms.sizes / sigma) ** 2
-    joined = np.column_stack([columns, values])
-    swept = joined.T @ joined
-    swept[np.diag_indices(len(spread))] += 1 / spread
-    swept[-1, -1] += 2 * sigma**2  # weighs as much as two runs
-    chain = _Chain(swept, spread, np.log(terms.chances / (1 - terms.chances)), df=len(rates) - 1 + 2)
-    return Posterior(terms, *chain.sample(rng))
+    columns, values, drift = terms.columns(runs), np.asarray(rates, dtype=float), _drift(np.asarray(times))
+    odds = np.log(terms.chances / (1 - terms.chances))
+    sizes, noises = terms.sizes, Noises()
+    for again in reversed(range(1 + SIZINGS)):
+        sigma = max(estimated(noises), LEAST_SIGMA)
+        whitened = _whitened(columns, values, drift, noises.of(runs))
+        products = whitened.T @ whitened
+        products[-1, -1] += 2 * sigma**2  # weighs as much as two runs
+        chain = _Chain(products, (sizes / sigma) ** 2, odds, df=len(rates) - 1 + 2)
+        found = chain.climb()
+        if again:
+            sizes = np.maximum(terms.sizes, np.abs(found))
+            some = columns[:, found != 0] * (sizes / sigma)[found != 0]
+            noises = noises if again > 1 else compared(runs, values, drift @ drift.T + some @ some.T, sigma)
+    return Posterior(terms, noises, *chain.sample(rng))
 
 
-def _without_drift(columns: Array, values: Array, times: Array) -> tuple[Array, Array]:
-    """Returns columns and values in units in which a drift of the machine and the mean play no part."""
+def _drift(times: Array) -> Array:
+    """Returns a column for each shape of a drift, as large as it is expected, in units of the noise."""
     centred = 2 * times - 1
-    shapes = np.column_stack([centred, 1.5 * centred**2 - 0.5, 2.5 * centred**3 - 1.5 * centred])
-    root = np.linalg.cholesky(np.eye(len(values)) + (shapes * np.square(DRIFT)) @ shapes.T)
+    return np.column_stack([centred, 1.5 * centred**2 - 0.5, 2.5 * centred**3 - 1.5 * centred]) * DRIFT
+
+
+def _whitened(columns: Array, values: Array, drift: Array, noises: Array) -> Array:
+    """Returns columns and values in units in which a drift and the mean play no part and all runs are equally noisy."""
+    root = np.linalg.cholesky(np.diag(noises**2) + drift @ drift.T)
     whitened = np.linalg.solve(root, np.column_stack([np.ones(len(values)), columns, values]))
     mean = whitened[:, 0] / np.linalg.norm(whitened[:, 0])
-    rest = whitened[:, 1:] - np.outer(mean, mean @ whitened[:, 1:])
-    return rest[:, :-1], rest[:, -1]
+    return np.asarray(whitened[:, 1:] - np.outer(mean, mean @ whitened[:, 1:]))
 
 
 class _Chain:
@@ -121,23 +156,30 @@ class _Chain:
     always moves (Zanella 2020, Journal of the American Statistical Association 115, 852).
     """
 
-    def __init__(self, matrix: Array, spread: Array, odds: Array, df: int) -> None:
-        self._matrix = matrix
+    def __init__(self, products: Array, spread: Array, odds: Array, df: int) -> None:
+        """`products` are those of the columns and the values with each other; `spread` are the variances of effects."""
+        self._matrix = products.copy()
+        self._matrix[np.diag_indices(len(spread))] += 1 / spread
         self._prior = odds - 0.5 * np.log(spread)
         self._df = df
         self._included = np.zeros(len(spread), dtype=bool)
 
-    def sample(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Returns samples of the effects and of the noise's deviation, and the chance of each effect not to be zero."""
+    def climb(self) -> Array:
+        """Goes to a set more probable than its neighbours. Returns its effects, 0 for those outside it."""
         while (gains := self._gains()).max() > ROUNDING:
             self._flip(int(gains.argmax()))
+        return np.where(self._included, self._matrix[:-1, -1], 0.0)
+
+    def sample(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """Returns samples of the effects and of the noise's deviation, and the chance of each effect not to be zero."""
         weights, visited = [], []
         draws = rng.random((2, JUMPS))
         for jump in range(JUMPS):
             rates = 1 / (1 + np.exp(np.clip(-self._gains(), -50, 50)))
             total = np.cumsum(rates)
             weights.append(1 / total[-1])
-            visited.append((np.flatnonzero(self._included), self._matrix.copy()))
+            which = np.flatnonzero(self._included)
+            visited.append((which, self._matrix[np.ix_([*which, -1], [*which, -1])]))
             self._flip(int(np.searchsorted(total, draws[0, jump] * total[-1])))
         shares = np.array(weights) / math.fsum(weights)
         certain = np.zeros(len(self._prior))
@@ -152,9 +194,9 @@ class _Chain:
             drawn, (which, matrix) = np.flatnonzero(places == place), visited[place]
             sigmas[drawn] = np.sqrt(matrix[-1, -1] / squares[drawn])
             if len(which):
-                root = np.linalg.cholesky(-matrix[np.ix_(which, which)])
+                root = np.linalg.cholesky(-matrix[:-1, :-1])
                 noise = normal[drawn, : len(which)] @ root.T
-                effects[np.ix_(drawn, which)] = matrix[which, -1] + sigmas[drawn, None] * noise
+                effects[np.ix_(drawn, which)] = matrix[:-1, -1] + sigmas[drawn, None] * noise
         return effects, sigmas, certain
 
     def _gains(self) -> Array:

@@ -13,13 +13,14 @@ from itertools import combinations
 import numpy as np
 
 from gpubench.compare.intervals import SIGNIFICANT
+from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import (
     Block,
     Conclusion,
     Contribution,
     Dropped,
     Factor,
-    Pair,
+    Interaction,
     Plan,
     Reason,
     Rung,
@@ -27,7 +28,7 @@ from gpubench.tuning.conclusion import (
     Standing,
     Tried,
 )
-from gpubench.tuning.confirmation import Confirmation, Measured
+from gpubench.tuning.confirmation import Arm, Confirmation, Measured
 from gpubench.tuning.designs import informative, least_alike
 from gpubench.tuning.durations import Durations, Limit
 from gpubench.tuning.knowledge import (
@@ -45,7 +46,8 @@ from gpubench.tuning.knowledge import (
     without_each,
 )
 from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY
-from gpubench.tuning.model import Combination, Terms
+from gpubench.tuning.model import Terms
+from gpubench.tuning.noises import Noises
 
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
 
@@ -54,8 +56,9 @@ NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs
 FEW_RUNS = 40  # runs below which all are needed for the settings
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
-CHOOSING, CONFIRMING = 9, 14  # runs that are planned, or more for more settings
+CHOOSING, CONFIRMING = 9, 18  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
+PROOF_ROUNDS = 3  # of the final combination and the baseline, at least, where no limit is set
 ROUNDS_OF_TWO = 3  # of a confirmation of two combinations, at least
 DOUBT_OF_TIME = 1.1  # factor by which the runs of a confirmation may well take longer than expected
 LONG = 0.1  # share of the time left from which on a run is too long for what it tells
@@ -66,13 +69,15 @@ NARROW = 0.01  # half-width of an interval in log throughput that is narrow enou
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
 USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
 NOISE_DOUBT = 1.2  # factor by which noise may well be larger than it was in a few runs
+NOISIER = 1.6  # factor of the noise with a level from which on more runs are made
+UNEVEN_MORE = 0.6  # additional runs for such a level, in units of the usual number
 MOST_MORE = 2.5  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
     "alone": "Each setting alone, to see whether it runs and what it does.",
     "screening": "Many settings at once, mixed so that their effects can be told apart.",
     "choosing": "Runs that tell best which of the leading combinations is the fastest.",
-    "confirming": "Fresh runs of the best combination, of the settings as they are, and of the best without each part.",
+    "confirming": "Fresh runs of the best combination without each part, and then beside the settings as they are.",
 }
 
 
@@ -101,7 +106,12 @@ class Search:
         self._over = False
         self._chosen: Combination | None = None
         self._since = 0  # the block with which the confirmation of `_chosen` began
+        self._final: Combination | None = None
+        """What the last runs compare with the baseline: what is left of `_chosen` by the rounds before them."""
+        self._proving = 0  # the block with which they began
         self._latest: Knowledge | None = None
+        self._noisier = 1.0
+        """The noise of the noisiest level in question, by what was known before the confirmation."""
         self._times = Durations((), 1.0)
 
     def next(self) -> Block | None:
@@ -126,6 +136,8 @@ class Search:
         left = block.runs[len(block_results) :]
         self._pending = Block(block.stage, left, block.why) if left else None
         self._blocks += not left
+        if self._chosen is None and block.stage in ("screening", "choosing") and (known := self._knowledge()):
+            self._noisier = known.doubtful_noise
 
     def limit(self, limit: Limit) -> None:
         """Sets what the search may use from now on. The number of runs is never exceeded."""
@@ -138,7 +150,10 @@ class Search:
             self._blocks += not runs
 
     def planned(self) -> Plan:
-        """Returns the runs of each stage. After the noise is known, their total is not exceeded."""
+        """Returns the runs of each stage.
+
+        After the noise is known, the total is exceeded only if a level turns out to have more noise than the baseline.
+        """
         made = self._made()
         most = self._most()
         left = 0 if self._over else most - len(self._runs)
@@ -154,7 +169,7 @@ class Search:
             choosing = 0 if self._chosen else max(0, left - self._confirmation_runs())
             stages["choosing"] += choosing
             stages["confirming"] += left - choosing
-        return Plan(stages, len(self._runs), most)
+        return Plan(stages, len(self._runs), most if self._chosen else self._most(uneven=True))
 
     def standing(self) -> Sequence[Standing]:
         """Returns what is known of each level of each factor, for a table that is updated as results come in."""
@@ -178,12 +193,12 @@ class Search:
             return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self.noise())
         fresh = self._confirmation()
         best, level = self._pruned(known, fresh)
-        gain = _interval(fresh, best, self._baseline, level)
+        gain = _interval(fresh, self._headline(best), self._headline(self._baseline), level)
         return Conclusion(
             best=best,
             proved=gain is not None and gain.low > 1 and not known.limits.why_not(best),
             gain=gain,
-            contributions=self._contributions(known, fresh, best),
+            contributions=self._contributions(known, fresh, best, gain),
             pairs=self._pairs(known),
             interactions=self._interactions(known, best),
             ladder=self._ladder(known, best),
@@ -241,32 +256,58 @@ class Search:
         if count <= 0 or len(known.candidates) == 1 or (known.regret < CLEAR_REGRET and not daring):
             return None
         best = known.candidates.index(known.best)
-        sigma = known.posterior.sigma
+        sigmas = known.posterior.sigmas_of(known.candidates)
         chances = known.chances * [self._is_short(one) for one in known.candidates]
-        runs = informative(known.candidates, known.rates, best, chances, sigma, count - bool(daring))
+        runs = informative(known.candidates, known.rates, best, chances, sigmas, count - bool(daring))
         if daring:
             runs.append(daring)
         return self._block("choosing", runs, left, self._spare(known) if kept else self._limit.seconds)
 
     def _confirm(self, known: Knowledge, left: int) -> Block | None:
+        if self._final is not None and not known.limits.why_not(self._final):
+            return self._prove(known, self._final, left)
         best = self._confirmable(known)
         if self._chosen is None:
             self._chosen = best if known.clear_gain else self._baseline
             self._since = self._blocks
-        elif self._changes(known, self._chosen, best, left):
-            self._chosen, self._since = best, self._blocks
-        arms = _arms(self._chosen)
+        elif self._final is not None or self._changes(known, self._chosen, best, left):
+            self._chosen, self._since, self._final = best, self._blocks, None
         if self._chosen == self._baseline:
             return None
         fresh, rounds = self._confirmation(), self._blocks - self._since
         enough = fresh is not None and rounds >= ROUNDS and fresh.own_df >= LEAST_DF
-        if fresh and enough and self._narrow(known, fresh, self._chosen):
-            return None
+        narrow = fresh is not None and enough and self._narrow(known, fresh, self._chosen)
+        if self._allowed() is not None:
+            return None if narrow else self._confirm_in_limit(left, rounds)
+        room = left - PROOF_ROUNDS * 2  # which are kept for the proof
+        arms = _parts(self._chosen)
+        runs = arms[: room // max(1, ROUNDS - rounds)]
+        if narrow or len(runs) < 2 or (rounds >= ROUNDS and room < len(arms)):
+            self._final, self._proving = self._pruned(known, fresh)[0], self._blocks
+            return self._prove(known, self._final, left)
+        return self._block("confirming", runs, left)
+
+    def _confirm_in_limit(self, left: int, rounds: int) -> Block | None:
+        arms = _arms(self._chosen or self._baseline)
         in_each = left // max(1, ROUNDS - rounds)
-        if self._allowed() is not None and (rounds < ROUNDS or left < max(1, 2 * ROUNDS - rounds) * len(arms)):
+        if rounds < ROUNDS or left < max(1, 2 * ROUNDS - rounds) * len(arms):
             in_each = min(in_each, 2)  # a limit may shrink, so that the best and the baseline come first
         runs = self._times.fitting(arms[:in_each], self._limit.seconds)
         return self._block("confirming", runs if len(runs) >= 2 else [], left)
+
+    def _prove(self, known: Knowledge, final: Combination, left: int) -> Block | None:
+        """Returns a round of the final combination and the baseline, until their ratio is known well enough.
+
+        Nothing is chosen after these runs, so that the gain that they give is as likely to be too small as too large.
+        """
+        fresh, rounds = self._confirmation(), self._blocks - self._proving
+        if final == self._baseline or left < 2:
+            return None
+        if fresh and rounds >= PROOF_ROUNDS and fresh.own_df >= LEAST_DF:
+            width = fresh.half_width((final, True), (self._baseline, True), known.posterior.sigma)
+            if width <= max(NARROW, known.gain(final, self._baseline)[0] / 2):
+                return None
+        return self._block("confirming", [final, self._baseline], left)
 
     def _confirmable(self, known: Knowledge) -> Combination:
         """Returns the best of the combinations that there is time to confirm.
@@ -306,7 +347,8 @@ class Search:
 
     def _narrow(self, known: Knowledge, fresh: Confirmation, best: Combination) -> bool:
         smallest = min(known.gain(best, one)[0] for one in without_each(best))
-        width = max(fresh.half_width(best, one, known.posterior.sigma) for one in _arms(best) if one != best)
+        sigma, parts = known.posterior.sigma, without_each(best)
+        width = max(fresh.half_width((best, False), (one, False), sigma) for one in parts)
         return width <= max(NARROW, smallest / 2)
 
     def _block(
@@ -323,7 +365,8 @@ class Search:
     def _made(self) -> dict[Stage, int]:
         return {stage: sum(run.stage == stage for run in self._runs) for stage in STAGES}
 
-    def _most(self) -> int:
+    def _most(self, uneven: bool = False) -> int:
+        """Returns the number of runs in all; with `uneven`, that which a level with more noise would lead to."""
         allowed = self._allowed()
         if allowed is not None:
             return allowed
@@ -331,6 +374,8 @@ class Search:
         mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
         doubt = NOISE_DOUBT if self._made()["noise"] > NOISE_RUNS else 1
         more = min(MOST_MORE, max(0.0, (doubt * self._first_noise() / USUAL_NOISE) ** 2 - 1))
+        if uneven or self._noisier > NOISIER:
+            more = max(more, UNEVEN_MORE)
         return NOISE_RUNS + mains + mixed + int(mixed * more)
 
     def _allowed(self) -> int | None:
@@ -382,19 +427,30 @@ class Search:
     def _confirmation(self) -> Confirmation | None:
         if self._chosen is None:
             return None
+        known = self._knowledge()
+        noises = known.posterior.noises if known else Noises()
         runs = [
-            Measured(run.block, run.combination, run.result.rate)
+            Measured(run.block, run.combination, run.result.rate, noises.of_one(run.combination), self._proves(run))
             for run in self._runs
             if run.block >= self._since and run.stage == "confirming" and run.result.rate is not None
         ]
         noise = [run for run in self._runs if run.stage == "noise"]
         return Confirmation(runs, spread_of_equals(noise)) if runs else None
 
+    def _proves(self, run: Run) -> bool:
+        return self._final is not None and run.block >= self._proving
+
+    def _headline(self, combination: Combination) -> Arm:
+        """Returns the runs of a combination that prove the gain."""
+        return combination, self._final is not None
+
     def _pruned(self, known: Knowledge, fresh: Confirmation | None) -> tuple[Combination, float]:
         """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
+        if self._final is not None and not known.limits.why_not(self._final):
+            return self._final, SIGNIFICANT
         if self._chosen is None or fresh is None:
             return self._chosen or known.best, SIGNIFICANT
-        measured = [one for one in without_each(self._chosen) if fresh.log_ratio(one, self._baseline)]
+        measured = [one for one in without_each(self._chosen) if fresh.log_ratio((one, False), (self._chosen, False))]
         arms = [one for one in measured if not known.limits.why_not(one)]
         gains = [known.gain(one, self._chosen)[0] for one in arms]
         shared = SIGNIFICANT / (len(_arms(self._chosen)) - 1)  # by all that this may have become the best of
@@ -404,20 +460,23 @@ class Search:
             return self._chosen, SIGNIFICANT
         return arms[int(np.argmax(gains))], shared
 
-    def _contributions(self, known: Knowledge, fresh: Confirmation | None, best: Combination) -> list[Contribution]:
+    def _contributions(
+        self, known: Knowledge, fresh: Confirmation | None, best: Combination, gain: Estimate | None
+    ) -> list[Contribution]:
         chosen = self._chosen or best
-        return [
-            Contribution(
-                self._factors[place].name,
-                level,
-                _interval(fresh, chosen, with_level(chosen, place, 0), least=1),
-                known.estimate(with_level(self._baseline, place, level), self._baseline),
-            )
-            for place, level in enumerate(best)
-            if level
-        ]
+        found = []
+        for place, level in enumerate(best):
+            if not level:
+                continue
+            alone = with_level(self._baseline, place, level)
+            with_others = _interval(fresh, (chosen, False), (with_level(chosen, place, 0), False), least=1)
+            if best == alone:  # its gain beside no others, alone and of all is the same
+                with_others = gain or with_others
+            by_itself = (with_others if best == alone else None) or known.estimate(alone, self._baseline)
+            found.append(Contribution(self._factors[place].name, level, with_others, by_itself))
+        return found
 
-    def _pairs(self, known: Knowledge) -> list[Pair]:
+    def _pairs(self, known: Knowledge) -> list[Interaction]:
         """Returns the most certain interactions, as many as are expected to contain FALSE_PAIRS false ones at most."""
         mains, found, doubt = self._terms.mains, [], 0.0
         certain = known.posterior.certainty[len(mains) :]
@@ -425,14 +484,14 @@ class Search:
             doubt += 1 - float(certain[index])
             if doubt > FALSE_PAIRS:
                 break
-            (one, level), (other, level_of_other) = (mains[place] for place in self._terms.pairs[index])
+            levels = [mains[place] for place in self._terms.together[index]]
             effects = known.posterior.effects[:, len(mains) + index]
             effect = interval_of(float(effects.mean()), 1.96 * float(effects.std()))
-            names = self._factors[one].name, self._factors[other].name
-            found.append(Pair(names, (level, level_of_other), effect))
+            names = tuple(self._factors[place].name for place, _ in levels)
+            found.append(Interaction(names, tuple(level for _, level in levels), effect))
         return found
 
-    def _interactions(self, known: Knowledge, best: Combination) -> list[Pair]:
+    def _interactions(self, known: Knowledge, best: Combination) -> list[Interaction]:
         levels = {
             place: best[place] or max(levels, key=lambda level: known.gain(with_level(best, place, level), best)[0])
             for place, choices in enumerate(known.open)
@@ -445,7 +504,7 @@ class Search:
                 first, with_level(self._baseline, other, level_of_other), with_level(first, other, level_of_other)
             )
             names = self._factors[one].name, self._factors[other].name
-            found.append(Pair(names, (level, level_of_other), effect))
+            found.append(Interaction(names, (level, level_of_other), effect))
         return found
 
     def _ladder(self, known: Knowledge, best: Combination) -> list[Rung]:
@@ -496,8 +555,13 @@ def _arms(best: Combination) -> list[Combination]:
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
 
 
+def _parts(best: Combination) -> list[Combination]:
+    """Returns the runs of a round that tells what each level of the best contributes."""
+    return [best, *without_each(best)]
+
+
 def _interval(
-    fresh: Confirmation | None, one: Combination, other: Combination, level: float = SIGNIFICANT, least: int = 2
+    fresh: Confirmation | None, one: Arm, other: Arm, level: float = SIGNIFICANT, least: int = 2
 ) -> Estimate | None:
     found = fresh.log_ratio(one, other, least) if fresh else None
     return interval_of(found[0], found[1].half_width(level)) if found else None
