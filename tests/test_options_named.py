@@ -32,6 +32,7 @@ OF_OTHERS = {
     "--ignore-submodules": "git",
     "--includes": "git",
     "--local": "git",
+    "--multiprocessing-fork": "Python",
     "--name-only": "git",
     "--null": "git",
     "--worktree": "git",
