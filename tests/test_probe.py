@@ -38,6 +38,43 @@ def test_the_steps_of_a_plain_loop_with_their_phases_and_losses(tmp_path: Path) 
     assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
 
 
+class Own(nn.Linear):
+    """A module whose class gives the methods of nn.Module results of its own, as some implementations of MAML do."""
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return nn.ParameterList([self.weight, self.bias])  # type: ignore[list-item]
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no such thing here")
+
+    modules = children = named_children = named_parameters = buffers = named_buffers = named_modules
+
+
+@pytest.mark.parametrize("treatments", [{}, {"precision": "bf16", "performance.channels_last": True}], ids=["", "vs"])
+@pytest.mark.parametrize(
+    "how", [{}, {"profiling": RECORDED.model_dump()}, {"follow": 3}], ids=["timed", "recorded", "followed"]
+)
+def test_what_a_class_makes_of_the_methods_of_modules_is_not_used(
+    tmp_path: Path, how: dict[str, Any], treatments: dict[str, Any]
+) -> None:
+    losses: list[float] = []
+
+    def run() -> None:
+        model = Own(3, 2)
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+        for (batch,) in DataLoader(TensorDataset(torch.randn(48, 3)), batch_size=4):
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    found = probed(tmp_path, run, treatments=treatments, **how)
+    assert found.code == 0
+    assert found.events["modelbuilt"]["parameters"] == 8
+    assert {step["samples"] for step in found.steps} <= {4}
+
+
 def test_a_loss_that_has_diverged_beyond_32_bits_ends_no_run(tmp_path: Path) -> None:
     def run() -> None:
         weight = nn.Parameter(torch.ones((), dtype=torch.float64))

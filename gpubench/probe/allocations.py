@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .modules import named_modules, own_buffers, own_parameters
+
 PASS = ("forward", "loss", "backward")
 READING = ("at", "allocated", "reserved", "peak_allocated", "peak_reserved")
 
@@ -102,9 +104,9 @@ class Ledger:
 
     def claim_model(self, module: nn.Module) -> None:
         """Sets the category and module of parameters and buffers."""
-        for path, part in module.named_modules():
-            self.claim(part.parameters(recurse=False), "parameters", path)
-            self.claim(part.buffers(recurse=False), "buffers", path)
+        for path, part in named_modules(module):
+            self.claim(own_parameters(part), "parameters", path)
+            self.claim(own_buffers(part), "buffers", path)
 
     def claim_gradients_of(self, owners: Mapping[Tensor, str]) -> None:
         """Sets the category of the gradients of parameters, and their module to that of their parameter.
@@ -281,7 +283,7 @@ def keeps_storages() -> bool:
 
 def owners_in(module: nn.Module) -> dict[Tensor, str]:
     """Returns the path of each parameter's module; of a shared parameter, that of the last module."""
-    return {parameter: path for path, part in module.named_modules() for parameter in part.parameters(recurse=False)}
+    return {parameter: path for path, part in named_modules(module) for parameter in own_parameters(part)}
 
 
 def common_path(first: str, second: str) -> str:

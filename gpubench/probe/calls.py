@@ -23,6 +23,7 @@ from torch.utils.data import dataloader, get_worker_info
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
+from .modules import parameters_of
 from .observed import autocast_of
 from .timeline import LONGEST_PERIOD, Part
 from .treatments import compiled_graphs, is_compiling, stand_in, unwrapped
@@ -156,11 +157,11 @@ class CallProbe(Probe):
         """Ends a part of the loop with a call and, with the last one to measure, the program."""
         self._calls += 1
         self._in_training_mode += unwrapped(module).training
-        self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+        self._with_gradients += torch.is_grad_enabled() and any(each.requires_grad for each in parameters_of(module))
         self._timeline.part.graphs = compiled_graphs()
         self._timeline.end_part(id(module))
         if len(self._roots) > self._reported:
-            first = next(module.parameters(), None)
+            first = next(parameters_of(module), None)
             self._autocast = autocast_of(first) if first is not None else None
             self._treatments.apply_to(list(self._roots.values()), updated=False)
         self._advance()
@@ -194,4 +195,4 @@ class CallProbe(Probe):
 
 def _computes(module: torch.nn.Module) -> bool:
     """Returns whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
-    return get_worker_info() is None and next(module.parameters(), None) is not None
+    return get_worker_info() is None and next(parameters_of(module), None) is not None

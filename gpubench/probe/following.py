@@ -19,6 +19,7 @@ from torch.utils.data._utils import worker
 
 from .allocations import Ledger, Unreadable, keeps_storages, owners_in, tensors
 from .host import Host
+from .modules import named_modules, own_buffers, own_parameters
 from .timeline import EVALUATION, OTHER, period
 from .treatments import unwrapped
 
@@ -138,10 +139,10 @@ class Following(TorchDispatchMode):
             prefix = f"{type(model).__name__}." if self._names else ""
             self._known.add(id(root))
             self._names[id(root)] = prefix.rstrip(".")
-            self._names.update((id(part), f"{prefix}{path}".rstrip(".")) for path, part in model.named_modules())
-            for path, part in model.named_modules():
-                self._claim(part.parameters(recurse=False), "parameters", f"{prefix}{path}".rstrip("."))
-                self._claim(part.buffers(recurse=False), "buffers", f"{prefix}{path}".rstrip("."))
+            self._names.update((id(part), f"{prefix}{path}".rstrip(".")) for path, part in named_modules(model))
+            for path, part in named_modules(model):
+                self._claim(own_parameters(part), "parameters", f"{prefix}{path}".rstrip("."))
+                self._claim(own_buffers(part), "buffers", f"{prefix}{path}".rstrip("."))
         self._each(lambda ledger: ledger.claim_inputs(batch))
 
     def draws(self, dataset: Any) -> None:

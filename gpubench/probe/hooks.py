@@ -34,6 +34,7 @@ from .counted import BY_HAND, Counted
 from .facts import facts, open_store, peak_memory, place
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
+from .modules import parameters_of
 from .observed import Places, autocast_of, first_tensor, is_vector, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
@@ -715,10 +716,10 @@ class Probe:
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
             inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
-            first = next(module.parameters(), None)
+            first = next(parameters_of(module), None)
             if first is not None:
                 self._autocast = autocast_of(first) or self._autocast
-            if not inner and any(parameter.requires_grad for parameter in module.parameters()):
+            if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
                 if self._following and id(module) not in self._roots:  # a timed program gets it later
                     self._treatments.apply_to([module], updated=False)
                 self._roots[id(module)] = module
@@ -776,7 +777,7 @@ class Probe:
 
     def _report_model(self, optimizer: Any) -> None:
         if self._host:
-            found = {id(each): each for root in self._roots.values() for each in root.parameters()}
+            found = {id(each): each for root in self._roots.values() for each in parameters_of(root)}
             parameters = [each for each in found.values() if not is_lazy(each)]
             self._host.put(
                 "modelbuilt",

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, dataloader
 
+from .modules import named_modules, parameters_of
 from .treatments import KERNELS, is_compiled, steps_by_itself
 
 AUTOCAST = {torch.float16: "amp", torch.bfloat16: "bf16"}
@@ -51,7 +52,7 @@ def of_process(roots: list[torch.nn.Module], optimizer: Any, autocast: torch.dty
         names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
         options = "".join(os.environ.get(name, "") for name in names)
         found["performance.expandable_segments"] = "expandable_segments:True" in options.replace(" ", "")
-    parameters = [each for root in roots for each in root.parameters()]
+    parameters = [each for root in roots for each in parameters_of(root)]
     if any(type(each).__name__ == "DTensor" for each in parameters):
         found["distributed.strategy"] = "fsdp2"
     else:
@@ -95,7 +96,7 @@ def _of_modules(
         by_backend = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # what the program has set instead
         fast = parameters[0].is_cuda and (_matmul_precision() or by_backend) not in ("highest", "ieee", "none", None)
         found["precision"] = "tf32" if fast else "fp32"
-    weights = [each.weight for root in roots for each in root.modules() if isinstance(each, _ConvNd)]
+    weights = [each.weight for root in roots for _, each in named_modules(root) if isinstance(each, _ConvNd)]
     if images := [weight for weight in weights if type(weight) is torch.nn.Parameter and weight.dim() == 4]:
         found["performance.channels_last"] = any(
             each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in images

@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from .host import Host
+from .modules import named_modules
 from .quiet import ignored_warnings
 from .treatments import is_compiled, stand_in
 
@@ -64,7 +65,7 @@ class Recording:
         )
         if settings["modules"] and not any(map(is_compiled, roots)):
             for root in roots:
-                for path, module in root.named_modules():
+                for path, module in named_modules(root):
                     self._paths.setdefault(id(module), f"module: {path} ({type(module).__name__})")
             self._annotate()
         stand_in(profile, "start", self._notice)

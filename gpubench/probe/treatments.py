@@ -19,6 +19,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
+from .modules import parameters_of
+
 OPTIMIZERS = {
     "fused": {"fused": True, "foreach": None},
     "foreach": {"fused": None, "foreach": True},
@@ -133,9 +135,9 @@ class Treatments:
         `updated`: an optimizer has their parameters that need gradients, and they are laid out already.
         """
         for root in roots:
-            self._device = next((each.device.type for each in root.parameters()), self._device)
-            self._widens = self._widens and all(each.dtype is not torch.bfloat16 for each in root.parameters())
-            self._lay_out(each for each in root.parameters() if not (updated and each.requires_grad))
+            self._device = next((each.device.type for each in parameters_of(root)), self._device)
+            self._widens = self._widens and all(each.dtype is not torch.bfloat16 for each in parameters_of(root))
+            self._lay_out(each for each in parameters_of(root) if not (updated and each.requires_grad))
             if self._values.get("performance.compile") and not is_compiled(root) and hasattr(root, "compile"):
                 root.compile()
                 self._applied.add("performance.compile")
@@ -298,7 +300,7 @@ class Treatments:
         """Lays out the parameters before DDP makes its buckets, in which the gradients get the same layout."""
         module = kwargs.get("module", args[1] if len(args) > 1 else None)
         if isinstance(module, torch.nn.Module):
-            self._lay_out(module.parameters())
+            self._lay_out(parameters_of(module))
         call(*args, **kwargs)
 
     def _choose_kernels(self, kernels: str) -> None:
