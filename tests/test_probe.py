@@ -42,7 +42,7 @@ class Own(nn.Linear):
     """A module whose class gives the methods of nn.Module results of its own, as some implementations of MAML do."""
 
     def parameters(self, recurse: bool = True) -> Any:
-        return nn.ParameterList([self.weight, self.bias])  # type: ignore[list-item]
+        return nn.ParameterList([self.weight, self.bias])
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no such thing here")

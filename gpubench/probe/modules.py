@@ -1,4 +1,4 @@
-"""The modules, parameters and buffers of a model as torch.nn.Module keeps them, whatever its class makes of its methods.
+"""The modules, parameters and buffers of a model as torch.nn.Module keeps them, whatever its class makes of them.
 
 A program may override `parameters` or `named_modules`, with other results or exceptions of its own.
 """
