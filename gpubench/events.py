@@ -94,10 +94,13 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """The time that the CPU took to issue the work of the step."""
     samples: Number
     loss: Loss | None = None
+    """The loss; None for a step whose loss is unknown, and for one whose loss is `not_finite`."""
     starved: bool | None = None
     """Whether the GPU was idle when the step began, so that the CPU limits the speed; None on a CPU."""
     skipped: bool = False
     """Whether the gradient scaler found infinities and skipped the update of the parameters."""
+    not_finite: bool = False
+    """Whether the loss was seen, and was NaN or infinite, for which JSON has no number."""
 
 
 SpanKind = Literal["prepare", "evaluate", "decode", "recv_wait", "send_wait"]

@@ -3,6 +3,7 @@
 Each loop runs with the probe in a fork of this process (`probing.py`).
 """
 
+import math
 import random
 import time
 from contextlib import suppress
@@ -50,6 +51,22 @@ def test_a_loss_that_has_diverged_beyond_32_bits_ends_no_run(tmp_path: Path) -> 
     found = probed(tmp_path, run)
     assert found.code == 0
     assert [step["loss"] for step in found.steps] == [1.0, 1e38, None, None, None, 1.0]
+    assert [step["not_finite"] for step in found.steps] == [False, False, True, True, True, False]
+
+
+def test_the_loss_of_an_update_without_a_backward_pass_is_unknown(tmp_path: Path) -> None:
+    def run() -> None:
+        weight = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for added in (0.0, math.nan, 0.0, 0.0):
+            (weight + added).backward()
+            optimizer.step()
+            optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert [step["loss"] for step in found.steps] == [1.0, None, None, None, 1.0, None, 1.0, None]
+    assert [step["not_finite"] for step in found.steps] == [False, False, True, *[False] * 5]
 
 
 @pytest.mark.parametrize("kept", [False, True])

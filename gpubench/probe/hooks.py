@@ -18,6 +18,7 @@ from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager
 from itertools import count
+from math import inf
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
@@ -830,7 +831,8 @@ class Probe:
             "phases": phases,
             "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
             "samples": self._samples_of(parts),
-            "loss": loss,
+            "loss": None if loss == inf else loss,
+            "not_finite": loss == inf,
             "starved": parts[0].device_idle,
             "skipped": skipped,
         }

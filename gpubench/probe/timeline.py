@@ -24,7 +24,7 @@ LEFT = ""
 LONGEST_PERIOD = 16
 """The largest length of a sequence for which `period` looks."""
 LARGEST = 1e60
-"""The largest loss that is read, so that a sum of many can be sent. A larger one counts as not finite."""
+"""The largest loss that is sent, so that the sum of many is finite. A larger one counts as not finite."""
 
 
 class Mark(NamedTuple):
@@ -94,7 +94,10 @@ class Clock:
             phase, start = following, end
 
     def read(self, values: list[torch.Tensor]) -> list[float | None]:
-        """Returns the values of scalars that the device has computed; None for those that cannot be read."""
+        """Returns the values of scalars that the device has computed; None for those that cannot be read.
+
+        A value that is not finite is infinite.
+        """
         if not any(value.is_cuda for value in values):
             return [_item(value) for value in values]
         self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
@@ -107,7 +110,7 @@ def _item(value: torch.Tensor) -> float | None:
         number = float(value.item())
     except RuntimeError:  # the output of a CUDA graph that has been replayed since
         return None
-    return number if abs(number) <= LARGEST else None
+    return number if abs(number) <= LARGEST else math.inf
 
 
 class Phase:
@@ -271,7 +274,8 @@ class Timeline:
     def measure(self, step: list[Part]) -> tuple[dict[str, float], float | None, bool]:
         """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
 
-        The loss is the sum of what the backward passes were called on. It is None if that cannot be read any more.
+        The loss is the sum of what the backward passes were called on, and infinite if one of it is not finite. It is
+        None if it is unknown: if no backward pass was seen in the step, or if its loss cannot be read any more.
         """
         phases: dict[str, float] = {}
         for part in step:
