@@ -249,7 +249,8 @@ class Side:
     def losses(self) -> Series | None:
         """The loss of each step: the mean over ranks and median over repeats; None if no loss was recorded.
 
-        A loss that is not finite is infinite, and one that is unknown is NaN. Of a group only the first few runs are read.
+        A loss that is not finite is infinite, and one that is unknown is NaN. Of a group only the first few
+        runs are read.
         """
         curves = []
         for run in self.runs[:RUNS_READ]:

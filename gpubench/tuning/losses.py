@@ -76,7 +76,7 @@ class Curve:
     """The losses of one repeat."""
 
     losses: Series
-    """The loss of each step from the first one of the process on: NaN where it is unknown, infinite where it was not finite."""
+    """The loss of each step from the first one of the process on: NaN where it is unknown, infinite if not finite."""
     seed: int | None = None
     """The seed that gpubench has set; None for a program of the user, whose seed is its own."""
     samples: float = 1.0
@@ -415,7 +415,8 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
         return None
     first = int(over[0])
     found, most = (units.percent(float(one[first] / abs(sides.mean[first]))) for one in (sides.apart, allowed))
-    reason = f"its loss differs by {found} at step {sides.places[first]} (counting from 0), and rounding explains at most {most}"
+    where = f"at step {sides.places[first]} (counting from 0)"
+    reason = f"its loss differs by {found} {where}, and rounding explains at most {most}"
     return Judgement(outcome="harmed", reason=reason)
 
 
