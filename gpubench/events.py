@@ -94,10 +94,13 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """The time that the CPU took to issue the work of the step."""
     samples: Number
     loss: Loss | None = None
+    """The loss; None for a step whose loss is unknown, and for one whose loss is `not_finite`."""
     starved: bool | None = None
     """Whether the GPU was idle when the step began, so that the CPU limits the speed; None on a CPU."""
     skipped: bool = False
     """Whether the gradient scaler found infinities and skipped the update of the parameters."""
+    not_finite: bool = False
+    """Whether the loss was seen, and was NaN or infinite, for which JSON has no number."""
 
 
 SpanKind = Literal["prepare", "evaluate", "decode", "recv_wait", "send_wait"]
@@ -329,8 +332,8 @@ class Planned(Event, frozen=True):
     """The smallest number of steps that are excluded at the start; None while it is unknown."""
 
 
-class StepsMeasured(Event, frozen=True):
-    """Steps of one repeat that the device has finished since the last event."""
+class _Steps(Event, frozen=True):
+    """Steps of one repeat, in their order."""
 
     steps: list[Step]
 
@@ -338,6 +341,17 @@ class StepsMeasured(Event, frozen=True):
         _check_owner(self.rank, (step.rank for step in self.steps))
         if len({step.repeat for step in self.steps}) > 1:
             raise ValueError("it has steps of several repeats")
+
+
+class StepsMeasured(_Steps, frozen=True):
+    """Steps that the device has finished since the last event."""
+
+
+class StepsHeld(_Steps, frozen=True):
+    """The steps after those that were measured, if the rank ends now.
+
+    A program sends them, again and again, while it is unknown which of its updates make a step.
+    """
 
 
 class FlopsCounted(Event, frozen=True):
@@ -625,6 +639,7 @@ Greeting = Hello | Seen
 """What a connection begins with."""
 OfRank = (
     Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | GraphsCompiled | Planned | StepsMeasured
+    | StepsHeld
     | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | MemoryRecorded
     | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished
     | StageDone | BaselineMeasured | Verified | Failed | Done

@@ -168,10 +168,11 @@ def test_skipped_steady_steps_reject() -> None:
     assert rejection(side(run(metrics=[metric("skipped_steps", 0.0, 0.0)]))) is None
 
 
-def test_a_gap_in_the_losses_rejects() -> None:
-    assert rejection(side(run(losses=[[*FP32[:7], np.nan, *FP32[8:]]]))) == (
+def test_a_loss_that_is_not_finite_rejects() -> None:
+    assert rejection(side(run(losses=[[*FP32[:7], np.inf, *FP32[8:]]]))) == (
         "the loss is not finite at step 7 (counting from 0)"
     )
+    assert rejection(side(run(losses=[[*FP32[:7], np.nan, *FP32[8:]]]))) is None  # it is unknown
 
 
 def test_a_side_that_compiles_in_some_of_its_steady_steps_is_not_called_slower() -> None:

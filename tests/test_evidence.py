@@ -213,6 +213,15 @@ def test_a_step_without_a_loss_has_nan(tmp_path: Path) -> None:
     assert list(table.skipped) == [False, False, True, False]
 
 
+@pytest.mark.parametrize("phase", ["forward", 'a "quoted" name'])
+def test_a_loss_that_is_not_finite_is_infinite(tmp_path: Path, phase: str) -> None:
+    given = [step(0), step(1, loss=None), step(2, loss=None, not_finite=True), step(3)]
+    table, problems = read(tmp_path, lines(*[msgspec.structs.replace(one, phases={phase: one.total}) for one in given]))
+    assert not problems
+    assert list(np.isinf(table.loss)) == [False, False, True, False]
+    assert list(np.isnan(table.loss)) == [False, True, False, False]
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\x00" * 1000, lines(step(0))[:-1]])
 def test_files_of_no_or_one_line_read(tmp_path: Path, content: bytes) -> None:
     table, _ = read(tmp_path, content)

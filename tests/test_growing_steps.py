@@ -17,9 +17,11 @@ FIELDS = ("repeat", "rank", "step", "time", "total", "samples", "skipped")
 def step(number: int) -> Step:
     chance = random.Random(number)
     named = {name: chance.random() for name in PHASES if chance.random() < 0.8}
-    loss = chance.choice([None, float("inf"), chance.random()])
+    loss, not_finite = chance.choice([(None, False), (None, True), (chance.random(), False)])
     starved = chance.choice([None, False, True])
-    return Step(1, 2, number // 7, number, 1e9 + number, 0.1, named, 0.05, 8, loss, starved, number % 5 == 0)
+    return Step(
+        1, 2, number // 7, number, 1e9 + number, 0.1, named, 0.05, 8, loss, starved, number % 5 == 0, not_finite
+    )
 
 
 def collected(*steps: Step) -> GrowingSteps:
@@ -41,7 +43,7 @@ def test_columns_are_those_of_the_steps(count: int) -> None:
     assert len(growing) == len(table) == count
     for name in FIELDS:
         assert getattr(table, name).tolist() == [getattr(one, name) for one in given]
-    assert known(table.loss) == [one.loss for one in given]
+    assert known(table.loss) == [float("inf") if one.not_finite else one.loss for one in given]
     assert known(table.starved) == [one.starved for one in given]
     assert list(table.phases) == list(dict.fromkeys(name for one in given for name in one.phases))
     for name in PHASES:

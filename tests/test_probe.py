@@ -3,6 +3,7 @@
 Each loop runs with the probe in a fork of this process (`probing.py`).
 """
 
+import math
 import random
 import time
 from contextlib import suppress
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpubench.probe import observed, rhythm, timeline
+from gpubench.probe import hooks, observed, rhythm, timeline
 from gpubench.probe.timeline import Timeline, period
 
 
@@ -87,6 +88,22 @@ def test_a_loss_that_has_diverged_beyond_32_bits_ends_no_run(tmp_path: Path) -> 
     found = probed(tmp_path, run)
     assert found.code == 0
     assert [step["loss"] for step in found.steps] == [1.0, 1e38, None, None, None, 1.0]
+    assert [step["not_finite"] for step in found.steps] == [False, False, True, True, True, False]
+
+
+def test_the_loss_of_an_update_without_a_backward_pass_is_unknown(tmp_path: Path) -> None:
+    def run() -> None:
+        weight = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        for added in (0.0, math.nan, 0.0, 0.0):
+            (weight + added).backward()
+            optimizer.step()
+            optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    assert [step["loss"] for step in found.steps] == [1.0, None, None, None, 1.0, None, 1.0, None]
+    assert [step["not_finite"] for step in found.steps] == [False, False, True, *[False] * 5]
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -438,6 +455,23 @@ def test_updates_of_a_critic_belong_to_the_step_of_the_generator(tmp_path: Path,
     assert len(found.steps) == planned
     assert [step["samples"] for step in found.steps[2:4]] == [84, 24]
     assert "heartbeat" in found.names
+
+
+def test_what_is_held_back_is_told_as_the_steps_that_it_would_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "HELD_SECONDS", -1.0)
+
+    def run() -> None:
+        one, _other = (torch.optim.SGD([nn.Parameter(torch.ones(()))]) for _ in range(2))
+        for _ in range(6):
+            one.step()
+
+    found = probed(tmp_path, run)
+    assert found.code == 0
+    held = [event["steps"] for event in found.all if event["event"] == "stepsheld"]
+    assert [len(steps) for steps in held] == [1, 2, 3, 4, 5, 6]
+    assert held[-1] == found.steps
 
 
 def test_updates_in_no_rhythm_are_a_step_each_and_are_warned_of(tmp_path: Path) -> None:

@@ -126,6 +126,25 @@ def test_a_program_that_cannot_be_measured_gets_one_error(
     assert run.document("run.json")["error"]["message"] == said
 
 
+KILLED_WHILE_LOOKING = """
+import os, torch
+first, second = (torch.optim.SGD([torch.nn.Parameter(torch.ones(()))]) for _ in range(2))
+for _ in range(12):
+    first.step()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_steps_until_a_program_is_killed_are_kept_while_it_is_unknown_which_updates_make_one(
+    tmp_path: Path,
+) -> None:
+    run = measure(tmp_path, sys.executable, "-c", KILLED_WHILE_LOOKING, options=["--steps", "all"])
+    assert run.code == 1
+    received = len(run.lines("steps.jsonl"))
+    assert 1 <= received <= 12
+    assert f"the program was killed by SIGKILL in step {received} or later" in errors(run)[0]
+
+
 @pytest.mark.parametrize(
     ("end", "seen"),
     [

@@ -63,17 +63,35 @@ def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "since"),
-    [("1111nnnn", 4), ("11n1nnnn", 4), ("1111111n", 7), ("11111nn1", None), ("nnnnnnnn", None), ("11111111", None)],
+    [
+        ("1111nnnn", 4),
+        ("11n1nnnn", 4),
+        ("1111111n", 7),
+        ("11111nn1", None),
+        ("nnnnnnnn", 0),
+        ("11111111", None),
+        ("1111????", None),
+        ("1?1?n?n?", 4),
+        ("11n?1???", None),
+        ("????????", None),
+        ("???????n", 7),
+    ],
 )
 def test_losses_that_are_not_finite_until_the_end_give_a_warning(losses: str, since: int | None) -> None:
     steps = [step(number, 0.1) for number in range(len(losses))]
-    known = [structs.replace(one, loss=None if loss == "n" else 1.0) for one, loss in zip(steps, losses, strict=True)]
+    known = [
+        structs.replace(one, loss=1.0 if loss == "1" else None, not_finite=loss == "n")
+        for one, loss in zip(steps, losses, strict=True)
+    ]
     found = [warning for warning in summary_of(repeat_of(known)).warnings if "not finite" in warning]
     assert [f"from step {since} on" in warning for warning in found] == ([] if since is None else [True])
 
 
 def test_the_losses_of_skipped_steps_at_the_end_give_no_warning() -> None:
-    known = [msgspec.structs.replace(step(i, 0.1, skipped=i > 8), loss=None if i > 8 else 1.0) for i in range(12)]
+    known = [
+        msgspec.structs.replace(step(i, 0.1, skipped=i > 8), loss=None if i > 8 else 1.0, not_finite=i > 8)
+        for i in range(12)
+    ]
     assert not [warning for warning in summary_of(repeat_of(known)).warnings if "not finite" in warning]
 
 

@@ -202,7 +202,35 @@ def test_without_losses_nothing_is_known() -> None:
 
 def test_a_loss_that_is_not_finite_is_harm() -> None:
     losses = np.linspace(2, 1, 30)
-    assert judge([Curve(losses)], [Curve(np.where(np.arange(30) == 7, np.nan, losses))], "same").outcome == "harmed"
+    assert judge([Curve(losses)], [Curve(np.where(np.arange(30) == 7, np.inf, losses))], "same").outcome == "harmed"
+
+
+def test_losses_are_judged_by_the_steps_that_have_one_on_both_sides() -> None:
+    training = Training(np.random.default_rng(0))
+    losses = training.run(0)
+    numbers = np.arange(len(losses))
+    every_second = np.where(numbers % 2, np.nan, losses)
+    found = judge([Curve(every_second)], [Curve(every_second)], "same")
+    assert (found.outcome, "all 30 steps" in found.reason) == ("unharmed", True)
+    skipped = np.where(np.isin(numbers, [4, 20]), np.nan, losses)
+    assert judge([Curve(losses)], [Curve(skipped)], "same").outcome == "unharmed"
+    assert judge([Curve(skipped)], [Curve(losses)], "same").outcome == "unharmed"
+    other_update = np.where(numbers >= 2, every_second * 1.1, every_second)
+    assert "at step 2 (counting from 0)" in judge([Curve(every_second)], [Curve(other_update)], "same").reason
+    diverged = np.where(numbers == 41, np.inf, every_second)
+    assert "not finite at step 41 " in judge([Curve(every_second)], [Curve(diverged)], "same").reason
+    halves = judge([Curve(losses, samples=2.0)], [Curve(np.repeat(every_second, 2), samples=1.0)], "same")
+    assert halves.outcome == "unharmed"
+
+
+def test_too_few_steps_with_a_known_loss_are_unclear_and_none_are_unknown() -> None:
+    losses = Training(np.random.default_rng(0)).run(0)
+    few = np.where(np.arange(len(losses)) % 10, np.nan, losses)
+    found = judge([Curve(few)], [Curve(few)], "same")
+    assert (found.outcome, found.steps) == ("unclear", 100)
+    assert found.reason.startswith("6 steps with a known loss cannot tell")
+    shifted = np.roll(few, 1)
+    assert judge([Curve(few)], [Curve(shifted)], "same").outcome == "unknown"
 
 
 def test_few_steps_cannot_tell_and_name_how_many_may() -> None:

@@ -249,8 +249,8 @@ class Side:
     def losses(self) -> Series | None:
         """The loss of each step: the mean over ranks and median over repeats; None if no loss was recorded.
 
-        A loss that is not finite is NaN. JSON has no such number, so a loss that is missing at a step was not finite.
-        Of a group only the first few runs are read.
+        A loss that is not finite is infinite, and one that is unknown is NaN. Of a group only the first few
+        runs are read.
         """
         curves = []
         for run in self.runs[:RUNS_READ]:
@@ -262,13 +262,16 @@ class Side:
 
 
 def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
-    """Averages the curves over the steps that all of them have; NaN if one of them is not finite."""
+    """Averages the curves over the steps that all of them have.
+
+    The average is infinite where one of them is infinite, and otherwise NaN where one of them is.
+    """
     n = min(map(len, curves))
     if len(curves) == 1:
-        return np.where(np.isfinite(curves[0]), curves[0], np.nan)
+        return curves[0]
     stacked = np.stack([curve[:n] for curve in curves])
     finite = np.isfinite(stacked).all(axis=0)
-    result = np.full(n, np.nan)
+    result = np.where(np.isinf(stacked).any(axis=0), np.inf, np.nan)
     result[finite] = average(stacked[:, finite], axis=0)
     return result
 

@@ -135,8 +135,8 @@ def rejection(side: Side) -> str | None:
     if number := sum(sum(metric.repeats) for metric in skipped):
         return f"the gradient scaler skipped {number:.0f} steady steps, which took time but did no work"
     losses = side.losses
-    if losses is not None and not np.isfinite(losses).all():
-        return f"the loss is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
+    if losses is not None and np.isinf(losses).any():
+        return f"the loss is not finite at step {np.argmax(np.isinf(losses))} (counting from 0)"
     return None
 
 
@@ -157,7 +157,8 @@ def _compiled_steps(run: RunEvidence) -> tuple[int, int]:
 def loss_apart(baseline: Side, candidate: Side) -> str | None:
     """Returns a warning if one side learned and the other did not, or the losses diverged; None otherwise.
 
-    The test is that of `fell_apart`. A loss that is not finite differs from any other.
+    The test is that of `fell_apart`, over the steps whose loss is known on both sides. A loss that is not finite
+    differs from any other.
     """
     found = differences(baseline.runs[0], candidate.runs[0])
     ours, theirs = baseline.losses, candidate.losses
@@ -166,8 +167,10 @@ def loss_apart(baseline: Side, candidate: Side) -> str | None:
     n = min(len(ours), len(theirs))
     ours, theirs = ours[:n], theirs[:n]
     for side, losses in ((baseline, ours), (candidate, theirs)):
-        if not np.isfinite(losses).all():
-            return f"the loss of {side.label} is not finite at step {np.argmin(np.isfinite(losses))} (counting from 0)"
+        if np.isinf(losses).any():
+            return f"the loss of {side.label} is not finite at step {np.argmax(np.isinf(losses))} (counting from 0)"
+    known = np.isfinite(ours) & np.isfinite(theirs)
+    n, ours, theirs = int(np.count_nonzero(known)), ours[known], theirs[known]
     if n < FEWEST_STEPS or not fell_apart(ours, theirs):
         return None
     ways = [

@@ -87,6 +87,8 @@ class Program(SpreadWorkers):
         self._ancestries: dict[int, list[Command]] = {}
         """What led from the program's first process to each rank of this machine, when the rank connected."""
         self._unmeasured: set[int] = set()
+        self._held: dict[int, events.StepsHeld] = {}
+        """By rank, the steps that count if the rank ends now without a word."""
         """The process ids of those that train and are no ranks."""
         self.shutdown = settings.grace
         super().__init__(job, None, {}, stall_timeout)
@@ -210,8 +212,20 @@ class Program(SpreadWorkers):
 
     def _note(self, peer: Peer, message: events.Message) -> None:
         super()._note(peer, message)
+        if isinstance(message, events.StepsHeld):
+            self._held[message.rank] = message
+        elif isinstance(message, events.StepsMeasured):
+            self._held.pop(message.rank, None)
         if isinstance(message, events.Planned) and message.rank == 0 and self._job.seconds and self._wanted is None:
             self._tell_length(message)
+
+    def _hang_up(self, peer: Peer) -> None:
+        super()._hang_up(peer)
+        held = self._held.pop(peer.hello.rank, None) if peer.hello else None
+        if held and held.steps and peer.lost is not None:
+            measured = events.StepsMeasured(rank=held.rank, steps=held.steps)
+            self._note(peer, measured)
+            self._news.append(measured)
 
     def _tell_length(self, planned: events.Planned) -> None:
         """Tells the other ranks, those that have joined and those to come, the length that rank 0 has decided on."""

@@ -169,10 +169,10 @@ class CallProbe(Probe):
             self._reported = len(self._roots)
             self._report_model(None)
 
-    def _step(self, parts: list[Part]) -> dict[str, Any]:
+    def _described(self, parts: list[Part], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
         """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
-        return super()._step(parts) | {"time": self._host.unix(parts[0].marks[0][1].ns)}
+        return super()._described(parts, number, self._host.unix(parts[0].marks[0][1].ns), held=held)
 
     def _samples_of(self, parts: list[Part]) -> int:
         if self._samples is not None:

@@ -18,7 +18,9 @@ from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager
 from itertools import count
+from math import inf
 from multiprocessing.util import Finalize
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -59,6 +61,9 @@ CHANGED = (
 )
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
+HELD_SECONDS = 1.0
+"""The time after which the host is told again what steps the updates that are held back would make: a program that is
+killed while it is unknown which updates make a step keeps these."""
 SPREAD_STEPS = 50
 """The steps to measure on several machines where the user sets no number."""
 SECONDS_TO_END = 30.0
@@ -161,6 +166,8 @@ class Probe:
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = self._batches = 0
+        self._held_at = 0.0
+        """When the steps were sent last that the updates held back would make."""
         self._graphs = compiled_graphs()
         self._compiled: list[int] = []
         """The steps in which torch.compile compiled code."""
@@ -814,35 +821,50 @@ class Probe:
             self._host.put("stepsmeasured", steps=steps)
         elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
             self._host.put("heartbeat", doing=LOOKING.format(self._timeline.ended), step=None)
+            if not self._recording and monotonic() - self._held_at > HELD_SECONDS:
+                self._held_at = monotonic()
+                self._host.put("stepsheld", steps=list(self._held_steps()))
         self._host.flush()
 
     def _step(self, parts: list[Part]) -> dict[str, Any]:
-        """Returns a step as the fields of `gpubench.events.Step`."""
-        assert self._host
-        phases, loss, skipped = self._timeline.measure(parts)
-        total = sum(phases.values())
-        step = {
-            "repeat": self._repeat,
-            "rank": self._host.rank,
-            "epoch": 0,
-            "step": self._sent,
-            "time": self._time,
-            "total": total,
-            "phases": phases,
-            "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
-            "samples": self._samples_of(parts),
-            "loss": loss,
-            "starved": parts[0].device_idle,
-            "skipped": skipped,
-        }
+        """Returns the next step to send."""
+        step = self._described(parts, self._sent, self._time)
         if parts[-1].graphs > self._graphs:
             self._compiled.append(self._sent)
         self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
         if self._seconds:
-            self._durations.append(total)
+            self._durations.append(step["total"])
         self._sent += 1
-        self._time += total
+        self._time += step["total"]
         return step
+
+    def _held_steps(self) -> Iterator[dict[str, Any]]:
+        """Yields the steps that the updates that are held back would make if they were the last ones."""
+        number, time = self._sent, self._time
+        for parts in self._timeline.pending():
+            step = self._described(parts, number, time, held=True)
+            number, time = number + 1, time + step["total"]
+            yield step
+
+    def _described(self, parts: list[Part], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
+        """Returns a step as the fields of `gpubench.events.Step`."""
+        assert self._host
+        phases, loss, skipped = self._timeline.measure(parts, held=held)
+        return {
+            "repeat": self._repeat,
+            "rank": self._host.rank,
+            "epoch": 0,
+            "step": number,
+            "time": time,
+            "total": sum(phases.values()),
+            "phases": phases,
+            "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
+            "samples": self._samples_of(parts),
+            "loss": None if loss == inf else loss,
+            "not_finite": loss == inf,
+            "starved": parts[0].device_idle,
+            "skipped": skipped,
+        }
 
     def _samples_of(self, parts: list[Part]) -> int:
         """Returns the samples of a step."""

@@ -13,6 +13,7 @@ updates come in the same order make the same steps.
 from __future__ import annotations
 
 from collections import Counter, deque
+from copy import deepcopy
 from typing import Iterable
 
 CERTAIN = 4
@@ -94,6 +95,13 @@ class Rhythm:
             for _ in range(len(self._held)):
                 self._end_step(1)
             self._held.clear()
+
+    def pending(self) -> list[int]:
+        """Returns the numbers of updates of the steps that the held ones would make if they were the last."""
+        ended = deepcopy(self)
+        ended.steps.clear()
+        ended.end()
+        return list(ended.steps)
 
     def keep(self, steps: int) -> int:
         """Forgets what follows the first `steps` steps. Returns the number of updates that it forgets."""

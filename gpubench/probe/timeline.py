@@ -24,7 +24,7 @@ LEFT = ""
 LONGEST_PERIOD = 16
 """The largest length of a sequence for which `period` looks."""
 LARGEST = 1e60
-"""The largest loss that is read, so that a sum of many can be sent. A larger one counts as not finite."""
+"""The largest loss that is sent, so that the sum of many is finite. A larger one counts as not finite."""
 
 
 class Mark(NamedTuple):
@@ -94,7 +94,10 @@ class Clock:
             phase, start = following, end
 
     def read(self, values: list[torch.Tensor]) -> list[float | None]:
-        """Returns the values of scalars that the device has computed; None for those that cannot be read."""
+        """Returns the values of scalars that the device has computed; None for those that cannot be read.
+
+        A value that is not finite is infinite.
+        """
         if not any(value.is_cuda for value in values):
             return [_item(value) for value in values]
         self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
@@ -107,7 +110,7 @@ def _item(value: torch.Tensor) -> float | None:
         number = float(value.item())
     except RuntimeError:  # the output of a CUDA graph that has been replayed since
         return None
-    return number if abs(number) <= LARGEST else None
+    return number if abs(number) <= LARGEST else math.inf
 
 
 class Phase:
@@ -260,6 +263,16 @@ class Timeline:
         while sizes and self._clock.passed(self._parts[sizes[0] - 1].marks[-1][1]):
             yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
+    def pending(self) -> Iterator[list[Part]]:
+        """Yields the steps that the device has finished, and that the held updates would make if they were the last."""
+        first = sum(self.rhythm.steps)
+        for size in self.rhythm.pending():
+            parts = [self._parts[place] for place in range(first, first + size)]
+            if not self._clock.passed(parts[-1].marks[-1][1]):
+                return
+            yield parts
+            first += size
+
     def keep(self, steps: int) -> None:
         """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
         for _ in range(self.rhythm.keep(steps)):
@@ -268,16 +281,18 @@ class Timeline:
         last = self.part.marks[0][1]
         self._dropped = [(start, end) for start, end in self._dropped if start.ns < last.ns]
 
-    def measure(self, step: list[Part]) -> tuple[dict[str, float], float | None, bool]:
+    def measure(self, step: list[Part], *, held: bool = False) -> tuple[dict[str, float], float | None, bool]:
         """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
 
-        The loss is the sum of what the backward passes were called on. It is None if that cannot be read any more.
+        The loss is the sum of what the backward passes were called on, and infinite if one of it is not finite. It is
+        None if it is unknown: if no backward pass was seen in the step, or if its loss cannot be read any more. A step
+        of updates that are still `held` can be measured again.
         """
         phases: dict[str, float] = {}
         for part in step:
             self._clock.add_seconds(part.marks, phases)
             for _, mark in (
-                part.marks[:-1] if part.marks[0][1].event else ()
+                part.marks[:-1] if part.marks[0][1].event and not held else ()
             ):  # the last one is the first one of the next part
                 self._clock.release(mark)
         losses = [loss for part in step for loss, _ in part.losses]

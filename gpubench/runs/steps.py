@@ -31,7 +31,7 @@ class StepTable:
     """Steps as columns with one entry per step. Times are in seconds.
 
     The columns correspond to the fields of `events.Step`. A phase that a step does not have takes 0 s in it. `loss` is
-    NaN for a step without one, and `starved` is 1, 0, or NaN if it is unknown.
+    NaN where it is unknown and infinite where it was not finite. `starved` is 1, 0, or NaN if it is unknown.
     """
 
     repeat: Ids
@@ -177,7 +177,7 @@ class GrowingSteps:
         steps = self._waiting
         names = dict.fromkeys(name for step in steps for name in step.phases)  # in their order
         end = self._write(
-            {name: [getattr(step, name) for step in steps] for name in TYPES},
+            _columns(steps),
             {name: [step.phases.get(name, 0.0) for step in steps] for name in names},
         )
         self._length, self._waiting = end, []  # only now, because Ctrl-C may interrupt the lines above
@@ -194,6 +194,12 @@ class GrowingSteps:
         for name in phases:
             if name not in self._phases:
                 self._phases[name] = np.zeros(capacity)
+
+
+def _columns(steps: Iterable[Any]) -> dict[str, Column]:
+    """Returns the columns of `TYPES` for objects that have the fields of `events.Step`."""
+    columns: dict[str, Column] = {name: [getattr(step, name) for step in steps] for name in TYPES}
+    return columns | {"loss": [math.inf if step.not_finite else step.loss for step in steps]}
 
 
 def _grown(column: NDArray[Any], larger: NDArray[Any]) -> NDArray[Any]:
@@ -261,6 +267,7 @@ def _row_type(phases: Any) -> Any:
     """Returns the type of a line of steps.jsonl with the type of its phases. Ids are floats; see `_Decoder`."""
     numbers = [(name, Annotated[float, limits]) for name, limits in _LIMITS.items()]
     others = [("loss", Loss | None, math.nan), ("skipped", bool, False), ("starved", bool | None, None)]
+    others.append(("not_finite", bool, False))
     return msgspec.defstruct("_Row", [*numbers, *others, ("phases", phases)], gc=False, kw_only=True)
 
 
@@ -269,6 +276,10 @@ NOT_WHOLE = f"{', '.join(_IDS)}: one is not a whole number"
 _STARVED = np.full(256, np.nan, np.float32)
 """The value of `StepTable.starved` by its byte in MessagePack."""
 _STARVED[[FALSE, TRUE]] = 0, 1
+
+
+FLAGS = ("skipped", "starved", "not_finite")
+"""The fields that take one byte in MessagePack."""
 
 
 class _Decoder:
@@ -291,7 +302,7 @@ class _Decoder:
         own = {name: mark for name, mark in marks.items() if name not in places}
         row = self._encoder.encode(row_type(**own, phases=parts_type(**{name: marks[name] for name in places})))
         at = {name: row.index(FLOAT64 + struct.pack(">d", mark)) + 1 for name, mark in marks.items()}
-        at |= {name: row.index(name.encode()) + len(name) for name in ("skipped", "starved")}
+        at |= {name: row.index(name.encode()) + len(name) for name in FLAGS}
         formats = [">f8" if name in marks else "u1" for name in at]
         self._layout = np.dtype({"names": [*at], "offsets": [*at.values()], "formats": formats, "itemsize": len(row)})
 
@@ -309,6 +320,7 @@ class _Decoder:
         if any((columns[name] != table[name]).any() for name in _IDS):
             raise ValueError(NOT_WHOLE)
         columns |= {"skipped": table["skipped"] == TRUE, "starved": _STARVED[table["starved"]]}
+        columns["loss"] = np.where(table["not_finite"] == TRUE, np.inf, table["loss"])
         return columns, {name: table[place] for place, name in self._phases.items()}
 
 
@@ -327,8 +339,7 @@ class _AnyDecoder:
             raise ValueError("a new phase")
         if not all(getattr(row, name).is_integer() for row in rows for name in _IDS):
             raise ValueError(NOT_WHOLE)
-        columns: dict[str, Column] = {name: [getattr(row, name) for row in rows] for name in TYPES}
-        return columns, {name: [row.phases.get(name, 0.0) for row in rows] for name in self._phases}
+        return _columns(rows), {name: [row.phases.get(name, 0.0) for row in rows] for name in self._phases}
 
 
 @lru_cache(maxsize=64)

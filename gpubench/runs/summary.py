@@ -216,7 +216,7 @@ def summarise(
             unknown_peak=(device_name, precision) if device_name and not peak else None,
             flops=flops,
             measured_peak=measured_peak,
-            diverged=min(filter(None, map(_diverged, found)), default=None),
+            diverged=min((since for one in found if (since := _diverged(one)) is not None), default=None),
             samples=None if inference else samples,
         )
         + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found)),
@@ -373,19 +373,20 @@ def _costs(metrics: Metrics[Measured]) -> None:
 
 def _final_loss(measured: Measured) -> float | None:
     losses = measured.by_step(lambda steps: steps.loss)[:, -1]
-    return None if np.isnan(losses).any() else _mean(losses)
+    return _mean(losses) if np.isfinite(losses).all() else None
 
 
 def _diverged(measured: Measured) -> int | None:
-    """Returns the step after the last finite loss of any rank; None if that is the last step, or there is none.
+    """Returns the first step of a rank from which on none of its known losses is finite; None if there is none.
 
     The loss of a step that the gradient scaler skipped has changed no parameter, whatever it is.
     """
     ends = []
     for steps in measured.recorded.values():
-        finite = np.flatnonzero(np.isfinite(steps.loss) | steps.skipped)
-        if np.isfinite(steps.loss).any() and (last := int(finite[-1])) + 1 < len(steps):
-            ends.append(int(steps.step[last]) + 1)
+        last = max(np.flatnonzero(np.isfinite(steps.loss) | steps.skipped), default=-1)
+        after = np.flatnonzero(np.isinf(steps.loss[last + 1 :]))
+        if len(after):
+            ends.append(int(steps.step[last + 1 + after[0]]))
     return min(ends, default=None)
 
 

@@ -36,7 +36,7 @@ def of_training(
 ) -> list[str]:
     """Returns the warnings on training, in the order of summary.json.
 
-    `diverged` is the first step from which on no loss of a repeat is finite, although some were before; or None.
+    `diverged` is the first step from which on no known loss of a repeat is finite; None if there is none.
     `unknown_peak` is the GPU and the precision whose published peak is unknown; None if it is known or not needed.
     """
     return collected(

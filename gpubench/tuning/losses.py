@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Series, averaged
@@ -75,7 +76,7 @@ class Curve:
     """The losses of one repeat."""
 
     losses: Series
-    """The loss of each step from the first one of the process on; NaN where it was not finite."""
+    """The loss of each step from the first one of the process on: NaN where it is unknown, infinite if not finite."""
     seed: int | None = None
     """The seed that gpubench has set; None for a program of the user, whose seed is its own."""
     samples: float = 1.0
@@ -150,7 +151,7 @@ def judge(
     precision: str | None = None,
     margin: Margin = DEFAULT,
 ) -> Judgement:
-    """Returns whether the candidate's loss is harmed.
+    """Returns whether the candidate's loss is harmed, by the steps whose loss is known in all runs.
 
     The baseline may have several runs with one seed, which show whether it is deterministic, and with others, which
     show the spread between seeds. `precision` is the type in which the baseline computes, as in the settings, or None;
@@ -161,24 +162,33 @@ def judge(
     most = max(one.samples for one in (*baseline, *candidate))
     n = min(len(_after(one, most)) for one in (*baseline, *candidate))
     ours, theirs = ([Curve(_after(one, most)[:n], one.seed) for one in side] for side in (baseline, candidate))
-    if not all(np.isfinite(one.losses).all() for one in ours):
+    if any(np.isinf(one.losses).any() for one in ours):
         return Judgement(outcome="unknown", reason="the loss of the baseline itself is not finite")
     for one in theirs:
-        if not (finite := np.isfinite(one.losses)).all():
-            step = int(np.argmin(finite))
+        if (infinite := np.isinf(one.losses)).any():
+            step = int(np.argmax(infinite))
             return Judgement(outcome="harmed", reason=f"its loss is not finite at step {step} (counting from 0)")
-    if n < FEWEST_STEPS:
-        reason = f"{units.counted(n, 'step')} cannot tell whether the loss is harmed"
-        return Judgement(outcome="unclear", reason=reason, steps=FEWEST_STEPS)
-    sides = _Sides(ours, theirs, ROUNDING.get(precision or "tf32", ROUNDING["tf32"]))
+    places = np.flatnonzero(np.isfinite([one.losses for one in (*ours, *theirs)]).all(axis=0))
+    if n and not len(places):
+        return Judgement(outcome="unknown", reason="no step has a known loss in all runs")
+    if len(places) < FEWEST_STEPS:
+        known = units.counted(len(places), "step") + (" with a known loss" if len(places) < n else "")
+        steps = math.ceil(FEWEST_STEPS * n / len(places)) if n else FEWEST_STEPS
+        return Judgement(outcome="unclear", reason=f"{known} cannot tell whether the loss is harmed", steps=steps)
+    ours, theirs = ([Curve(one.losses[places], one.seed) for one in side] for side in (ours, theirs))
+    sides = _Sides(ours, theirs, places, ROUNDING.get(precision or "tf32", ROUNDING["tf32"]))
     return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides, margin)
 
 
 def _after(curve: Curve, samples: float) -> Series:
-    """Returns the mean losses over so many samples each."""
+    """Returns the mean of the known losses over so many samples each."""
     steps = max(1, round(samples / curve.samples))
     whole = len(curve.losses) // steps * steps
-    return np.asarray(curve.losses[:whole].reshape(-1, steps).mean(axis=1))
+    losses = curve.losses[:whole].reshape(-1, steps)
+    unknown = np.isnan(losses)
+    known = np.count_nonzero(~unknown, axis=1)
+    sums = np.where(unknown, 0.0, losses).sum(axis=1)
+    return np.asarray(np.where(known > 0, sums / np.maximum(known, 1), np.nan))
 
 
 @dataclass(frozen=True)
@@ -239,6 +249,8 @@ class _Sides:
 
     ours: Sequence[Curve]
     theirs: Sequence[Curve]
+    places: NDArray[np.intp]
+    """The numbers of the steps, some of which are missing where their loss is unknown."""
     rounding: float
     """The relative difference of the first loss that rounding explains."""
 
@@ -293,7 +305,7 @@ class _Sides:
 
     def grown(self, rounding: float) -> Series:
         """Returns the difference at each step from a relative difference of the first loss."""
-        return np.asarray(rounding * GROWTH ** np.minimum(np.arange(self.n), EARLY - 1) * np.abs(self.mean))
+        return np.asarray(rounding * GROWTH ** np.minimum(self.places, EARLY - 1) * np.abs(self.mean))
 
     @cached_property
     def own(self) -> Series:
@@ -401,9 +413,10 @@ def _by_rounding(sides: _Sides, claim: Claim) -> Judgement | None:
     over = np.flatnonzero(sides.apart[:EARLY] > allowed[:EARLY])
     if not len(over) or not over[0]:
         return None
-    step = int(over[0])
-    found, most = (units.percent(float(one[step] / abs(sides.mean[step]))) for one in (sides.apart, allowed))
-    reason = f"its loss differs by {found} at step {step} (counting from 0), and rounding explains at most {most}"
+    first = int(over[0])
+    found, most = (units.percent(float(one[first] / abs(sides.mean[first]))) for one in (sides.apart, allowed))
+    where = f"at step {sides.places[first]} (counting from 0)"
+    reason = f"its loss differs by {found} {where}, and rounding explains at most {most}"
     return Judgement(outcome="harmed", reason=reason)
 
 

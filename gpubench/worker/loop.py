@@ -499,4 +499,4 @@ class StepReader:
         # The scaler lowers its scale if and only if it skips the step (torch.amp.GradScaler, backoff_factor < 1).
         skipped = scale is not None and self._scale is not None and scale < self._scale
         self._scale = scale
-        return msgspec.structs.replace(step, loss=loss if finite else None, skipped=skipped)
+        return msgspec.structs.replace(step, loss=loss if finite else None, not_finite=not finite, skipped=skipped)
