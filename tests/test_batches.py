@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from probing import Loop, Measured, batches, probed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
@@ -351,6 +351,49 @@ def one_state_at_a_time(loop: Loop) -> None:
         loop.optimizer.step()
 
 
+class Field(nn.Linear):
+    """The right side of a differential equation, which is called with the time first."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(y) * t
+
+
+class Critic(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([states, actions], 1))
+
+
+def by_an_actor_and_its_critic(loop: Loop) -> None:
+    actor, critic = nn.Linear(3, 2), Critic()
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (critic, actor)]
+    for _ in range(12):
+        for _ in range(2):
+            actor(torch.randn(1, 3)).detach()
+            states, actions = torch.randn(2, 3), torch.randn(2, 2)
+            critic(states, actions).mean().backward()
+            optimizers[0].step()
+        critic(states, actor(states)).mean().backward()
+        optimizers[1].step()
+
+
+def by_a_solver(loop: Loop) -> None:
+    field = Field()
+    optimizer = torch.optim.Adam(field.parameters())
+    for _ in range(12):
+        y = torch.randn(4, 3)
+        for t in torch.linspace(0, 1, 5):
+            y = y + 0.2 * field(t, y)
+        optimizer.zero_grad()
+        y.square().mean().backward()
+        optimizer.step()
+
+
 def checked_by_a_loader(loop: Loop) -> None:
     for number in range(12):
         loop.step(torch.randn(4, 3))
@@ -360,7 +403,7 @@ def checked_by_a_loader(loop: Loop) -> None:
 
 TRAINING: list[Callable[[Loop], None]] = [
     with_a_frozen_mode, pseudo_labelled, in_turn, collected_first, by_lbfgs, by_lbfgs_over_all_batches,
-    one_state_at_a_time, checked_by_a_loader,
+    one_state_at_a_time, by_an_actor_and_its_critic, by_a_solver, checked_by_a_loader,
 ]  # fmt: skip
 
 
