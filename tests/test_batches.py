@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from probing import Loop, Measured, batches, probed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from gpubench.probe.batches import Batches
 from gpubench.probe.hooks import DATA_WAIT, FORWARD
@@ -102,7 +103,7 @@ EVENTS = {
     "one with the training data": (EPOCH_OF_T + "!t c !t c -t " + EPOCH_OF_T, [1] * 6),
     "one with backward passes": (EPOCH_OF_T + "!v c B !v c B -v " + EPOCH_OF_T, [1] * 6),
     "one before the first update": ("!v c !v c -v " + EPOCH_OF_T * 2, [1] * 6),
-    "one while the next batch is there already": ("t t C B U t C B U !v c !v c -v C B U", [2, 1, 0]),
+    "one while the next batch is there already": ("t t C B U t C B U -t !v c !v c -v C B U", [1, 1, 1]),
     "one cut short while the next batch is there already": ("t C B U t !v c !v c C B U t C B U", [1, 1, 1]),
     "batches for training drawn in evaluation mode": (EPOCH_OF_T + "v c v c -v !t !t C B C B U", [1, 1, 1, 2]),
     "a teacher": ("t c C B U " * 3, [1] * 3),
@@ -110,6 +111,16 @@ EVENTS = {
     "losses that are added": ("t C t C t C B U " * 2, [3] * 2),
     "losses that are added, in a pass that ends": (("t C t C -t B U ") * 3, [2] * 3),
     "batches that are drawn in advance": ("t t t t C B C B C B C B U " * 2 + "t t -t C B C B U", [4, 4, 2]),
+    "each drawn before the last one is used": (("t t C B U t C B U t C B U -t C B U " * 2), [1] * 8),
+    "each drawn ahead, with accumulated gradients": (
+        ("t t C B t C B U t C B t C B U t C B -t C B U " * 2),
+        [2] * 6,
+    ),
+    "each drawn ahead, with collected micro-batches": ("t t t C B C B U t t C B C B U t -t C B C B U " * 2, [2] * 6),
+    "each drawn ahead by two loaders": ("t t u u C B U t u C B U -t -u C B U " * 2, [2] * 6),
+    "each drawn ahead, for two optimizers": ("t t C B U C B U t C B U C B U -t C B U C B U ", [1, 0] * 3),
+    "each drawn ahead, with evaluations": ("t t C B U !v !v c !v c -v c t C B U -t C B U " * 2, [1] * 6),
+    "two batches for each update": ("t t C B U " * 4 + "-t " + "t t C B U " * 2, [1, 3, 2, 2, 2, 2]),
     "two loaders": ("l u C B U " * 3 + "-l l u C B U", [2] * 4),
     "two loaders whose batches are used in turn": ("l C u C B U " * 3 + "-l l C u C B U -u l C u C B U", [2] * 5),
     "labels that are made first": ("u c t C B U " * 6, [1, 1, 2, 2, 2, 2]),
@@ -340,6 +351,49 @@ def one_state_at_a_time(loop: Loop) -> None:
         loop.optimizer.step()
 
 
+class Field(nn.Linear):
+    """The right side of a differential equation, which is called with the time first."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(y) * t
+
+
+class Critic(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([states, actions], 1))
+
+
+def by_an_actor_and_its_critic(loop: Loop) -> None:
+    actor, critic = nn.Linear(3, 2), Critic()
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (critic, actor)]
+    for _ in range(12):
+        for _ in range(2):
+            actor(torch.randn(1, 3)).detach()
+            states, actions = torch.randn(2, 3), torch.randn(2, 2)
+            critic(states, actions).mean().backward()
+            optimizers[0].step()
+        critic(states, actor(states)).mean().backward()
+        optimizers[1].step()
+
+
+def by_a_solver(loop: Loop) -> None:
+    field = Field()
+    optimizer = torch.optim.Adam(field.parameters())
+    for _ in range(12):
+        y = torch.randn(4, 3)
+        for t in torch.linspace(0, 1, 5):
+            y = y + 0.2 * field(t, y)
+        optimizer.zero_grad()
+        y.square().mean().backward()
+        optimizer.step()
+
+
 def checked_by_a_loader(loop: Loop) -> None:
     for number in range(12):
         loop.step(torch.randn(4, 3))
@@ -349,7 +403,7 @@ def checked_by_a_loader(loop: Loop) -> None:
 
 TRAINING: list[Callable[[Loop], None]] = [
     with_a_frozen_mode, pseudo_labelled, in_turn, collected_first, by_lbfgs, by_lbfgs_over_all_batches,
-    one_state_at_a_time, checked_by_a_loader,
+    one_state_at_a_time, by_an_actor_and_its_critic, by_a_solver, checked_by_a_loader,
 ]  # fmt: skip
 
 
@@ -388,3 +442,56 @@ def test_a_checkpoint_is_no_part_of_the_evaluation_before_it(tmp_path: Path) -> 
     after = [steps[number] for number in range(EPOCH, len(steps), EPOCH)]
     assert all(step["phases"]["other"] > 0.05 for step in after)
     assert all(step["phases"]["evaluation"] > EVALUATED * SLEEP for step in after)
+
+
+class Chunks(Detection):
+    """A dataset whose items are whole batches, of a table, a list of tensors and a target."""
+
+    def __getitem__(self, index: int) -> Any:
+        rows = 16 if index < 9 else 7
+        return torch.randn(rows, 3), torch.zeros(2, rows), [torch.zeros(40 + index), torch.zeros(50)], torch.ones(rows)
+
+
+class Clouds(Detection):
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(20 + index * 7 % 10, 3), torch.zeros(20 + index * 7 % 10)
+
+
+class Boxes(Detection):
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3, 8, 8), {"boxes": torch.zeros(3, 4), "labels": torch.zeros(3)}
+
+
+class Chunk(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(10):
+            yield Chunks()[index]
+
+
+def first(found: list[Any]) -> Any:
+    return found[0]
+
+
+ROWS: dict[str, tuple[Callable[[], DataLoader[Any]], list[int]]] = {
+    "batches of the dataset": (lambda: DataLoader(Chunks(), 1, collate_fn=first), [16] * 9 + [7]),
+    "of a stream": (lambda: DataLoader(Chunk(), 1, collate_fn=first), [16] * 9 + [7]),
+    "without a batch size": (lambda: DataLoader(Chunks(), batch_size=None), [16] * 9 + [7]),
+    "pictures one by one": (lambda: DataLoader(Boxes(), 1), [1] * 10),
+    "lists of a picture": (lambda: DataLoader(Boxes(), 1, collate_fn=lambda found: [[each] for each in found[0]]), [1] * 10),
+    "clouds of points": (lambda: DataLoader(Clouds(), 1, collate_fn=first), [20, 27, 1, 1, 1, 1, 1, 1, 1, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loader", "samples"), ROWS.values(), ids=ROWS)
+def test_an_index_may_stand_for_a_batch(loader: Callable[[], "DataLoader[Any]"], samples: list[int]) -> None:
+    seen, drawn, found = Batches(), iter(loader()), []
+    for _ in range(10):
+        part = Part([(OTHER, Mark(0))])
+        seen.begin(drawn, 1, evaluates=False)
+        if isinstance(drawn, _SingleProcessDataLoaderIter):
+            index = drawn._next_index()
+            seen.index(drawn, index)
+            seen.take(drawn, drawn._dataset_fetcher.fetch(index), counts=True)
+        seen.update(part)
+        found.append(part.drawn)
+    assert found == samples

@@ -8,13 +8,16 @@ as those of `zip(labelled, unlabelled)`, belong together, and the samples of all
 What is seen of a batch that no backward pass follows: whether gradients were off, or the modules in evaluation mode,
 when it was drawn; whether modules were called then; whether the pass over the data ended; and whether its DataLoader
 has trained before. Calls without gradients alone are no evaluation: teachers, target networks and rollouts make them.
+
+A program may draw each batch while it still has the one before it, as Accelerate does. Its first part draws one batch
+more than it uses, and the last one fewer. The samples of such a batch count where the next one is drawn.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +37,7 @@ UNTIMED = frozenset({"backward", "optimizer", "end"})
 INDICES = "indices drawn by"
 CONSTANT = "samples in the batches of"
 DIMENSION = "entries of the first tensor in the batches of"
+ROWS = "rows of the batches that the dataset makes for"
 """What the samples of a batch are, before the name of its DataLoader."""
 OF_MODEL = "entries of the first tensor that {} is given"
 """What they are where no DataLoader is drawn from."""
@@ -50,6 +54,11 @@ class Loader:
     """How the samples of its batches are counted."""
     sampler: int = 0
     """The identity of its sampler."""
+    ahead: bool | None = None
+    """Whether its batches are drawn before the ones before them are used; None while that is unknown."""
+    rows: int | None = 0
+    """The rows of the batches that its dataset seems to make, each with one index: 0 before the first one, and None
+    if they vary, as those of clouds of points do, so that they are no samples."""
 
 
 @dataclass(eq=False)
@@ -59,6 +68,16 @@ class Stream:
     loader: Loader
     sizes: deque[int | None] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     """The numbers of indices of the batches that have not arrived yet, None where it is unknown."""
+    drawn: int = 0
+    """The batches that have arrived; `before` is their number at the last update while `Loader.ahead` is unknown."""
+    before: int = 0
+    first: int = 0
+    """The number of those that the first part drew; 0 before its end."""
+    ahead: bool = False
+    """Whether the last batch counts where the next one is drawn, or where the pass ends; `held` are its samples."""
+    held: int = 0
+    uneven: bool = False
+    """Whether the rows of a batch were others than `Loader.rows`, as those of the last batch are."""
     trains: bool = False
     seen: int = 0
     """The number of the last decision about a batch of it; `row` is the number of such decisions in a row."""
@@ -104,6 +123,10 @@ class Batches:
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
         self._decisions = 0
         self._doubted: Loader | None = None
+        self._undecided: list[Stream] = []
+        """Those whose batches may be drawn ahead, or two for each update."""
+        self._settled = 0
+        """The backward passes since the last update."""
         self._counting: dict[int, tuple[str, int]] = {}
         """How the samples of the loaders that train are counted, by the identity of the loader."""
 
@@ -129,6 +152,10 @@ class Batches:
             self._waiting.append(Stretch(stream, evaluates, began))
             return True
         last.left = -1
+        if stream.drawn == 1 and stream.loader.ahead is not False and not last.called:
+            stream.ahead = True
+            if stream.loader.ahead is None:
+                self._undecided.append(stream)
         if stream.trains:
             return True
         if evaluates and self.trained and not stream.loader.trains:
@@ -139,12 +166,18 @@ class Batches:
         """Takes up a batch that has arrived; without `counts` its samples are known already."""
         stream = self._stream_of(iterator)
         known = stream.sizes.popleft() if stream.sizes else None
-        if iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
+        rows = _rows(batch) if known == 1 and stream.loader.rows is not None else 0
+        if rows and _makes_batches(stream, rows):
+            size, stream.loader.counted = rows, ROWS
+        elif iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
             size, stream.loader.counted = _agreeing(batch, known), CONSTANT
         elif known is not None:
             size, stream.loader.counted = known, INDICES
         else:
             size, stream.loader.counted = size_of(batch), DIMENSION
+        stream.drawn += 1
+        if stream.ahead:
+            size, stream.held = stream.held, size
         if self._waiting and counts:
             self._waiting[-1].samples += size
 
@@ -152,6 +185,8 @@ class Batches:
         """Takes up that a pass over the data has ended instead of giving another batch."""
         last = self._waiting[-1]
         last.drained, last.over = True, last.called
+        last.samples += last.stream.held
+        last.stream.held = 0
         if not last.samples:
             self._waiting.pop()
 
@@ -187,6 +222,7 @@ class Batches:
 
         Returns whether those that were drawn last train.
         """
+        self._settled += 1
         if not self._waiting:
             return False
         waiting, self._waiting = self._waiting, []
@@ -214,7 +250,11 @@ class Batches:
 
     def update(self, part: Part) -> None:
         """Decides about the batches so far, which an update follows now."""
+        passes = self._settled
         self.settle(part)
+        self._settled = 0
+        if self._undecided:
+            self._undecided = [stream for stream in self._undecided if not self._decide(stream, passes, part)]
         if self._doubted and not part.drawn:
             self._doubted.doubts += 1
             self._doubted.trains = self._doubted.doubts >= DOUBTS
@@ -257,6 +297,26 @@ class Batches:
         if last:
             return alone or not stretch.over or stretch.resumed < 0
         return loader.trains or not (stretch.over or known)
+
+    def _decide(self, stream: Stream, passes: int, part: Part) -> bool:
+        """Decides after an update whether the batches of a pass are drawn ahead, and returns whether it could.
+
+        If they are, the first part draws one more than those after it. Others, such as the micro-batches of an
+        update that are drawn together, are given back to the part that drew them, or to the next one.
+        """
+        drawn, stream.before = stream.drawn - stream.before, stream.drawn
+        if not stream.trains:
+            return True
+        if not drawn:
+            return False
+        if not stream.first and passes < drawn:
+            stream.first = drawn
+            return False
+        stream.ahead = stream.loader.ahead = drawn < stream.first
+        if not stream.ahead:
+            part.drawn += stream.held
+            stream.held = 0
+        return True
 
     def _count(self, stretch: Stretch, part: Part) -> None:
         loader = stretch.stream.loader
@@ -320,6 +380,45 @@ def size_of(batch: Any) -> int:
         return int(tensor.size(0)) if tensor is not None and tensor.dim() else 0
     except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
         return 0
+
+
+def _makes_batches(stream: Stream, rows: int) -> bool:
+    """Returns whether an index stands for a batch of as many samples as there are rows.
+
+    The rows of such batches are the same, except for one batch of a pass.
+    """
+    loader = stream.loader
+    if loader.rows and rows != loader.rows:
+        loader.rows = None if stream.uneven else max(rows, loader.rows)
+        stream.uneven = True
+    else:
+        loader.rows = rows
+    return loader.rows is not None
+
+
+def _rows(batch: Any) -> int:
+    """Returns the rows of a batch that one index was drawn for; 0 if nothing shows that they are samples.
+
+    The first tensor must have them, and another one too if there are others. One of the class of a program may be a
+    graph. What has a single entry is one sample, and a vector is one sequence.
+    """
+    if not isinstance(batch, (tuple, list, Mapping, torch.Tensor)):
+        return 0
+    try:
+        tensor = first_tensor(batch)
+        sizes = list(_sizes(batch))
+        rows = int(tensor.size(0)) if tensor is not None and tensor.dim() > 1 else 0
+    except Exception:  # the batch has parts of the program's own classes
+        return 0
+    listed = isinstance(batch, (tuple, list)) and (
+        (_is_single(batch) and not isinstance(batch[0], torch.Tensor)) or all(map(_is_single, batch))
+    )
+    return rows if not listed and 1 not in sizes and (len(sizes) == 1 or sizes.count(rows) > 1) else 0
+
+
+def _is_single(part: Any) -> bool:
+    """Returns whether a part of a batch lists what a single sample has, such as one picture."""
+    return isinstance(part, (tuple, list)) and len(part) == 1
 
 
 def _agreeing(batch: Any, most: int) -> int:

@@ -39,7 +39,7 @@ from .length import MOST_WARMUP, Length, fitting, usual
 from .modules import parameters_of
 from .observed import Places, autocast_of, first_tensor, is_vector, of_loader, of_optimizers, of_process, samples_in
 from .recording import Recording, is_profiled
-from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
+from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Given, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
@@ -301,8 +301,8 @@ class Probe:
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             samples = self._counted.forward(self._size((args, kwargs)))
             part.forwarded += 0 if self._again else samples
-            self._model = self._model or type(unwrapped(module)).__name__
-            part.batch = self._number((args, kwargs))
+        if not self._drawn.trained and not self._again:
+            self._give(part, module, (args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
@@ -525,9 +525,43 @@ class Probe:
         self._sample_shape = self._sample_shape or shape
         return min(size, 1) if size and not shape and is_vector(first_tensor(given)) else size
 
-    def _number(self, batch: Any) -> int:
+    def _give(self, part: Part, module: torch.nn.Module, batch: Any) -> None:
+        """Counts the samples of a call where no DataLoader is known.
+
+        What is computed with gradients from an earlier call has the samples of that one, as the steps of a solver do.
+        """
+        given = part.given.get(id(module))
+        if given is None:
+            given = part.given[id(module)] = Given()
+        tensor = first_tensor(batch)
+        if given.samples and given.passes == self._counted.passes and getattr(tensor, "grad_fn", None) is not None:
+            return
+        samples = self._size(batch)
+        given.samples += samples
+        given.largest = max(given.largest, samples)
+        given.batch, given.passes = self._number(tensor), self._counted.passes
+
+    def _counted_in(self, part: Part, optimizer: Any) -> Given:
+        """Returns what the module was given whose samples are those of a part.
+
+        It is the one that is called first, as the generator is before its critic, unless the optimizer updates another
+        one that gets larger batches, as the critic does after an actor has chosen an action.
+        """
+        chosen, found = part.given[part.first], part.first
+        if len(part.given) > 1 and (groups := getattr(optimizer, "param_groups", None)):
+            larger = [(key, given) for key, given in part.given.items() if given.largest > chosen.largest]
+            updated = {id(each) for group in groups for each in group["params"]} if larger else set()
+            for key, given in larger:
+                root = self._roots.get(key)
+                if root is not None and any(id(each) in updated for each in root.parameters()):
+                    chosen, found = given, key
+                    break
+        if not self._model and (root := self._roots.get(found)) is not None:
+            self._model = type(unwrapped(root)).__name__
+        return chosen
+
+    def _number(self, tensor: torch.Tensor | None) -> int:
         """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
-        tensor = None if self._drawn.trained else first_tensor(batch)
         if tensor is None:
             return 0
         if self._batch() is not tensor:
@@ -574,10 +608,14 @@ class Probe:
         part = self._timeline.part
         part.graphs = compiled_graphs()
         self._drawn.update(part)
-        if part.batch and part.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
-            part.forwarded = 0  # an update of the actor with the batch of the critic
-        else:
-            self._updated_with = part.batch, id(optimizer)
+        if part.first in part.given:
+            given = self._counted_in(part, optimizer)
+            part.forwarded = given.samples
+            if given.batch and given.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
+                part.forwarded = 0  # an update of the actor with the batch of the critic
+            else:
+                self._updated_with = given.batch, id(optimizer)
+            part.given.clear()
         self._timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) < 2)
         if self._following:
             with self._unbroken():

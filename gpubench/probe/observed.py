@@ -211,9 +211,9 @@ class Places:
 
 
 def first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
-    """Returns the first tensor in nested sequences and mappings, or None."""
+    """Returns the first tensor with a dimension in nested sequences and mappings, or None."""
     if isinstance(batch, torch.Tensor):
-        return batch
+        return batch if batch.dim() else None
     if not depth:
         return None
     if not isinstance(batch, (tuple, list)):

@@ -407,6 +407,8 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
         caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
         yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        if "step_time" in run.metrics and not run.summary.samples and not run.summary.pipeline:
+            yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
     elif not run.metrics:
@@ -414,6 +416,9 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     if said := ceilings(run):
         yield Heading("What efficiency is measured against", 3)
         yield Paragraph(said, on=Medium.PAGE | Medium.DETAILS, listed=True)
+
+
+UNKNOWN_SAMPLES = "the number of samples in a step is unknown: set it by --samples-per-step N to get a throughput"
 
 
 def what_samples_are(samples: StepSamples | None) -> str:
