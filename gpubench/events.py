@@ -330,6 +330,8 @@ class Planned(Event, frozen=True):
     """The number of all steps, with those of the warm-up; 0 while it is unknown."""
     warmup: Number | None = None
     """The smallest number of steps that are excluded at the start; None while it is unknown."""
+    each_update: bool = False
+    """As in `gpubench.probe.length.Length`."""
 
 
 class _Steps(Event, frozen=True):
@@ -674,8 +676,9 @@ class Job(msgspec.Struct, frozen=True):
     """The address for the hosts of a program's other machines, which rank 0 puts into the store of the ranks."""
     seconds: float | None = None
     """The time that the steps of a repeat may take, where their number is open; None where it is not."""
-    length: tuple[int, int] | None = None
-    """(warm-up, all steps) of an earlier repeat in which an open number was decided, for this one; None before that."""
+    length: tuple[int, int, bool] | None = None
+    """The fields of `gpubench.probe.length.Length` of an earlier repeat in which an open number was decided, for this
+    one; None before that."""
 
 
 class RepeatEnded(msgspec.Struct, frozen=True):

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from forked import SECONDS_EACH
 from probing import Loop, probed
 from running import HOST, gpubench
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpubench.host import schedule
+from gpubench.probe.hooks import ONE_OF_SEVERAL
 from gpubench.probe.length import FEWEST, MOST, MOST_WARMUP, Length, fitting, warmup_of
+from gpubench.probe.rhythm import LONGEST_RUN
 from gpubench.settings.sections import TrainingSettings
 from gpubench.worker.loop import Undecided, length_of
 
@@ -40,18 +43,18 @@ def test_steps_fill_the_time_within_what_statistics_need(step_time: float, warmu
 
 
 def test_sixty_steps_have_ten_of_warmup_and_the_slowest_have_one() -> None:
-    assert decided(12.0, 0.2)[0] == (10, 61)
-    assert decided(12.0, 4.0)[0] == (1, 4)
-    assert decided(12.0, 100.0)[0] == (1, 1 + FEWEST)
+    assert decided(12.0, 0.2)[0] == Length(10, 61)
+    assert decided(12.0, 4.0)[0] == Length(1, 4)
+    assert decided(12.0, 100.0)[0] == Length(1, 1 + FEWEST)
 
 
 def test_a_number_of_steps_time_or_target_that_the_user_sets_is_kept() -> None:
-    assert length_of(TrainingSettings(steps=20), None, 12.0) == (10, 30)
-    assert length_of(TrainingSettings(steps=20, warmup_steps=2), None, 12.0) == (2, 22)
-    assert length_of(TrainingSettings(epochs=2, warmup_steps=1), 5, 12.0) == (1, 10)
+    assert length_of(TrainingSettings(steps=20), None, 12.0) == Length(10, 30)
+    assert length_of(TrainingSettings(steps=20, warmup_steps=2), None, 12.0) == Length(2, 22)
+    assert length_of(TrainingSettings(epochs=2, warmup_steps=1), 5, 12.0) == Length(1, 10)
     limited = length_of(TrainingSettings(seconds=3.0), None, 12.0)
     assert isinstance(limited, Undecided)
-    assert limited.decide([9.0] + [0.1] * 9) == (10, 40)
+    assert limited.decide([9.0] + [0.1] * 9) == Length(10, 40)
 
 
 def test_runs_share_the_time_and_sides_of_a_comparison_have_the_same_steps() -> None:
@@ -72,7 +75,7 @@ def test_runs_share_the_time_and_sides_of_a_comparison_have_the_same_steps() -> 
     assert shares(runs(4), runs=9) == {4.0}
     first, same, other = runs(3, 3, 3)
     first.length, other.scale = Length(2, 12), {"training.batch_size": 4}
-    assert schedule._length_of_others(same, [first, same, other]) == (2, 12)
+    assert schedule._length_of_others(same, [first, same, other]) == Length(2, 12)
     assert schedule._length_of_others(other, [first, same, other]) is None
 
 
@@ -89,6 +92,24 @@ def test_a_program_takes_the_steps_that_fit_and_says_how_many(tmp_path: Path, se
     assert len(measured.steps) == planned["steps"] < 100
     assert planned["warmup"] == warmup_of(planned["steps"])
     assert measured.code == 0
+
+
+class Unused(Slow):
+    """A loop in a program that makes two optimizers and never uses one, beside that of the loop, made before it."""
+
+    def step(self, batch: Tensor) -> None:
+        if not hasattr(self, "unused"):
+            self.unused = [torch.optim.SGD(nn.Linear(4, 4).parameters(), 0.01) for _ in range(2)]
+        super().step(batch)
+
+
+def test_slow_steps_end_with_the_time_although_an_optimizer_is_never_used(tmp_path: Path) -> None:
+    measured = probed(tmp_path, Unused(400), seconds=0.15)
+    (planned,) = (event for event in measured.all if event["event"] == "planned")
+    assert planned["each_update"]
+    assert len(measured.steps) == planned["steps"] < LONGEST_RUN
+    told = [event["message"] for event in measured.all if event["event"] == "log"]
+    assert told == [ONE_OF_SEVERAL.format(2)]
 
 
 TOGETHER = """

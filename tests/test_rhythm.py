@@ -135,3 +135,23 @@ def test_what_follows_the_last_wanted_step_is_forgotten() -> None:
     found = taken(WGAN * 4 + [CRITIC])
     assert found.keep(2) == 13
     assert list(found.steps) == [6, 6]
+
+
+def test_one_of_several_optimizers_is_certain_once_the_time_is_over() -> None:
+    found = taken([CRITIC] * 12)
+    assert (found.complete, found.is_alone) == (0, True)
+    found.longest = 14
+    found.add(CRITIC, alone=False)
+    assert found.complete == 0
+    found.add(CRITIC, alone=False)
+    assert (found.complete, found.is_alone) == (14, False)
+
+
+def test_a_second_optimizer_in_time_makes_turns_all_the_same() -> None:
+    found = taken(WGAN)
+    assert not found.is_alone
+    found.longest = 7
+    for optimizer in WGAN * 3:
+        found.add(optimizer, alone=False)
+    found.end()
+    assert list(found.steps) == [6] * 4

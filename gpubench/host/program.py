@@ -231,7 +231,7 @@ class Program(SpreadWorkers):
         """Tells the other ranks, those that have joined and those to come, the length that rank 0 has decided on."""
         assert planned.warmup is not None
         self._wanted = planned.steps
-        self._job = msgspec.structs.replace(self._job, length=(planned.warmup, planned.steps))
+        self._job = msgspec.structs.replace(self._job, length=(planned.warmup, planned.steps, planned.each_update))
         for rank, peer in self.peers.items():
             if rank and peer.lost is None and peer not in self.elsewhere:
                 with suppress(OSError):  # a rank that has died is detected later

@@ -640,8 +640,8 @@ class StepRecorder(Recorder[Looped]):
         self._repeat(planned.rank, planned.repeat).warmup = planned.warmup
         if self.length is not None:
             return
-        self.length = Length(planned.warmup, planned.steps)
-        chosen = RepeatLength(*self.length, seconds=self.seconds_each)
+        self.length = Length(planned.warmup, planned.steps, planned.each_update)
+        chosen = RepeatLength(planned.warmup, planned.steps, seconds=self.seconds_each)
         self.writer.update(length=chosen)
         if chosen.reason:
             say_length(chosen)

@@ -50,10 +50,15 @@ WORKER_START = "worker_start"
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
+FIRST = "the first steps, {} so far"
 LOOKING = "looking for the updates that make a step, {} so far"
 NO_RHYTHM = (
     "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
     "all samples, but the time of a step is that of any optimizer"
+)
+ONE_OF_SEVERAL = (
+    "only one of the {} optimizers of the program has updated in the time of a repeat, so that each of its updates "
+    "counts as a step"
 )
 CHANGED = (
     "the optimizers of the program changed their rhythm after step {}, so that the steps before and after it have "
@@ -675,13 +680,21 @@ class Probe:
         if host.rank:
             if told := host.told_length():
                 self._plan(host, Length(*told))
-        elif length := fitting(seconds, self._durations, self._warmup):
-            ahead = 2 + int(AHEAD_SECONDS / usual(self._durations)) if host.world_size > 1 else 0
-            self._plan(host, Length(length.warmup, max(length.steps, self._timeline.complete + ahead)))
+            return
+        taken, alone = self._timeline.complete, self._timeline.rhythm.is_alone
+        durations = self._durations
+        if alone:  # more updates are held back to find a rhythm, unless the time is over with the next one
+            taken, durations = self._timeline.ended, self._timeline.held()
+        length = fitting(seconds, durations, self._warmup)
+        if length and not (alone and length.steps > taken + 1):
+            ahead = 2 + int(AHEAD_SECONDS / usual(durations)) if host.world_size > 1 else int(alone)
+            self._plan(host, Length(length.warmup, max(length.steps, taken + ahead), alone))
 
     def _plan(self, host: Host, length: Length) -> None:
         self._wanted, self._seconds = length.steps, None
-        host.put("planned", repeat=self._repeat, steps=length.steps, warmup=length.warmup)
+        if length.each_update:
+            self._timeline.rhythm.longest = length.steps
+        host.put("planned", repeat=self._repeat, **length._asdict())
         host.flush()
 
     def _follow(self, following: Following, optimizer: Any) -> None:
@@ -858,7 +871,8 @@ class Probe:
         if steps:
             self._host.put("stepsmeasured", steps=steps)
         elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
-            self._host.put("heartbeat", doing=LOOKING.format(self._timeline.ended), step=None)
+            doing = LOOKING if len(self._made) > 1 else FIRST
+            self._host.put("heartbeat", doing=doing.format(self._timeline.ended), step=None)
             if not self._recording and monotonic() - self._held_at > HELD_SECONDS:
                 self._held_at = monotonic()
                 self._host.put("stepsheld", steps=list(self._held_steps()))
@@ -952,6 +966,8 @@ class Probe:
             return
         if rhythm.uncertain:
             host.warn(NO_RHYTHM.format(rhythm.optimizers))
+        elif not self._repeat and rhythm.longest == rhythm.complete and rhythm.optimizers == 1 < len(self._made):
+            host.warn(ONE_OF_SEVERAL.format(len(self._made)))
         elif rhythm.changed and rhythm.changed < rhythm.complete:
             host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
 

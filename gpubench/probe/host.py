@@ -116,8 +116,8 @@ class Host:
             self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed it at this instant
             self.close()
 
-    def told_length(self) -> tuple[int, int] | None:
-        """Returns (warm-up, all steps) if the host has told them since the handshake, without waiting for it."""
+    def told_length(self) -> tuple[int, int, bool] | None:
+        """Returns the fields of `length.Length` if the host has told them since the handshake, without waiting."""
         if self._connection is None:
             return None
         arrived = bytearray(4096)
@@ -128,7 +128,7 @@ class Host:
         if not self._told.endswith(b"\n"):
             return None
         planned = loads(self._told.splitlines()[0])
-        return planned["warmup"], planned["steps"]
+        return planned["warmup"], planned["steps"], planned["each_update"]
 
     def close(self) -> None:
         if self._connection:

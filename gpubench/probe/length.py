@@ -25,6 +25,9 @@ class Length(NamedTuple):
     """The smallest number of steps that are excluded at its start."""
     steps: int
     """The number of all steps, with those of the warm-up."""
+    each_update: bool = False
+    """Whether each of so many updates is a step if they are by one optimizer, also where the program has made others.
+    It is true of a length that was chosen when the time was over and no other optimizer had updated."""
 
 
 def warmup_of(steps: int) -> int:

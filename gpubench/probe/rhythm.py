@@ -5,6 +5,9 @@ one optimizer in a row are one part of its turn, so that the number of a GAN's c
 repeat before it counts: while it is unknown whether it does, updates are held back, but not for long. If no
 turn repeats, as in a program that chooses its optimizer at random, each update is a step.
 
+Where steps are slow, the time may be over before that. Then a number of updates is set after which each is a step, if
+all have been by one optimizer.
+
 A program may change its rhythm, for example when a second optimizer begins later. Then the steps until there stay as
 they are, and the following ones are decided anew. Nothing depends on time, so that all ranks of a program whose
 updates come in the same order make the same steps.
@@ -62,6 +65,8 @@ class Rhythm:
         self._now: list[int] = []
         """Those of the last turn and of this one."""
         self._at = self._irregular = 0
+        self.longest = LONGEST_RUN
+        """The number of updates by one optimizer from the start after which each is a step."""
 
     @property
     def uncertain(self) -> bool:
@@ -72,6 +77,11 @@ class Rhythm:
     def is_looking(self) -> bool:
         """Whether updates are held back until a rhythm is found."""
         return bool(self._held) and not self._order
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all updates so far are held back and by one optimizer."""
+        return self.is_looking and len(self._runs) == 1 and not self.complete
 
     @property
     def optimizers(self) -> int:
@@ -148,6 +158,8 @@ class Rhythm:
         runs, held = self._runs, len(self._held)
         if len(runs) == 1 and alone and len(self._known) == 1:
             return held >= CERTAIN
+        if len(runs) == 1 and held >= self.longest and not self.complete:
+            return True
         most = _most_held(len(self._known))
         return runs[-1][1] >= LONGEST_RUN or held >= (most if len(runs) > RUNS_AGAIN else 4 * most)
 

@@ -268,6 +268,10 @@ class Timeline:
         """The number of complete steps so far, without the parts of which it is unknown whether they make some."""
         return self.rhythm.complete
 
+    def held(self) -> list[float]:
+        """Returns the host's times of the parts so far in seconds, while it is unknown which ones make a step."""
+        return [(part.marks[-1][1].ns - part.marks[0][1].ns) / 1e9 for part in self._parts]
+
     def steps(self, *, ended: bool = False) -> Iterator[list[Part]]:
         """Yields the steps that the device has finished since the last call; `ended` after the last one."""
         if ended:

@@ -189,7 +189,7 @@ def work(assignment: Assignment) -> Iterator[Event]:
         with empty_compile_caches(unset):
             for event in run(settings, ranks, device, activity, repeat, job):
                 if isinstance(event, events.Planned) and event.warmup is not None:
-                    job = msgspec.structs.replace(job, length=(event.warmup, event.steps))
+                    job = msgspec.structs.replace(job, length=(event.warmup, event.steps, event.each_update))
                 yield event
     # This is not done after an error, because leaving the group could wait for failed ranks and delay the report.
     distributed.cleanup_ddp()
