@@ -472,12 +472,16 @@ def first(found: list[Any]) -> Any:
     return found[0]
 
 
+def listed(found: list[Any]) -> Any:
+    return [[each] for each in found[0]]
+
+
 ROWS: dict[str, tuple[Callable[[], DataLoader[Any]], list[int]]] = {
     "batches of the dataset": (lambda: DataLoader(Chunks(), 1, collate_fn=first), [16] * 9 + [7]),
     "of a stream": (lambda: DataLoader(Chunk(), 1, collate_fn=first), [16] * 9 + [7]),
     "without a batch size": (lambda: DataLoader(Chunks(), batch_size=None), [16] * 9 + [7]),
     "pictures one by one": (lambda: DataLoader(Boxes(), 1), [1] * 10),
-    "lists of a picture": (lambda: DataLoader(Boxes(), 1, collate_fn=lambda found: [[each] for each in found[0]]), [1] * 10),
+    "lists of a picture": (lambda: DataLoader(Boxes(), 1, collate_fn=listed), [1] * 10),
     "clouds of points": (lambda: DataLoader(Clouds(), 1, collate_fn=first), [20, 27, 1, 1, 1, 1, 1, 1, 1, 1]),
 }  # fmt: skip
 
