@@ -476,6 +476,10 @@ def first(found: list[Any]) -> Any:
     return found[0]
 
 
+def listed(found: list[Any]) -> Any:
+    return [[each] for each in found[0]]
+
+
 ROWS: dict[str, tuple[Callable[[], DataLoader[Any]], list[int]]] = {
     "batches of the dataset": (lambda: DataLoader(Chunks(), 1, collate_fn=first), [16] * 9 + [7]),
     "of a stream": (lambda: DataLoader(Chunk(), 1, collate_fn=first), [16] * 9 + [7]),

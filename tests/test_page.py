@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
-from reports import HOSTILE, Page
+from reports import HOSTILE, Page, paragraphs
 
 from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.result import (
@@ -453,3 +453,11 @@ def test_a_browser_shows_the_page_without_complaint(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize("kind", ["compare", "run"])
 def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path, kind: str) -> None:
     assert width_on_a_phone(hostile_pages()[kind], tmp_path) <= PHONE
+
+
+def test_a_run_without_known_samples_says_how_it_gets_a_throughput() -> None:
+    known = run_of("a")
+    metrics = [metric for metric in known.summary.metrics if metric.name != "throughput"]
+    unknown = replace(known, summary=msgspec.structs.replace(known.summary, metrics=metrics))
+    assert run_report.UNKNOWN_SAMPLES in paragraphs(run_report.blocks(unknown))
+    assert run_report.UNKNOWN_SAMPLES not in paragraphs(run_report.blocks(known))

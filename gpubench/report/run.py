@@ -407,7 +407,7 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
         caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
         yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
-        if "step_time" in run.metrics and not run.summary.samples and not run.summary.pipeline:
+        if "step_time" in run.metrics and "throughput" not in run.metrics and not run.summary.pipeline:
             yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:
         yield Paragraph(_nothing_measured(run))
