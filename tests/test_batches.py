@@ -468,10 +468,6 @@ class Chunk(IterableDataset[Any]):
             yield Chunks()[index]
 
 
-def listed(found: list[Any]) -> list[Any]:
-    return [[each] for each in found[0]]
-
-
 def first(found: list[Any]) -> Any:
     return found[0]
 
