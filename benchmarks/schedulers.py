@@ -26,13 +26,13 @@ import torch
 from tables import table
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.denoiser import LOOP, Denoiser
-from gpubench.pipeline.models import load, load_reference
-from gpubench.pipeline.packing import pack, unpack
-from gpubench.pipeline.sampler import Batch, Sampler, build, create, quiet
 from gpubench.pipeline.schedulers import parse_options, scheduler_names
 from gpubench.pipeline.split import assign
-from gpubench.pipeline.verification import TOY_LATENT, prove, toy_model
+from gpubench.worker.pipeline.denoiser import LOOP, Denoiser
+from gpubench.worker.pipeline.models import load, load_reference
+from gpubench.worker.pipeline.packing import pack, unpack
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create, quiet
+from gpubench.worker.pipeline.verification import TOY_LATENT, prove, toy_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import denoiser
-from gpubench.pipeline.denoiser import Denoiser
-from gpubench.pipeline.sampler import Batch, Sampler, build
+from gpubench.worker.pipeline import denoiser
+from gpubench.worker.pipeline.denoiser import Denoiser
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build
 
 SCHEDULERS = (
     "PNDMScheduler",

@@ -58,8 +58,9 @@ HOST = (
     "numpy.ma", "numpy.fft", "numpy.random",
 )  # fmt: skip
 WORKER = (
-    "gpubench.worker.train_bench", "gpubench.memory_worker", "gpubench.pipeline.worker", "torch.distributed.fsdp",
-    "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands", "gpubench.host.launch",
+    "gpubench.worker.train_bench", "gpubench.worker.memory.rank", "gpubench.worker.pipeline.rank",
+    "torch.distributed.fsdp", "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands",
+    "gpubench.host.launch",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "pydantic_settings",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
 )  # fmt: skip

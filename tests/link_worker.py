@@ -21,13 +21,13 @@ from torch._C._distributed_c10d import FileStore
 
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
-from gpubench.pipeline import collectives
-from gpubench.pipeline.background import Receiver, Sender
 from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind, before_evaluations
-from gpubench.pipeline.link import Link, Terms, connect, sending_link
-from gpubench.pipeline.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.worker.distributed import is_broken_collective
+from gpubench.worker.pipeline import collectives
+from gpubench.worker.pipeline.background import Receiver, Sender
+from gpubench.worker.pipeline.link import Link, Terms, connect, sending_link
+from gpubench.worker.pipeline.sampler import Batch
 
 SAMPLES = 6
 FAULTY_RANK, FAULTY_SAMPLE = 1, 3

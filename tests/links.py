@@ -8,11 +8,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import link, packing
-from gpubench.pipeline.link import FRAME, Message, Terms, Transport, decode, encode
-from gpubench.pipeline.packing import PackedBatch, pack, unpack
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.worker.pipeline import link, packing
+from gpubench.worker.pipeline.link import FRAME, Message, Terms, Transport, decode, encode
+from gpubench.worker.pipeline.packing import PackedBatch, pack, unpack
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
 
 CPU = torch.device("cpu")
 RUN = b"thisrun!"

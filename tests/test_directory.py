@@ -15,10 +15,11 @@ from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipeline import denoiser, folders, models
-from gpubench.pipeline.denoiser import Denoiser
-from gpubench.pipeline.sampler import quiet
+from gpubench.pipeline import folders
 from gpubench.settings.keys import flatten
+from gpubench.worker.pipeline import denoiser, models
+from gpubench.worker.pipeline.denoiser import Denoiser
+from gpubench.worker.pipeline.sampler import quiet
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
 TRANSFORMERS = ("pixart_alpha", "pixart_sigma", "stable_diffusion_3", "flux")

@@ -15,10 +15,10 @@ from running import Finished, gpubench, simulated
 from waiting import nothing_waits
 from worked import small
 
+from gpubench.channel import Activity
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import Precision
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.channel import Activity
 from gpubench.worker.compute_rates import count_flops
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.loop import Epochs, StepReader, Trainer, build_trainer

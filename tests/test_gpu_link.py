@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpubench.pipeline.background import Receiver, Sender, beside_evaluations
-from gpubench.pipeline.link import FRAME, Link, Terms, Transport
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.worker.pipeline.background import Receiver, Sender, beside_evaluations
+from gpubench.worker.pipeline.link import FRAME, Link, Terms, Transport
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
 from gpubench.worker.timing import CudaClock
 
 pytestmark = [

@@ -9,19 +9,19 @@ import pytest
 import torch
 from running import Finished, gpubench
 
+from gpubench.channel import Activity
 from gpubench.hardware import find_accelerator
 from gpubench.memory.analysis import footprint
 from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.history import History
 from gpubench.memory.snapshot import of_snapshot
-from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import Release, installed
 from gpubench.runs.directory import MEMORY, SUMMARY, TRACES
 from gpubench.settings.loading import load
 from gpubench.settings.schema import MemorySettings
-from gpubench.worker.channel import Activity
+from gpubench.worker.memory.tracker import Tracker, measure
 
 pytestmark = [
     pytest.mark.gpu,

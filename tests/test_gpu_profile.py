@@ -9,11 +9,11 @@ import pytest
 import torch
 from running import Finished, gpubench
 
+from gpubench.channel import Activity
 from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import Rank, Step
-from gpubench.worker.channel import Activity
 from gpubench.worker.profiler import RecordedTimer, Recording
 from gpubench.worker.timing import CudaClock
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from gpubench import events
+from gpubench.channel import Activity, Channel, calendar, limit_silence
 from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, WorkerLost
 from gpubench.host import launch, machines, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
@@ -25,7 +26,6 @@ from gpubench.host.machines import SpreadWorkers
 from gpubench.probe.connection import Connection
 from gpubench.probe.host import Host
 from gpubench.ranks import machine
-from gpubench.worker.channel import Activity, Channel, calendar, limit_silence
 
 JOB = events.Job(worker="", lighter="", settings={}, repeats=[0], clock=(0.0, 0.0), machine=machine())
 
@@ -34,7 +34,7 @@ PYTHON = sys.executable
 SCRIPT = """
 import os, sys, time
 from gpubench import events
-from gpubench.worker.channel import ADDRESS_VARIABLE, Activity, Channel
+from gpubench.channel import ADDRESS_VARIABLE, Activity, Channel
 channel, job = Channel.connect(os.environ[ADDRESS_VARIABLE], 0, 1, Activity())
 failed = lambda **more: events.Failed(
     rank=0, traceback=None, doing="forward", step=3, **({"hint": None, "secondary": False} | more))
@@ -167,7 +167,7 @@ def gone(pid: int) -> bool:
 
 def test_a_host_that_goes_at_the_last_word_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
-    monkeypatch.setattr("gpubench.worker.channel.os._exit", exits.append)
+    monkeypatch.setattr("gpubench.channel.os._exit", exits.append)
     host, worker = socket.socketpair()
 
     class Impatient(Connection):

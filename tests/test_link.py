@@ -16,10 +16,10 @@ from running import PATIENCE, ended
 
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
-from gpubench.pipeline.background import Receiver, Sender
 from gpubench.pipeline.faults import Fault, FaultKind, before_evaluations
-from gpubench.pipeline.link import FRAME, Link, Transport, sending_link
-from gpubench.pipeline.sampler import Batch
+from gpubench.worker.pipeline.background import Receiver, Sender
+from gpubench.worker.pipeline.link import FRAME, Link, Transport, sending_link
+from gpubench.worker.pipeline.sampler import Batch
 
 TERMS = terms()
 GENERATOR = 5056  # bytes of a CPU generator's state
@@ -236,7 +236,7 @@ def test_a_late_hand_off_is_held_back_for_the_time_given(monkeypatch: pytest.Mon
     cable = Cable()
     receiving = receiver(cable, [[0], [1]])
     with monkeypatch.context() as patched:
-        patched.setattr("gpubench.pipeline.link.time.sleep", held.append)
+        patched.setattr("gpubench.worker.pipeline.link.time.sleep", held.append)
         sending = sender(cable, fault=Fault(FaultKind.late, TERMS.source, 1, seconds=7.5))
         for batch in batches(2):
             sending.put(batch)

@@ -15,11 +15,11 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import OTHERS, Amounts, Footprint, Holder, Level, ModuleFootprint
 from gpubench.memory.from_trace import of_trace_file
 from gpubench.memory.history import Phase
-from gpubench.memory.predict import with_prediction
 from gpubench.memory.snapshot import of_snapshot as of_snapshot_file
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import MemorySettings
+from gpubench.worker.memory.predict import with_prediction
 
 public = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 

@@ -5,12 +5,12 @@ import socket
 import msgspec
 import pytest
 
+from gpubench.channel import EVERYONE, Activity, Doing
 from gpubench.errors import WorkerLost
 from gpubench.events import Failed, Hello
 from gpubench.host import supervision
 from gpubench.host.supervision import Peer, Setups, blame, last_line, stalled
 from gpubench.ranks import machine
-from gpubench.worker.channel import EVERYONE, Activity, Doing
 
 NOW = 1000.0
 PATIENCE = 600.0

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpubench.channel import Activity
 from gpubench.errors import DeviceError, NonFiniteLoss
 from gpubench.events import Step
 from gpubench.settings.schema import Precision
-from gpubench.worker.channel import Activity
 from gpubench.worker.loop import StepReader
 from gpubench.worker.precision import (
     Arithmetic,

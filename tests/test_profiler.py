@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import Rank
-from gpubench.worker.channel import Activity
 from gpubench.worker.profiler import CHUNK, RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import HostClock
 

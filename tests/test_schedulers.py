@@ -20,8 +20,6 @@ from links import handed_off
 from torch import Tensor
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline import packing
-from gpubench.pipeline.sampler import Batch, Sampler, build, create
 from gpubench.pipeline.schedulers import (
     REFUSED,
     TORCHSDE,
@@ -32,7 +30,9 @@ from gpubench.pipeline.schedulers import (
     parse_options,
     scheduler_names,
 )
-from gpubench.pipeline.verification import prove, toy_model
+from gpubench.worker.pipeline import packing
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.worker.pipeline.verification import prove, toy_model
 
 pytestmark = [  # as `build` does for good, which in tests lasts only as long as the test that built
     pytest.mark.filterwarnings("ignore:__array:DeprecationWarning"),

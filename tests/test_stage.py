@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.errors import NonFiniteLatent
-from gpubench.pipeline import worker
-from gpubench.pipeline.background import Finisher
 from gpubench.pipeline.defaults import complete
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import PipeSettings
-from gpubench.worker.channel import Activity
+from gpubench.worker.pipeline import rank as worker
+from gpubench.worker.pipeline.background import Finisher
+from gpubench.worker.pipeline.sampler import Batch
 
 CPU = torch.device("cpu")
 JOB = events.Job("", "", {}, [0], (0.0, 0.0), machine="")

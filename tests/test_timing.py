@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from worked import small
 
+from gpubench.channel import Activity
 from gpubench.events import OTHER, Planned, Step, StepsMeasured
 from gpubench.ranks import Ranks
-from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.loop import CALIBRATION_STEPS, Trainer, length_of, run_steps
 from gpubench.worker.models import Workload

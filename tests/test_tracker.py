@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves
 
+from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
-from gpubench.memory import predict as forecast
 from gpubench.memory.analysis import footprint
 from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import Counts, History, classify
-from gpubench.memory.predict import build_without_memory, predict
 from gpubench.memory.predicted_device import Target, target_of
-from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.loading import load
 from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.channel import Activity
+from gpubench.worker.memory import predict as forecast
+from gpubench.worker.memory.predict import build_without_memory, predict
+from gpubench.worker.memory.tracker import Tracker, measure
 from gpubench.worker.models import Workload, build
 
 CPU = torch.device("cpu")

@@ -22,16 +22,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gpubench.channel import Activity
 from gpubench.memory.history import Category, History, Mark, Phase, classify
-from gpubench.memory.predict import predict, simulated_ranks
 from gpubench.memory.predicted_device import Target
-from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
-from gpubench.worker.channel import Activity
+from gpubench.worker.memory.predict import predict, simulated_ranks
+from gpubench.worker.memory.tracker import Tracker, measure
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)

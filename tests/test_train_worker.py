@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import HashStore
 from worked import as_in_a_fresh_process, small, working
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.worker import distributed, train_bench
-from gpubench.worker.channel import Activity
 from gpubench.worker.loop import Event
 from gpubench.worker.models import Workload, build
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from gpubench.channel import ADDRESS_VARIABLE, HOST_GONE
 from gpubench.worker import process
-from gpubench.worker.channel import ADDRESS_VARIABLE, HOST_GONE
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["nobody there", "turned away"])

@@ -14,11 +14,11 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from gpubench.memory.tracker import Tracker, measure
+from gpubench.channel import Activity
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import distributed
-from gpubench.worker.channel import Activity
+from gpubench.worker.memory.tracker import Tracker, measure
 from gpubench.worker.process import leave
 
 RANKS = 2

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import train_bench
-from gpubench.worker.channel import Activity
 from gpubench.worker.loop import Event
 from gpubench.worker.process import Assignment
 

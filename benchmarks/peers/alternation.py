@@ -23,12 +23,12 @@ import torch
 from subject import BATCHES, LEARNING_RATE, Subject, settle
 
 from gpubench import events
+from gpubench.channel import Activity, Channel
 from gpubench.host.launch import listen
 from gpubench.probe.length import Length
 from gpubench.ranks import Ranks, machine
 from gpubench.settings.defaults import complete
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
-from gpubench.worker.channel import Activity, Channel
 from gpubench.worker.dataloader import Feed
 from gpubench.worker.loop import build_trainer, run_steps
 from gpubench.worker.models import build

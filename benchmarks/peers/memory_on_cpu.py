@@ -13,16 +13,16 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpubench.channel import Activity
 from gpubench.memory.analysis import footprint
 from gpubench.memory.defaults import complete_memory
 from gpubench.memory.history import History
-from gpubench.memory.predict import predict
 from gpubench.memory.predicted_device import Target
-from gpubench.memory.tracker import Tracker, measure
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
 from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
-from gpubench.worker.channel import Activity
+from gpubench.worker.memory.predict import predict
+from gpubench.worker.memory.tracker import Tracker, measure
 
 CPU = torch.device("cpu")
 STEPS = 3

@@ -27,7 +27,7 @@ from typing import IO, NoReturn, Self
 import msgspec
 import psutil
 
-from gpubench import events, releases, units
+from gpubench import channel, events, releases, units
 from gpubench.errors import InvalidEvent
 from gpubench.host.guardian import Guardian
 from gpubench.host.supervision import Peer, Setups, blame, stalled
@@ -35,7 +35,6 @@ from gpubench.logs import WORKER_OUTPUT
 from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
 from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.temporary import FOLDER_VARIABLE, OwnedFolder
-from gpubench.worker import channel
 
 LONGEST_HANDSHAKE = events.LONGEST_GREETING  # bytes
 HANDSHAKE_SECONDS = 10.0  # time limit of a handshake, which a rank sends as soon as it is connected

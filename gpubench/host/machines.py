@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from gpubench import events
+from gpubench import channel, events
 from gpubench.errors import GpubenchError, ProgramFailed, UsageError
 from gpubench.host.launch import GRACE, TICK, Workers
 from gpubench.host.supervision import Peer
 from gpubench.settings.keys import flatten, in_words
-from gpubench.worker import channel
 
 PARTING_SECONDS = 10.0
 """The seconds for which a host waits for the others beyond the time that their launchers have to exit."""

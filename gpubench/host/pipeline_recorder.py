@@ -173,7 +173,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
     command = "pipe-infer"
-    worker = "gpubench.pipeline.worker"
+    worker = "gpubench.worker.pipeline.rank"
     lighter = "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width"
     progress: PipeProgress
 

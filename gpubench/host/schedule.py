@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gpubench.channel import calendar
 from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunDirectoryLost, RunFailed
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
@@ -18,7 +19,6 @@ from gpubench.runs.summary import Summary, relative_half_width
 from gpubench.settings.loading import Configuration
 from gpubench.settings.sections import RepeatSettings
 from gpubench.telemetry import Telemetry
-from gpubench.worker.channel import calendar
 
 FLUSH_SECONDS = 1.0
 AIM = 36.0

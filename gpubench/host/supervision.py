@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import psutil
 
 from gpubench import errors, events, units
+from gpubench.channel import EVERYONE
 from gpubench.errors import GpubenchError, HandoffError, SettingsError, UsageError, WorkerLost
 from gpubench.ranks import machine
-from gpubench.worker.channel import EVERYONE
 
 STARTUP = 120.0  # seconds that a worker always has to import torch and connect, on a busy machine too
 SHORTEST_SILENCE = 5.0  # seconds by which a busy machine may delay a heartbeat

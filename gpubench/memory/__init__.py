@@ -1,4 +1,1 @@
-"""The contents of a device's memory: recorded or predicted allocations in order, and their sums.
-
-Importing this package does not import torch.
-"""
+"""The contents of a device's memory: recorded or predicted allocations in order, and their sums."""

@@ -1,1 +1,1 @@
-"""The worker side of diffusion inference with the denoising steps split over ranks."""
+"""What the command line knows of diffusion inference with its steps split over ranks, before and after the run."""

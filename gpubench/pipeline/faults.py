@@ -1,6 +1,6 @@
 """The faults that `--inject` causes on purpose: their form, and the faults of a rank itself.
 
-`gpubench.pipeline.link` causes the faults of a hand-off, at its sender.
+`gpubench.worker.pipeline.link` causes the faults of a hand-off, at its sender.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The probe's connection to the host: the handshake of `gpubench.worker.channel`, without a package outside of Python.
+"""The probe's connection to the host: the handshake of `gpubench.channel`, without a package outside of Python.
 
 The measured process has no thread for it: events are sent between two steps, some times a second.
 

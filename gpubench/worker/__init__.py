@@ -1,1 +1,1 @@
-"""The worker processes that measure. The command line starts them and imports nothing that loads torch."""
+"""The worker processes that measure. Only they and the probe import torch."""

@@ -15,11 +15,11 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from gpubench import events, units
+from gpubench.channel import ADDRESS_VARIABLE, EVERYONE, HOST_GONE, Activity, Channel
 from gpubench.errors import GpubenchError, HostLost, OutOfMemory
 from gpubench.logs import fields_of
 from gpubench.ranks import Ranks
 from gpubench.worker import distributed
-from gpubench.worker.channel import ADDRESS_VARIABLE, EVERYONE, HOST_GONE, Activity, Channel
 from gpubench.worker.distributed import HOST_ADDRESS
 
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.runs.directory import TRACE_FILES
 from gpubench.settings.sections import ProfilingSettings
-from gpubench.worker.channel import Activity
 from gpubench.worker.timing import EXPOSED_COMMUNICATION, Clock, Mark, StepTimer
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from gpubench.channel import Activity
 from gpubench.events import OTHER, Step
-from gpubench.worker.channel import Activity
 
 Mark = TypeVar("Mark")
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from gpubench import events
+from gpubench.channel import EVERYONE, Activity, calendar
 from gpubench.probe.length import Length
 from gpubench.ranks import Ranks
 from gpubench.settings.data_sources import refuse_short, steps_in_unit
@@ -23,7 +24,6 @@ from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, Precision
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
-from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.compute_rates import count_flops, measure_peak, time_reference_workload
 from gpubench.worker.dataloader import Feed, to_device
 from gpubench.worker.datasets import open_dataset

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, Counts, History, Mark, Phase, Reading
 from gpubench.probe.allocations import Ledger, Piece, Unreadable, owners_in, tensors
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
-from gpubench.worker.channel import Activity
 from gpubench.worker.loop import Batches, Epochs, Loop, Trainer
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
@@ -285,7 +285,7 @@ def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
 EVENTS = 1_000_000
 """The largest number of entries in the allocator's own recording. A step of a large model has some ten thousand."""
 
-log = logging.getLogger("gpubench.memory.tracker")
+log = logging.getLogger("gpubench.worker.memory.tracker")
 
 
 @dataclass(frozen=True)

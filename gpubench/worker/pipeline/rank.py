@@ -13,27 +13,27 @@ from torch.profiler import record_function
 
 import gpubench
 from gpubench import events
+from gpubench.channel import EVERYONE, Activity, calendar
 from gpubench.errors import SettingsError
 from gpubench.events import SpanKind
-from gpubench.pipeline.collectives import agree, broadcast_conditioning, draw_run_id
-from gpubench.pipeline.denoiser import Denoiser
 from gpubench.pipeline.faults import parse_fault
 from gpubench.pipeline.folders import read_prompts
-from gpubench.pipeline.link import Transport, connect
-from gpubench.pipeline.models import load
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch, Sampler, build
 from gpubench.pipeline.split import assign, refuse_short
-from gpubench.pipeline.stage import Passage, Session, SpanTimer, Stage
-from gpubench.pipeline.verification import measure, prove, verify
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
-from gpubench.worker.channel import EVERYONE, Activity, calendar
 from gpubench.worker.compute_rates import time_reference_workload
 from gpubench.worker.environment import capture_env_metadata
 from gpubench.worker.memory_peaks import peaks
+from gpubench.worker.pipeline.collectives import agree, broadcast_conditioning, draw_run_id
+from gpubench.worker.pipeline.denoiser import Denoiser
+from gpubench.worker.pipeline.link import Transport, connect
+from gpubench.worker.pipeline.models import load
+from gpubench.worker.pipeline.sampler import Batch, Sampler, build
+from gpubench.worker.pipeline.stage import Passage, Session, SpanTimer, Stage
+from gpubench.worker.pipeline.verification import measure, prove, verify
 from gpubench.worker.precision import set_float32_matmul
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import Recording, annotate_modules, recorded

@@ -9,23 +9,23 @@ import psutil
 import torch
 
 from gpubench import events
+from gpubench.channel import Activity
 from gpubench.diagnosis.rules import advise
 from gpubench.findings import Findings
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import classify
-from gpubench.memory.predict import Forecast
 from gpubench.memory.predicted_device import Target, target_of
-from gpubench.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.ranks import Ranks
 from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.keys import flatten
 from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
-from gpubench.worker.channel import Activity
 from gpubench.worker.environment import capture_env_metadata
 from gpubench.worker.loop import Event
+from gpubench.worker.memory.predict import Forecast
+from gpubench.worker.memory.tracker import Tracker, device_memory, measure, recorded
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import recorded as file_events
 from gpubench.worker.train_bench import set_up

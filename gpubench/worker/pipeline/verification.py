@@ -17,13 +17,13 @@ from torch import Tensor
 
 from gpubench import events
 from gpubench.errors import SettingsError
-from gpubench.pipeline.collectives import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
-from gpubench.pipeline.denoiser import Denoiser, compare, largest_difference, sha256
-from gpubench.pipeline.models import load_reference
-from gpubench.pipeline.packing import changed, pack, unpack
-from gpubench.pipeline.sampler import ERRORS, Batch, Sampler
 from gpubench.pipeline.schedulers import check_micro_batch
-from gpubench.pipeline.stage import Passage, Session
+from gpubench.worker.pipeline.collectives import broadcast_bytes, draw_run_id, gather_bytes, pass_to_rank_zero
+from gpubench.worker.pipeline.denoiser import Denoiser, compare, largest_difference, sha256
+from gpubench.worker.pipeline.models import load_reference
+from gpubench.worker.pipeline.packing import changed, pack, unpack
+from gpubench.worker.pipeline.sampler import ERRORS, Batch, Sampler
+from gpubench.worker.pipeline.stage import Passage, Session
 
 TOY_LATENT = (4, 8, 8)
 

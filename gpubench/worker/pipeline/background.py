@@ -16,12 +16,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from gpubench import events
-from gpubench.pipeline.denoiser import sha256
-from gpubench.pipeline.link import Link
+from gpubench.channel import Doing
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch
 from gpubench.runs.directory import IMAGE, LATENT
-from gpubench.worker.channel import Doing
+from gpubench.worker.pipeline.denoiser import sha256
+from gpubench.worker.pipeline.link import Link
+from gpubench.worker.pipeline.sampler import Batch
 from gpubench.worker.timing import HIGH
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpubench.errors import HandoffError
-from gpubench.pipeline.link import RUN_ID
-from gpubench.pipeline.packing import bytes_of, tensor_of
 from gpubench.ranks import Ranks
+from gpubench.worker.pipeline.link import RUN_ID
+from gpubench.worker.pipeline.packing import bytes_of, tensor_of
 
 Fact = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 SHOWN = 40  # characters of a value in a message

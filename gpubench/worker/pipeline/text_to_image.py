@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpubench.pipeline import denoiser
-from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
 from gpubench.pipeline.folders import check_negative_prompt, schedule_keywords
-from gpubench.pipeline.sampler import Batch, quiet
 from gpubench.pipeline.schedulers import OwnScheduler
 from gpubench.settings.schema import CompletedPipeSettings
+from gpubench.worker.pipeline import denoiser
+from gpubench.worker.pipeline.denoiser import Denoiser, Scale, image_size
+from gpubench.worker.pipeline.sampler import Batch, quiet
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpubench.errors import HandoffError, SettingsError
-from gpubench.pipeline.sampler import REBUILT, Batch, Sampler
+from gpubench.worker.pipeline.sampler import REBUILT, Batch, Sampler
 
 ALIGNMENT = 16  # bytes of the largest element, so that every tensor can be a view of the buffer
 DTYPES = {

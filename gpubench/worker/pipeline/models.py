@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from gpubench.errors import ModelError
-from gpubench.pipeline import denoiser, folders
-from gpubench.pipeline.denoiser import Denoiser, Scale, image_size
+from gpubench.pipeline import folders
 from gpubench.pipeline.folders import PipelineFolder
-from gpubench.pipeline.sampler import Batch, Sampler, quiet
 from gpubench.pipeline.schedulers import RANDOM_WEIGHTS, OwnScheduler
-from gpubench.pipeline.text_to_image import (
+from gpubench.settings.schema import CompletedPipeSettings
+from gpubench.worker.pipeline import denoiser
+from gpubench.worker.pipeline.denoiser import Denoiser, Scale, image_size
+from gpubench.worker.pipeline.sampler import Batch, Sampler, quiet
+from gpubench.worker.pipeline.text_to_image import (
     Flux,
     PixArt,
     PixArtAlpha,
@@ -22,7 +24,6 @@ from gpubench.pipeline.text_to_image import (
     StableDiffusion3,
     StableDiffusionXL,
 )
-from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

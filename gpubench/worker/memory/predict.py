@@ -32,25 +32,25 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 
 from gpubench import releases, units
+from gpubench.channel import Activity
 from gpubench.errors import GpubenchError, ModelError
 from gpubench.findings import Finding, Findings, Saving
-from gpubench.memory import attention_kernels
 from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
-from gpubench.memory.cuda_kernels import RULES, Applied, as_cuda
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History, classify
 from gpubench.memory.predicted_device import Target, predicted
-from gpubench.memory.tracker import Tracker, follow, hide_shape_propagation, load
 from gpubench.probe.allocations import Piece
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedMemorySettings, CompletedTrainSettings, Precision
 from gpubench.settings.sections import DataSettings, DistributedSettings, ModelSettings
-from gpubench.worker.channel import Activity
 from gpubench.worker.dataloader import map_tensors
 from gpubench.worker.loop import Epochs, optimizer_impl
+from gpubench.worker.memory import attention_kernels
+from gpubench.worker.memory.cuda_kernels import RULES, Applied, as_cuda
+from gpubench.worker.memory.tracker import Tracker, follow, hide_shape_propagation, load
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, Autocast, arithmetic
 from gpubench.worker.train_bench import open_feed

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gpubench.errors import SettingsError
 from gpubench.pipeline.requests import prompt_index
-from gpubench.pipeline.sampler import TERMINAL, Batch, Sampler, create, quiet, schedule_arguments, step_of
 from gpubench.pipeline.schedulers import SEEDED, OwnScheduler, parse_options
 from gpubench.settings.schema import CompletedPipeSettings
+from gpubench.worker.pipeline.sampler import TERMINAL, Batch, Sampler, create, quiet, schedule_arguments, step_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from gpubench import events
+from gpubench.channel import EVERYONE, Activity
 from gpubench.errors import NonFiniteLatent
 from gpubench.events import Span, SpanKind
-from gpubench.pipeline.background import Finisher, Receiver, Sender, Sink
-from gpubench.pipeline.denoiser import Denoiser
 from gpubench.pipeline.faults import Fault, before_evaluations
-from gpubench.pipeline.link import Link, Terms, Transport, sending_link
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker import distributed
-from gpubench.worker.channel import EVERYONE, Activity
+from gpubench.worker.pipeline.background import Finisher, Receiver, Sender, Sink
+from gpubench.worker.pipeline.denoiser import Denoiser
+from gpubench.worker.pipeline.link import Link, Terms, Transport, sending_link
+from gpubench.worker.pipeline.sampler import Batch, Sampler
 from gpubench.worker.timing import Clock, Mark
 
 

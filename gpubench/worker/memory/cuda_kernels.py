@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gpubench import releases
-from gpubench.memory import attention_kernels
-from gpubench.memory.attention_kernels import Call, Capability
+from gpubench.worker.memory import attention_kernels
+from gpubench.worker.memory.attention_kernels import Call, Capability
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Sampler:
         """The timestep of each evaluation in order, (total,). Some classes evaluate twice in a step."""
         self.total = len(self.timesteps)
         self.carried: tuple[str, ...] = ()
-        """The contents of a hand-off besides the latents, which `gpubench.pipeline.verification.prove` determines."""
+        """The contents of a hand-off besides the latents, which `verification.prove` determines."""
         parameters = inspect.signature(template.step).parameters
         self._options = {"eta": eta} if "eta" in parameters else {}
         self._takes_generator = "generator" in parameters

@@ -31,11 +31,11 @@ from torch import Tensor
 from gpubench import units
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
-from gpubench.pipeline import packing
 from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind
-from gpubench.pipeline.packing import DTYPE_NAMES, PackedBatch, checksum, tensor_of, unpack
 from gpubench.pipeline.requests import Requests
-from gpubench.pipeline.sampler import Batch, Sampler
+from gpubench.worker.pipeline import packing
+from gpubench.worker.pipeline.packing import DTYPE_NAMES, PackedBatch, checksum, tensor_of, unpack
+from gpubench.worker.pipeline.sampler import Batch, Sampler
 
 FRAME = 8192  # bytes; the 5056 bytes of a CPU generator's state fit into it
 MAGIC = b"GPUBENCH"
@@ -61,7 +61,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of earlier hand-offs on this link."""
     batch: PackedBatch | None = None
     checksum: int = 0
-    """The checksum of the payload; see `gpubench.pipeline.packing.checksum`."""
+    """The checksum of the payload; see `gpubench.worker.pipeline.packing.checksum`."""
 
     @property
     def samples(self) -> list[int]:
@@ -208,7 +208,7 @@ def connect(
 
 
 def _nccl_group(pair: list[int]) -> dist.ProcessGroup:
-    """Returns a group of high priority, as the streams of hand-offs have; see `gpubench.pipeline.background`."""
+    """Returns a group of high priority, as the streams of hand-offs have; see `gpubench.worker.pipeline.background`."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = FOREVER  # the argument's value, or torch warns that the two differ
     group: dist.ProcessGroup = dist.new_group(pair, timeout=FOREVER, backend="nccl", pg_options=options)
@@ -248,7 +248,7 @@ class Link:
 
     The source calls `pack` and `send` for each batch and then `send_end`; the destination calls `receive` and
     `receive_end`. Each side uses one thread, and the methods return when the transfer is complete: the threads in
-    `gpubench.pipeline.background` call them beside the evaluations. Torch raises RuntimeError for a broken connection.
+    `background.py` call them beside the evaluations. Torch raises RuntimeError for a broken connection.
     """
 
     def __init__(

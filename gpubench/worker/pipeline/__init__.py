@@ -1,0 +1,1 @@
+"""One rank of diffusion inference with the denoising steps split over ranks."""
