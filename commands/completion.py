@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.settings.keys import COMMANDS as COMMANDS
+from gpubench.kinds import COMMANDS as COMMANDS
 
 if TYPE_CHECKING:
     from gpubench.runs.entries import Entry

@@ -22,13 +22,13 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     if options.program(ctx) is not None:
         return True
 
-    from gpubench.settings.keys import RUN_BY
+    from gpubench.kinds import OF_PROGRAMS
     from gpubench.settings.loading import find_config, read_settings, writer_of
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
         return False
     path = find_config(config)
-    return writer_of(path) in RUN_BY or "program.command" in read_settings(path)
+    return writer_of(path) in OF_PROGRAMS or "program.command" in read_settings(path)
 
 
 class Versus(NamedTuple):

@@ -5,6 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 Better = Literal["lower", "higher"]
+LATENCIES = ("latency_p50", "latency_p95", "latency_p99")
+"""The quantiles of the latency of inference."""
 TOO_WIDE = 2.0
 """The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
 
@@ -114,7 +116,7 @@ DEFINITIONS: dict[str, Definition] = {
             "without the wait for the batch",
             "step",
         )
-        for name, ordinal in (("latency_p50", "50th"), ("latency_p95", "95th"), ("latency_p99", "99th"))
+        for name, ordinal in zip(LATENCIES, ("50th", "95th", "99th"), strict=True)
     },
     "step_time": Definition("s", "lower", "wall time of the steady window / number of its steps", "step"),
     "phase_data_wait": Definition(

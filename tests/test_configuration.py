@@ -12,8 +12,8 @@ from pydantic_settings import BaseSettings
 
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
+from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.settings.field import aliases, fields
-from gpubench.settings.keys import RUN_BY
 from gpubench.settings.loading import (
     Configuration,
     apply_overrides,
@@ -345,7 +345,7 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
 def test_every_command_that_has_settings_is_known_by_them() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has_settings = {name for name, one in commands.items() if any("--print-config" in each.opts for each in one.params)}
-    run_by_others = set(RUN_BY)  # what they run after --; tune has settings of both
+    run_by_others = set(OF_PROGRAMS)  # what they run after --; tune has settings of both
     assert has_settings - {"tune"} | run_by_others == COMMANDS.keys()
     assert len(set(COMMANDS.values())) == len(COMMANDS), "a class does not tell whose it is"
     assert all(issubclass(cls, RunSettings) for cls in COMMANDS.values())
@@ -393,7 +393,7 @@ def test_every_switch_has_a_negation_and_none_means_anything_else(command: str, 
     switches = {key for key, field in fields(cls).items() if "bool" in str(field.annotation)}
     assert set(negations(cls).values()) == switches
     assert not negations(cls).keys() & {*fields(cls), *aliases(cls)}
-    command = RUN_BY.get(command, command)
+    command = kind_of(command).run_by
     for option in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
         for name in (*option.opts, *option.secondary_opts):
             key = negations(cls).get(name.removeprefix("--").replace("-", "_"))

@@ -16,10 +16,10 @@ from gpubench.commands import app, options, program
 from gpubench.compare.gate import parse_condition
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError
+from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.metrics import DEFINITIONS
-from gpubench.report import pipeline, run
+from gpubench.report import pipeline, steps
 from gpubench.settings.field import declared_key
-from gpubench.settings.keys import RUN_BY
 from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.schema import COMMANDS
 
@@ -75,7 +75,7 @@ def test_what_a_page_tells_to_read_is_in_an_output_that_it_shows_without_details
 
 
 @pytest.mark.parametrize(
-    ("page", "shown"), [("pipe-infer.md", pipeline.IN_BRIEF), ("train-bench.md", run.IN_BRIEF)], ids=["pipe", "train"]
+    ("page", "shown"), [("pipe-infer.md", pipeline.IN_BRIEF), ("train-bench.md", steps.IN_BRIEF)], ids=["pipe", "train"]
 )
 def test_rows_of_metrics_in_a_documented_output_are_those_that_the_command_prints(
     page: str, shown: tuple[str, ...]
@@ -131,7 +131,7 @@ def _refused_settings(name: str, context: Any) -> str | None:
         return None
     cls = of_models
     if options.program(context) is not None:
-        cls = COMMANDS[next(one for one, command in RUN_BY.items() if command == name.replace("tune", "train-bench"))]
+        cls = COMMANDS[next(one for one in OF_PROGRAMS if kind_of(one).run_by == name.replace("tune", "train-bench"))]
         program.configuration(context, None, cls, of_models)
     config = context.params.get("config") or ""
     known = {*presets(), *(path.name for path in (ROOT / "examples").rglob("*.yaml"))}

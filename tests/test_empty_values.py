@@ -8,9 +8,9 @@ import pytest
 from cases_made import completed_pipeline
 
 from gpubench import errors
-from gpubench.compare import comparability
 from gpubench.compare.evidence import open_run
 from gpubench.errors import RunFailed, SettingsError
+from gpubench.kinds import RUN_KINDS
 from gpubench.pipeline import resuming, schedulers
 from gpubench.report import after_run, sweep
 from gpubench.report.document import Paragraph
@@ -55,10 +55,10 @@ def test_an_error_that_was_recorded_without_its_message_says_so() -> None:
 
 
 def test_headlines_of_runs_of_which_nothing_is_known_are_whole() -> None:
-    assert_whole(comparability.pipeline({}, None, None, 2))
-    assert_whole(comparability.pipeline({"precision": "fp32", "sampling.steps": None}, "", "", 1))
-    assert_whole(comparability.training({}))
-    assert_whole(comparability.program({"program.command": "python t.py"}, {}))
+    for kind in RUN_KINDS.values():
+        assert_whole(kind.describe({}, {}, ranks=2))
+        assert_whole(kind.describe({"precision": "fp32", "sampling.steps": None}, {"model": "", "scheduler": ""}))
+        assert_whole(kind.describe({"program.command": "python t.py"}, {}))
 
 
 @pytest.mark.parametrize("command", ["pipe-infer", "train-bench"])

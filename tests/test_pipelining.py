@@ -31,7 +31,7 @@ def run_of(summary: Summary, **changes: Any) -> RunEvidence:
         record=msgspec.structs.replace(record_of("made"), command="pipe-infer", world_size=4),
         status="completed",
         environment={},
-        workload={},
+        workload={"model": "tiny", "scheduler": "DPMSolverMultistepScheduler"},  # as recorded once it is built
         summary=summary,
         **{"settings": settings} | changes,
     )

@@ -28,6 +28,7 @@ from reports import (
 from test_page import record_of, run_of
 
 from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
+from gpubench.kinds import RUN_KINDS
 from gpubench.report import charts, timelines
 from gpubench.report import findings as cards
 from gpubench.report import page as pages
@@ -149,9 +150,9 @@ def test_what_is_no_step_of_the_program_is_not_called_one(unit: str) -> None:
 
 
 def test_a_run_says_itself_what_its_profiler_counts() -> None:
-    assert report.unit_of("profile", {"profiling.unit": "epoch"}) == "epoch"
-    assert report.unit_of("train-bench", {}) == "step"
-    assert report.unit_of("pipe-infer", {"profiling.unit": "step"}) == "evaluation"
+    assert report.unit_of(RUN_KINDS["profile"], {"profiling.unit": "epoch"}) == "epoch"
+    assert report.unit_of(RUN_KINDS["train-bench"], {}) == "step"
+    assert report.unit_of(RUN_KINDS["pipe-infer"], {"profiling.unit": "step"}) == "evaluation"
 
 
 def test_the_parts_of_a_step_come_to_the_whole_of_it() -> None:

@@ -10,7 +10,8 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.settings.keys import RUN_BY, flatten
+from gpubench.kinds import OF_PROGRAMS
+from gpubench.settings.keys import flatten
 from gpubench.settings.schema import COMMANDS
 
 CommandLine = Callable[..., Finished]
@@ -36,7 +37,7 @@ def read(call: CommandLine, command: str, *options: str, config: str = RUN) -> d
 
 
 # test_program.py repeats the run of a program.
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUN_BY])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in OF_PROGRAMS])
 def test_a_run_is_repeated_by_its_own_command_with_every_setting(command_line: CommandLine, command: str) -> None:
     assert written(command_line, command, "--repeats", "7") == read(command_line, command)
 

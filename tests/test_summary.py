@@ -5,10 +5,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from gpubench.compare import comparability
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step, WorkCounted
 from gpubench.report.run import what_samples_are
-from gpubench.runs import warnings
+from gpubench.runs import headlines, warnings
 from gpubench.runs.steps import Repeat, StepSamples, measure
 from gpubench.runs.summary import Summary, metric_of, summarise
 from gpubench.telemetry import GpuSample, TelemetrySample
@@ -222,11 +221,11 @@ def test_uneven_batches_are_said_in_every_headline() -> None:
     settings, workload = {"program.command": "python t.py"}, {"samples_per_step": 32}
 
     def headline(samples: StepSamples) -> str:
-        return comparability.program(settings, workload, 2, samples)
+        return headlines.program(settings, workload, 2, samples)
 
     assert headline(StepSamples(mean=64, usual=64)) == "python t.py, 32 samples a step x 2 ranks"
     assert headline(StepSamples(mean=50.5, usual=64)) == "python t.py, 25.25 samples a step on average x 2 ranks"
-    assert headline(StepSamples(mean=64, usual=64)) == comparability.program(settings, workload, 2)
+    assert headline(StepSamples(mean=64, usual=64)) == headlines.program(settings, workload, 2)
     said = what_samples_are(StepSamples(mean=50.5, usual=64, counted_from="indices drawn by the DataLoader"))
     assert said == (
         "samples are indices drawn by the DataLoader; batches are uneven: 64 samples in most steps, 50.5 on average"

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -13,65 +12,9 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
-from gpubench.runs.directory import RunRecord
-from gpubench.runs.steps import StepSamples
-from gpubench.settings.keys import PROGRAM, RUN_BY
 
 if TYPE_CHECKING:
     from gpubench.settings.field import Setting
-
-
-def training(settings: Mapping[str, Any], ranks: int = 1) -> str:
-    """Returns the headline of a training run, such as "resnet18, fp32, batch 16 x 2 ranks", or of inference."""
-    return f"{model_in(settings)}, batch {_known(settings.get('training.batch_size'))}{over(ranks)}"
-
-
-def model_in(settings: Mapping[str, Any]) -> str:
-    """Returns what is trained or run, such as "resnet18, fp32"."""
-    name, precision = (_known(settings.get(key)) for key in ("model.name", "precision"))
-    return f"{_of_inference(settings)}{name}, {precision}"
-
-
-def over(ranks: int) -> str:
-    """Returns " x 2 ranks", or nothing for one."""
-    return f" x {ranks} ranks" if ranks > 1 else ""
-
-
-def program(
-    settings: Mapping[str, Any], workload: Mapping[str, Any], ranks: int = 1, samples: StepSamples | None = None
-) -> str:
-    """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu".
-
-    What is not known of it, as of a program without samples, is left out. `samples` are those of its measured steps,
-    whose mean is given where batches are so uneven that the usual number over the step time is not the throughput.
-    """
-    number, device = workload.get("samples_per_step"), workload.get("device")
-    step = f", {units.counted(number, 'sample')} a step" if number and "memory.steps" not in settings else ""
-    if samples and not (samples.even and samples.usual == (number or 0) * ranks):
-        step = f", {samples.mean / ranks:.4g} samples a step on average"
-    place = f" on {device}" if device else ""
-    return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)}{place}"
-
-
-def pipeline(settings: Mapping[str, Any], model: str | Path | None, scheduler: str | None, ranks: int) -> str:
-    """Returns the headline of a pipeline, as "tiny, fp32, 50 steps of DDIMScheduler, 8 samples over 2 ranks on cpu".
-
-    `model` and `scheduler` are the names of the built objects.
-    """
-    keys = ("precision", "sampling.steps", "device")
-    precision, steps, device = (_known(settings.get(key)) for key in keys)
-    samples = settings.get("work.samples")
-    many = units.counted(samples, "sample") if samples else "? samples"
-    what = f"{_known(model)}, {precision}, {steps} steps{f' of {scheduler}' if scheduler else ''}"
-    return f"{what}, {many} over {units.counted(ranks, 'rank')} on {device}"
-
-
-def _of_inference(settings: Mapping[str, Any]) -> str:
-    return "inference of " if settings.get("inference") else ""
-
-
-def _known(fact: Any) -> Any:
-    return "?" if fact is None else fact
 
 
 FEW = 3  # number of keys that a sentence lists
@@ -201,16 +144,7 @@ def headline(run: RunEvidence) -> str:
     settings = run.settings
     if not settings:
         return f"{run.record.command}, settings unknown"
-    if run.record.command == "pipe-infer":
-        model, scheduler = (run.workload.get(key) for key in ("model", "scheduler"))
-        return pipeline(settings, model, scheduler, run.record.world_size)
-    if "program.command" in settings:
-        return program(settings, run.workload, run.record.world_size, run.summary.samples)
-    device = settings.get("device") or "?"
-    if _predicted(run):
-        named = settings.get("memory.device_model") or (device if device == "cpu" else "a GPU")
-        device = f"{named}, predicted"
-    return f"{training(settings, run.record.world_size)} on {device}"
+    return run.kind.describe(settings, run.workload, ranks=run.record.world_size, samples=run.summary.samples)
 
 
 def summarise_side(side: Side) -> SideSummary:
@@ -249,7 +183,7 @@ def _describe_step(side: Side) -> str:
 
 def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
     """Yields the differences in settings, and in the facts of the built model."""
-    if baseline.record and candidate.record and _measured_by(baseline.record) != _measured_by(candidate.record):
+    if baseline.record and candidate.record and baseline.kind.work != candidate.kind.work:
         yield Difference("command", "workload", baseline.record.command, candidate.record.command)
     built = baseline.workload.keys() & candidate.workload.keys()
     if baseline.settings and candidate.settings:
@@ -271,13 +205,6 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
             continue
         if key in built:
             yield Difference(key, "scale" if key == "samples_per_step" else "workload", ours, theirs)
-
-
-def _measured_by(record: RunRecord) -> str:
-    """Returns the command whose program ran. profile and memory run the steps of train-bench, or of a program."""
-    if record.command in RUN_BY:
-        return PROGRAM
-    return "train-bench" if record.command in ("profile", "memory") else record.command
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:

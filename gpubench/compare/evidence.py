@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import Span
 from gpubench.findings import Findings
+from gpubench.kinds import RunKind, kind_of
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import RATES, Metric
@@ -27,7 +28,6 @@ from gpubench.runs.directory import (
     TRADES,
     RunRecord,
 )
-from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import DAMAGED, Run
 from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
 from gpubench.runs.summary import NO_MEASUREMENTS, Summary
@@ -126,9 +126,13 @@ class RunEvidence:
     """The run directory, which the other parts are read from on first use; None for the log of another tool."""
 
     @property
+    def kind(self) -> RunKind:
+        return kind_of(self.record.command if self.record else "")
+
+    @property
     def untimed(self) -> bool:
         """Whether the run followed its memory: its figures are counts of bytes, and it timed no step."""
-        return self.record is not None and self.record.command in UNTIMED
+        return not self.kind.timed
 
     def is_rate(self, metric: str) -> bool:
         """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
@@ -172,7 +176,7 @@ class RunEvidence:
         took the most time, so that their mean is the estimate. phase_* give the times of that phase.
         """
         phase = metric.removeprefix(PHASE) if metric.startswith(PHASE) else None
-        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or self.summary.pipeline:
+        if metric not in self.metrics or (phase is None and metric not in OF_STEP_TIMES) or not self.kind.steps:
             return None
         if phase is not None and phase not in self.steps.phases:
             return None
@@ -181,9 +185,8 @@ class RunEvidence:
 
     @cached_property
     def steps(self) -> StepTable:
-        """All recorded steps, warm-up included. A pipeline has spans instead, and a run that timed nothing has none."""
-        has_steps = self.files and not (self.summary.pipeline or self.untimed)
-        return self.files.steps if self.files and has_steps else StepTable.of_totals(np.empty(0))
+        """All recorded steps, warm-up included; none in a run of a kind that records no steps."""
+        return self.files.steps if self.files and self.kind.steps else StepTable.of_totals(np.empty(0))
 
     @property
     def telemetry(self) -> list[TelemetrySample]:
@@ -316,7 +319,7 @@ def _summary(run: Run, measured: bool) -> Summary:
     if summary is None:
         kind = RunDirectoryError if run.status == COMPLETED else NothingMeasured
         raise kind(f"{run.path} has no measurements, because {SUMMARY} is missing: {end}", NOTHING)
-    if measured and not (summary.metrics and (summary.steady or run.record.command in UNTIMED)):
+    if measured and not (summary.metrics and (summary.steady or not kind_of(run.record.command).timed)):
         raise NothingMeasured(f"{path} has no metrics, because nothing was measured: {end}", NOTHING)
     for contradiction in contradictions(summary):
         raise RunDirectoryError(f"{path} is damaged: {contradiction}", DAMAGED)

@@ -20,14 +20,13 @@ from gpubench.compare.result import Difference, GateResult
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
 from gpubench.errors import GpubenchError, UsageError, did_you_mean
+from gpubench.kinds import kind_of
 from gpubench.metrics import DEFINITIONS, LEADERS, Better
 from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
-from gpubench.settings.keys import PROGRAM, PROGRAM_PROFILE
 
-TIMES = {"profile": "train-bench", PROGRAM_PROFILE: PROGRAM}
 """The command that times the same steps as another one."""
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
@@ -158,11 +157,8 @@ def workload_of(entry: Entry) -> str:
     settings, ranks = entry.settings, entry.record.world_size
     if not settings:
         return f"{entry.record.command} of {entry.model}"
-    if entry.record.command == "pipe-infer":
-        return comparability.pipeline(settings, entry.model, settings.get("sampling.scheduler"), ranks)
-    if "program.command" in settings:
-        return comparability.program(settings, {"device": settings.get("device")}, ranks)
-    return f"{comparability.training(settings, ranks)} on {settings.get('device') or '?'}"
+    known = {"model": entry.model, "device": settings.get("device")}
+    return kind_of(entry.record.command).describe(settings, known, ranks=ranks)
 
 
 @dataclass
@@ -226,7 +222,8 @@ def _work(entry: Entry) -> dict[str, Any]:
         key: value for key, value in entry.settings.items() if _role(key) in ("workload", "scale") and value is not None
     }
     facts |= {key: entry.settings[key] for key in ("program.command", "device") if key in entry.settings}
-    command = TIMES.get(entry.record.command, entry.record.command)
+    kind = kind_of(entry.record.command)
+    command = kind.work if kind.timed else kind.command
     return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
 
 

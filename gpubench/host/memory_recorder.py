@@ -112,7 +112,6 @@ class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
     """Records one run of `gpubench memory`."""
 
     command = "memory"
-    worker = "gpubench.worker.memory.rank"
     lighter = LIGHTER
 
     def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:

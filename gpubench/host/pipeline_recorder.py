@@ -173,7 +173,6 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
     command = "pipe-infer"
-    worker = "gpubench.worker.pipeline.rank"
     lighter = "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width"
     progress: PipeProgress
 

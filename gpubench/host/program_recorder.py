@@ -155,7 +155,6 @@ P = TypeVar("P", bound=CompletedProgramSettings)
 class OfProgram(Recorder[P]):
     """What all runs of a program of the user have in common."""
 
-    worker = "gpubench.probe"
     lighter = "give the program a smaller batch"
     _ranks = 1
     _device: str | None = None

@@ -19,6 +19,7 @@ from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger, RunLog
 from gpubench.host.supervision import silence
+from gpubench.kinds import kind_of
 from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.probe.length import Length
@@ -81,8 +82,6 @@ class Recorder(ABC, Generic[S]):
     """One run of any command: its directory, its metrics and its results so far."""
 
     command: ClassVar[str]
-    worker: ClassVar[str]
-    """The module whose function `work` does the command's work in a worker process."""
     lighter: ClassVar[str]
     """The hint for a run that has run out of memory."""
     progress: Progress
@@ -330,12 +329,12 @@ class Recorder(ABC, Generic[S]):
         return [gpu.index for gpu in gpus if gpu.index is not None]
 
     def job(self, repeats: Sequence[int]) -> events.Job:
-        """Returns the job of a worker process, which calls `work` of the module `worker` with it.
+        """Returns the job of a worker process, which calls `work` of its module `worker` with it.
 
         It is to measure `repeats`, and then the repeat that the profiler records, if there is one.
         """
         return events.Job(
-            worker=self.worker,
+            worker=kind_of(self.command).worker,
             lighter=self.lighter,
             settings=self.settings.model_dump(mode="json"),
             repeats=[*repeats, *([] if self.profiled is None else [self.profiled])],
@@ -683,7 +682,6 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
     """One run of `gpubench train-bench`."""
 
     command = "train-bench"
-    worker = "gpubench.worker.train_bench"
     lighter = LIGHTER
 
     def unit_time(self, summary: Summary) -> float | None:

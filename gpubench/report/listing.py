@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gpubench import units
+from gpubench.kinds import TUNE
 from gpubench.metrics import LEADERS, Metric
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
 from gpubench.runs.entries import Entry, Figure
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
-from gpubench.settings.keys import TUNE
 
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
 COLUMNS = frozenset({"command", "model", "status", "name", "tags", "experiment", "host"})

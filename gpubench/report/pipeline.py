@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench import units
-from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.metrics import Metric
@@ -25,6 +24,7 @@ from gpubench.report.document import (
     Table,
     table,
 )
+from gpubench.report.subject import intervals
 from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, Stage, Verification
 from gpubench.text import clean
 
@@ -64,28 +64,41 @@ NOT_VERIFIED = "not verified: --verify compares every sample with single-process
 CUT_SHORT = "not verified: the run ended before its samples were compared with single-process diffusers"
 
 
-def headline(run: RunEvidence) -> str:
-    """Returns what ran in one line."""
-    found, settings = run.summary.pipeline, run.settings
-    model = found.model if found else settings.get("model.name") or settings.get("model.unet")
-    scheduler = found.scheduler if found else settings.get("sampling.scheduler")
-    return comparability.pipeline(settings, model, scheduler, run.record.world_size if run.record else 1)
-
-
 def caption(run: RunEvidence) -> str:
     """Returns what the metrics rest on."""
     makespan, steady = run.metrics.get("makespan"), run.summary.pipeline.steady if run.summary.pipeline else None
-    measured = f"{units.counted(len(run.windows), 'repeat')}, {makespan.n if makespan else 0} evaluations"
-    single = len(run.windows) == 1
-    line = f"{measured}; {'a single repeat has no interval' if single else 'intervals are 95 %, over repeats'}"
+    line = f"{measured(run)}, {makespan.n if makespan else 0} evaluations; {intervals(len(run.windows))}"
     if steady and "steady_throughput" in run.metrics:
         first, last = (units.seconds(moment) for moment in steady)
         line += f"; steady from the first finished sample to the last, in the first repeat {first} to {last}"
     return line
 
 
-def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
+def measured(run: RunEvidence) -> str:
+    """Returns what the figures rest on in a few words."""
+    return units.counted(len(run.windows), "repeat")
+
+
+def without_throughput(run: RunEvidence) -> str:
+    """Returns why there is no throughput, in a few words."""
+    if run.summary.pipeline and run.record and run.record.resumed_from:
+        return "no sample was missing, so nothing was timed"
+    return "no repeat was completed" if run.summary.pipeline else "nothing was measured"
+
+
+def without_metrics(run: RunEvidence) -> str:
+    """Returns how far a run came that has no metrics."""
+    if run.summary.pipeline is None:
+        return "the pipeline was not built"
+    total = run.settings.get("work.samples")
+    return f"{len(run.summary.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'} finished"
+
+
+def before_metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields how the steps were split, and what each rank did."""
+    found = run.summary.pipeline
+    if found is None:
+        return
     yield Heading("Pipeline")
     yield Paragraph(f"{found.model}, {found.scheduler}", on=Medium.PAGE)
     split = EVERYWHERE if len(found.stages) > 1 else UNASKED  # a single rank does all of it
@@ -114,8 +127,11 @@ def before_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
     yield _ranks(found.stages, seconds=True, on=Medium.PAGE)
 
 
-def after_metrics(found: Pipeline, run: RunEvidence) -> Iterator[Block]:
+def after_metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields what splitting was worth, what the ranks sent each other, and the samples."""
+    found = run.summary.pipeline
+    if found is None:
+        return
     yield Heading("Was splitting worth it?", 3)
     cells = [
         {"the same samples by": who, "makespan": makespan, "pipeline's speed-up": speedup}

@@ -17,6 +17,7 @@ from gpubench.compare.explanation import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.diagnosis.headline import DISTORTED
 from gpubench.findings import Findings
+from gpubench.kinds import RunKind
 from gpubench.report import bar_charts, findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,
@@ -88,11 +89,9 @@ def time_parts(rank: Rank) -> list[TimePart]:
     return [part for part in found if part.time]
 
 
-def unit_of(command: str, settings: Mapping[str, Any]) -> str:
-    """Returns what a step of the profiler is in a run of this command; `settings` are by dot-key."""
-    if command == "pipe-infer":
-        return "evaluation"
-    return "epoch" if settings.get("profiling.unit") == "epoch" else "step"
+def unit_of(kind: RunKind, settings: Mapping[str, Any]) -> str:
+    """Returns what a step of the profiler is in a run of this kind; `settings` are by dot-key."""
+    return "epoch" if settings.get("profiling.unit") == "epoch" else kind.unit
 
 
 def whole(rank: Rank, unit: str = "step") -> str:

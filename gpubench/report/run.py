@@ -10,92 +10,47 @@ from urllib.parse import quote
 import msgspec
 
 from gpubench import units
-from gpubench.compare import comparability
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.errors import GpubenchError, StillRunning
 from gpubench.findings import Findings
+from gpubench.kinds import kind_of
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints
-from gpubench.metrics import DEFINITIONS, Metric
-from gpubench.report import bar_charts, comparison, memory, phrases, pipeline, profile, run_figures
-from gpubench.report.charts import hue
+from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
+from gpubench.report import comparison, memory, phrases, profile, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
     UNASKED,
     Block,
-    Breakdown,
     Cell,
     Chip,
     Command,
     Document,
     Facts,
-    Figure,
     Figures,
     Folded,
     Heading,
     Medium,
     Paragraph,
-    Part,
     Section,
-    Table,
     table,
 )
 from gpubench.report.profile_tables import PLAIN, Arrangement
-from gpubench.runs import directory
+from gpubench.report.subject import Subject, intervals, subject_of
+from gpubench.runs import directory, headlines
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SNAPSHOT, SUMMARY, TRACES, TRADES
-from gpubench.runs.entries import UNTIMED
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
 from gpubench.runs.warnings import on_noise
-from gpubench.settings.keys import PROGRAM_PROFILE
-from gpubench.text import phase_name
 from gpubench.trace.profile import Profile
 
 NOTABLY_LONGER = 1.25
 """The mean step of inference over its usual latency from which on the difference is explained."""
 NOTABLE = 0.02
 """The share of a step from which on a part of it is named in that explanation."""
-LATENCIES = ("latency_p50", "latency_p95", "latency_p99")
-OF_TRAINING = (
-    *LATENCIES,
-    "throughput",
-    "token_throughput",
-    "step_time",
-    "mfu",
-    "hfu",
-    "mfu_of_measured_peak",
-    "measured_peak",
-    "energy_per_sample",
-    "peak_memory_allocated",
-    "peak_memory_reserved",
-    "setup_peak_memory_reserved",
-    "peak_memory_rss",
-    "first_step_time",
-    "warmup_time",
-    "straggler_skew",
-    "starved_steps",
-    "skipped_steps",
-    "final_loss",
-)
-"""The metrics of a training run that -v and Markdown lead with. `pipeline.METRICS` are those of a pipeline."""
-IN_BRIEF = (
-    *LATENCIES,
-    "token_throughput",
-    "step_time",
-    "mfu",
-    "energy_per_sample",
-    "peak_memory_reserved",
-    "peak_memory_rss",
-    "skipped_steps",
-)
-"""The metrics of a training run that a terminal shows below the throughput; `pipeline.IN_BRIEF` are a pipeline's."""
-SMALL = 0.02
-"""The share of a step below which a terminal leaves out a phase."""
-MORE = "-v shows every metric, and report.html the steps; gpubench profile says what the time goes into"
-PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "profile": (PROFILE, Profile),
     "findings": (FINDINGS, Findings),
@@ -122,7 +77,7 @@ def _as_document(path: Path) -> dict[str, Any]:
     run = Run.open(path)
     summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NO_MEASUREMENTS)
     beside = {name: _as_written(run, file, kind) for name, (file, kind) in DOCUMENTS.items()}
-    if run.record.command in UNTIMED:
+    if not kind_of(run.record.command).timed:
         beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
     known = {name: found for name, found in beside.items() if found}
     return {"path": str(path), "status": run.status, "error": run.record.error, **summary, **known}
@@ -205,7 +160,7 @@ def headline(run: RunEvidence) -> str:
     """Returns the answer in one line: what ran and how fast; what takes the time of a profiled run; what fills the
     memory of a memory run, or which batch fits.
     """
-    if _diagnosed(run) and run.findings:
+    if run.kind.diagnosed and run.findings:
         return run.findings.headline.rstrip(".")
     if run.batch_sizes:
         return memory.batch_sizes_sentence(run.batch_sizes)
@@ -214,30 +169,19 @@ def headline(run: RunEvidence) -> str:
     return _measured(run)
 
 
-def _diagnosed(run: RunEvidence) -> bool:
-    """Returns whether the run was made for its profile, so that findings come before metrics."""
-    return run.record is not None and run.record.command in ("profile", PROGRAM_PROFILE)
-
-
 def _measured(run: RunEvidence) -> str:
     """Returns what ran and how fast."""
-    if run.summary.pipeline or (run.record and run.record.command == "pipe-infer"):
-        what = pipeline.headline(run)
-    elif "program.command" in run.settings:
-        what = comparability.program(run.settings, run.workload, _ranks(run), run.summary.samples)
-    else:
-        device = str(run.settings.get("device", "?"))
-        what = f"{comparability.training(run.settings, _ranks(run))} on {device}"
+    what = run.kind.describe(run.settings, run.workload, ranks=_ranks(run), samples=run.summary.samples)
     gpu = f" ({run.device})" if run.device and run.settings.get("device") == "cuda" else ""
     return f"{what}{gpu}{_speed(run)}"
 
 
 def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
-    command = run.record.command if run.record else ""
+    subject = subject_of(run)
     doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
-    if run.metrics and not (run.untimed or _diagnosed(run)):
+    if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
     made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
     if run.batch_sizes:
@@ -247,23 +191,20 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     if run.trades:
         made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
-    diagnosing = _diagnosed(run)
+    diagnosing = run.kind.diagnosed
     if not diagnosing and run.profile and run.findings:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
         ran = Paragraph(_measured(run), on=EVERYWHERE)
         made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [_missing(run, "no profile")]
-    elif command in UNTIMED and not (run.batch_sizes or run.footprints or run.trades):
+    elif run.untimed and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
-    made += pipeline.before_metrics(run.summary.pipeline, run) if run.summary.pipeline else []
-    made += [] if run.summary.pipeline or run.untimed else _steps(run)
-    made += _metrics(run)
-    made += pipeline.after_metrics(run.summary.pipeline, run) if run.summary.pipeline else _phases(run)
+    made += [*subject.before_metrics(run), *_metrics(run, subject), *subject.after_metrics(run)]
     if not diagnosing:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     if run.metrics and not (run.untimed or diagnosing):
-        made.append(Paragraph(pipeline.MORE if run.summary.pipeline else MORE, "quiet", on=Medium.BRIEF))
+        made.append(Paragraph(subject.MORE, "quiet", on=Medium.BRIEF))
     return made
 
 
@@ -279,10 +220,8 @@ def _speed(run: RunEvidence) -> str:
     speed = run.metrics.get("throughput") or run.metrics.get("step_time")
     if speed is None and (run.untimed or run.status == directory.RUNNING):
         return ""
-    if speed is None and run.summary.pipeline and run.record and run.record.resumed_from:
-        return ": no sample was missing, so nothing was timed"
     if speed is None:
-        return ": no repeat was completed" if run.summary.pipeline else ": nothing was measured"
+        return f": {subject_of(run).without_throughput(run)}"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
     repeats = len(speed.repeats)
     number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
@@ -343,7 +282,7 @@ def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
     if "program.command" in run.settings:
         label = str(run.settings["program.command"])
     else:
-        label = comparability.training(run.settings | {"training.batch_size": batch}, _ranks(run))
+        label = headlines.training(run.settings | {"training.batch_size": batch}, _ranks(run))
     label += f", rank {found.rank}" if len(ranks) > 1 else ""
     files = sorted(run.path.joinpath(TRACES).glob(f"*{SNAPSHOT}"))
     first: list[Block] = []
@@ -371,7 +310,7 @@ def _trace(run: RunEvidence) -> Iterator[Block]:
 
 def _profile(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:
     trace = next(map(str, _traces(run)), found.ranks[0].label)
-    unit = profile.unit_of(run.record.command if run.record else "", run.settings)
+    unit = profile.unit_of(run.kind, run.settings)
     return profile.blocks(found, findings, trace, unit, own=True, arranged=arranged)
 
 
@@ -385,15 +324,14 @@ def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: A
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
 
-def _metrics(run: RunEvidence) -> Iterator[Block]:
+def _metrics(run: RunEvidence, subject: Subject) -> Iterator[Block]:
     """Yields the metrics: the leading ones in a terminal, all of them on a page."""
     yield Heading("Metrics")
-    untimed = run.untimed or _diagnosed(run)
-    leading = () if untimed else pipeline.METRICS if run.summary.pipeline else OF_TRAINING
+    untimed = run.untimed or run.kind.diagnosed
+    leading = () if untimed else subject.METRICS
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
-    brief = pipeline.IN_BRIEF if run.summary.pipeline else IN_BRIEF
-    yield table("", [_metric_row(metric) for metric in news if metric.name in brief], on=Medium.BRIEF)
+    yield table("", [_metric_row(metric) for metric in news if metric.name in subject.IN_BRIEF], on=Medium.BRIEF)
     yield table("", [_metric_row(metric) for metric in news], on=Medium.MARKDOWN)
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
@@ -404,13 +342,12 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
     if others:
         yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
     if listed:
-        caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
-        yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        yield Paragraph(subject.caption(run), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
-        if "step_time" in run.metrics and "throughput" not in run.metrics and not run.summary.pipeline:
+        if "step_time" in run.metrics and "throughput" not in run.metrics:
             yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:
-        yield Paragraph(_nothing_measured(run))
+        yield Paragraph(subject.without_metrics(run))
     elif not run.metrics:
         yield Paragraph("nothing was measured", "missing", on=Medium.PAGE)
     if said := ceilings(run):
@@ -429,16 +366,6 @@ def what_samples_are(samples: StepSamples | None) -> str:
     if not samples.even:
         said.append(f"batches are uneven: {samples.usual} samples in most steps, {samples.mean:.4g} on average")
     return "; ".join(said)
-
-
-def _nothing_measured(run: RunEvidence) -> str:
-    if run.summary.pipeline:
-        total = run.settings.get("work.samples")
-        made = f"{len(run.summary.pipeline.samples)} of {units.counted(total, 'sample') if total else '? samples'}"
-        return f"{made} finished"
-    if run.record and run.record.command == "pipe-infer":
-        return "the pipeline was not built"
-    return "no repeat got past its warm-up"
 
 
 def _is_news(metric: Metric) -> bool:
@@ -472,76 +399,7 @@ def _rests_on(run: RunEvidence) -> str:
     repeats = len(run.windows)
     if not repeats:
         return ""
-    counted = units.counted(repeats, "repeat")
-    if not run.summary.pipeline:
-        counted += f" with {units.counted(sum(window.steps for window in run.windows), 'steady step')} in all"
-        counted += _how_long(run)
-    return f"{counted}; {'intervals are 95 %, over repeats' if repeats > 1 else 'a single repeat has no interval'}"
-
-
-def _how_long(run: RunEvidence) -> str:
-    """Returns how gpubench chose the number of steps, as the end of a clause; "" if the user has set it."""
-    length = run.record.length if run.record else None
-    return f", {length.reason} a repeat" if length and length.reason else ""
-
-
-def _caption(run: RunEvidence) -> str:
-    repeats, steps = len(run.windows), sum(window.steps for window in run.windows)
-    step_time = run.metrics.get("step_time")
-    cut = max((window.first for window in run.windows), default=0)
-    effective = (step_time.effective_n if step_time else 0) or 0
-    counted = f"{units.counted(repeats, 'repeat')} with {units.counted(steps, 'steady step')} in all{_how_long(run)}"
-    worth = f", worth {effective:.0f} independent ones" if 0 < effective < steps else ""
-    intervals = "intervals are 95 %, over repeats" if repeats > 1 else "a single repeat has no interval"
-    return f"{counted}{worth}, after at most {units.counted(cut, 'warm-up step')}; {intervals}"
-
-
-def _steps(run: RunEvidence) -> Iterator[Block]:
-    """Yields a training run's steps."""
-    side = run_figures.recording(Side(run.label, (run,)))
-    yield Heading("Steps")
-    yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
-    if distribution := run_figures.distribution([side]):
-        yield distribution
-
-
-def _phases(run: RunEvidence) -> Iterator[Block]:
-    """Yields the phases of a training run's steps, and how its ranks compare."""
-    found = {
-        metric.name.removeprefix("phase_"): max(0.0, metric.estimate)
-        for metric in run.metrics.values()
-        if metric.name.startswith("phase_") and phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate
-    }
-    last = PHASES.index("other")
-    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)
-    whole = sum(found.values())
-    drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
-    if drawing is not None and not run.untimed:
-        yield Heading("Phases of a step")
-        yield Figure("", drawing, shape="wide")
-        of = "phase of a clean step" if _diagnosed(run) else "phase"
-        parts = [_phase(name, found[name], found[name] / whole) for name in ordered]
-        yield Breakdown("", of, "time", parts, on=UNASKED)
-        if not _diagnosed(run):
-            yield Breakdown("", of, "time", [part for part in parts if part.share >= SMALL], on=Medium.BRIEF)
-    yield replace(_rank_table(run), on=UNASKED)
-
-
-def _phase(name: str, seconds: float, share: float) -> Part:
-    return Part(phase_name(name), name, share, units.seconds(seconds), units.percent(share))
-
-
-def _rank_table(run: RunEvidence) -> Table:
-    cells = [
-        {
-            "rank": str(one.rank),
-            "step time": units.seconds(one.step_time),
-            "busy": units.seconds(one.busy_time),
-            "slowest in": f"{units.percent(one.slowest)} of steps",
-        }
-        for one in run.summary.ranks
-    ]
-    return table("Ranks", cells)
+    return f"{subject_of(run).measured(run)}; {intervals(repeats)}"
 
 
 def ceilings(run: RunEvidence) -> list[str]:

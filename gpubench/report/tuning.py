@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpubench import units
-from gpubench.compare.comparability import program, training
+from gpubench.kinds import kind_of
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.report import bar_charts, memory_figures
 from gpubench.report.document import (
@@ -101,10 +101,7 @@ def document(folder: Path, tuning: Tuning) -> Document:
 
 def subject(tuning: Tuning) -> str:
     """Returns what is tuned, as its settings say, which are also what a resumed search runs."""
-    settings = tuning.settings
-    if settings.get("program.command"):
-        return program(settings, tuning.workload, tuning.world_size)
-    return f"{training(settings, tuning.world_size)} on {settings.get('device') or '?'}"
+    return kind_of(tuning.command).describe(tuning.settings, tuning.workload, ranks=tuning.world_size)
 
 
 def headline(tuning: Tuning) -> str:

@@ -14,17 +14,16 @@ import msgspec
 
 from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
+from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
 from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord
-from gpubench.settings.keys import PROGRAM_MEMORY, RUN_BY, TUNE, flatten
+from gpubench.settings.keys import flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
 DAMAGED = "damaged"
 """The status of a run whose run.json cannot be read."""
 SPEEDUP = "speedup"
 """The proved gain of a search: the throughput with the best settings divided by that without them."""
-UNTIMED = ("memory", PROGRAM_MEMORY)
-"""The commands that count memory and time nothing."""
 PartOf = Literal["search", "trial"] | None
 """What a run is only a part of: a search by tune, or the trial of another run's fix."""
 
@@ -45,7 +44,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     experiment: str
     run_id: str
     command: str
-    """The command that measures, which for a program is one of RUN_BY; "" if it is unknown."""
+    """The command that measures, which is that of a `RunKind`; "" if it is unknown."""
     argv: list[str]
     status: str
     """As `directory.status_of` reports it, or DAMAGED."""
@@ -106,7 +105,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     @property
     def command(self) -> str:
         """The subcommand of gpubench that the user ran, also for a program."""
-        return RUN_BY.get(self.record.command, self.record.command)
+        return kind_of(self.record.command).run_by
 
     @property
     def metrics(self) -> dict[str, Figure]:
@@ -151,16 +150,11 @@ class _Metric(msgspec.Struct):
         return Figure(self.estimate, low, high, self.unit, self.better)
 
 
-class _Pipeline(msgspec.Struct):
-    model: str
-
-
 class _Summary(msgspec.Struct):
     """The part of summary.json that a listing needs."""
 
     metrics: list[_Metric] = []
     steady: list[Any] = []
-    pipeline: _Pipeline | None = None
     environment: dict[str, Any] | None = None
 
 
@@ -207,7 +201,7 @@ def _read_search(path: Path) -> Entry:
         record=record,
         name=None,
         tags=(),
-        model=_model(settings, _Summary(), {}),
+        model=_model(settings, {}),
         device=found.device if found else None,
         measured=False,
         reference=None,
@@ -241,9 +235,9 @@ def read(folder: str) -> Entry:
         record=record,
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),
-        model=_model(settings, summary, workload),
+        model=_model(settings, workload),
         device=environment.get("device") or settings.get("device") or workload.get("device"),
-        measured=bool(metrics) and (bool(summary.steady) or record.command in UNTIMED),
+        measured=bool(metrics) and (bool(summary.steady) or not kind_of(record.command).timed),
         reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
         problem=problems[0] if problems else None,
         packed=msgspec.msgpack.encode(_Details(metrics, settings, environment)),
@@ -316,16 +310,11 @@ def _unreadable(path: Path) -> Recorded:
     )
 
 
-def _model(settings: dict[str, Any], summary: _Summary, workload: dict[str, Any]) -> str:
+def _model(settings: dict[str, Any], workload: dict[str, Any]) -> str:
     if command := settings.get("program.command"):
         program, _, arguments = str(command).partition(" ")
         return f"{os.path.basename(program)} {arguments}".strip()  # noqa: PTH119
-    found = (
-        summary.pipeline.model if summary.pipeline else None,
-        workload.get("model"),
-        settings.get("model.name"),
-        settings.get("model.unet"),
-    )
+    found = (workload.get("model"), settings.get("model.name"), settings.get("model.unet"))
     named = next((str(name) for name in found if name), "?")
     return os.path.basename(named.rstrip("/")) or named  # noqa: PTH119
 

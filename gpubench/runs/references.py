@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpubench.errors import RunDirectoryError, UsageError, offer
+from gpubench.kinds import COMMANDS, OF_PROGRAMS, kind_of
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
 from gpubench.runs.entries import RUN_ID, Entry
-from gpubench.settings.keys import COMMANDS, RUN_BY
 from gpubench.units import counted
 
 LATEST = re.compile(
@@ -96,7 +96,7 @@ class Lookup:
         path = Path(name)
         if not exists(path):
             if latest := LATEST.fullmatch(name):
-                if (command := latest["command"]) and command not in (*COMMANDS, *RUN_BY):
+                if (command := latest["command"]) and command not in (*COMMANDS, *OF_PROGRAMS):
                     hint = f"commands are {', '.join(COMMANDS)}"
                     raise RunDirectoryError(f"{name}: {command} is no command that makes runs", hint)
                 return self._latest(latest, searches=searches)
@@ -264,7 +264,7 @@ def _is_log(path: Path) -> bool:
 
 def _spoken(command: str | None) -> str:
     """Returns the command of gpubench that the user gave, for the command in a run.json."""
-    return RUN_BY.get(command or "", command or "")
+    return kind_of(command or "").run_by
 
 
 def _newest_first(known: Catalogue) -> Iterator[tuple[str, Entry | None]]:

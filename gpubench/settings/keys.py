@@ -6,16 +6,6 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
-PROGRAM, PROGRAM_PROFILE, PROGRAM_MEMORY = "program", "program-profile", "program-memory"
-"""The commands in the run.json of a program that was measured, of one that was diagnosed, and of one whose memory was
-followed."""
-TUNE = "tune"
-"""The command of a search, which is an entry of its own beside those of its runs."""
-COMMANDS = ("train-bench", "pipe-infer", "profile", "memory", TUNE)
-"""The commands that make runs."""
-RUN_BY = {PROGRAM: "train-bench", PROGRAM_PROFILE: "profile", PROGRAM_MEMORY: "memory"}
-"""The commands of gpubench that run them."""
-
 
 def in_words(value: Any) -> str:
     """Returns the value of a setting for a sentence."""

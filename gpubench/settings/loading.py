@@ -24,6 +24,7 @@ from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
+from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
@@ -31,7 +32,6 @@ from gpubench.settings.field import Conflict, aliases, declared_key, fields, set
 from gpubench.settings.keys import (
     COMMAND_LINE,
     FILLED_IN,
-    RUN_BY,
     flatten,
     in_words,
     naming_origins,
@@ -153,7 +153,7 @@ def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, pat
     writer = COMMANDS[writer_of(path) or cls.command]
     if not same_work(cls, writer):
         message = f"{name} is of a run of {writer.command}, which {cls.command} cannot run"
-        command = RUN_BY.get(writer.command, writer.command)
+        command = kind_of(writer.command).run_by
         raise SettingsError(message, f"gpubench {command} --config {name}")
     own = {key: value for key, value in values.items() if not _is_of_another(cls, key, value)}
     if writer.command == cls.command:
@@ -338,7 +338,7 @@ def idle(configuration: Configuration[Any]) -> dict[str, str]:
             continue
         if key in cls.FIXED:
             if values[key] != cls.FIXED[key]:
-                found[key] = f"{RUN_BY.get(cls.command, cls.command)} has only {in_words(cls.FIXED[key])} here"
+                found[key] = f"{kind_of(cls.command).run_by} has only {in_words(cls.FIXED[key])} here"
             continue
         others = setting(field).idle_with if values.get(key) != field.get_default() else None
         decided = [other for other, without in (others or {}).items() if other in values and values[other] in without]
@@ -542,13 +542,13 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {keys[0]}"
-        elif (others := owners(key)) and issubclass(cls, ProgramSettings) and not RUN_BY.keys() >= set(others):
+        elif (others := owners(key)) and issubclass(cls, ProgramSettings) and not set(others) <= OF_PROGRAMS:
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
             named = [other for other in others if not issubclass(COMMANDS[other], ProgramSettings)]
             named = named or ["train-bench -- PROGRAM"]
-            message = f"{key!r} is a setting of {listed(named)}, not of {RUN_BY.get(cls.command, cls.command)}"
+            message = f"{key!r} is a setting of {listed(named)}, not of {kind_of(cls.command).run_by}"
             hint = f"leave it out, or use gpubench {named[0]}"
         else:
             message = f"unknown setting {key!r}"

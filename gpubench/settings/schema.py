@@ -12,6 +12,9 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from gpubench.kinds import PROGRAM as PROGRAM
+from gpubench.kinds import PROGRAM_MEMORY as PROGRAM_MEMORY
+from gpubench.kinds import PROGRAM_PROFILE as PROGRAM_PROFILE
 from gpubench.settings.field import (
     Conflict,
     FromOutside,
@@ -27,9 +30,6 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
-from gpubench.settings.keys import PROGRAM as PROGRAM
-from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
-from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
 from gpubench.settings.sections import (
     FITS,
     DataSettings,
