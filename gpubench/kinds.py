@@ -30,7 +30,7 @@ class RunKind:
     described_by: str = "gpubench.runs.headlines"
     """The module whose `describe` says in one line what such a run does."""
     shown_by: str = "gpubench.report.steps"
-    """The module with what only the reports of this work have; see `gpubench.report.subject.Subject`."""
+    """The module with what only the reports of this work have; see `gpubench.report.kind_report.KindReport`."""
     swept_by: str = "gpubench.report.batch_sizes"
     """The module with what the report of several such runs has that differ in one number; see `report.sweep.Sweep`."""
     timed: bool = True

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+MIB = 2**20
 SMALLEST_PERCENT = 0.5e-4  # smaller shares round to 0 in four decimals
 
 

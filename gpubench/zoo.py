@@ -14,7 +14,7 @@ from gpubench.errors import ModelError, did_you_mean
 
 
 class Task(StrEnum):
-    """The task of a model, which determines the content of its batches (see `worker/models.py`)."""
+    """The task of a model, which determines the content of its batches (see `worker/tasks.py`)."""
 
     image_classification = "image-classification"
     causal_lm = "causal-lm"

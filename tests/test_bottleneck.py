@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piped import Line, sequential
 
-from gpubench.pipeline.results import PipeRepeat, completed, summarise
+from gpubench.pipeline.repeats import PipeRepeat, completed
+from gpubench.pipeline.results import summarise
 
 
 def said(line: Line, repeats: int = 2) -> str:

@@ -12,7 +12,7 @@ from gpubench.errors import ModelError, SettingsError
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import ModelSettings
-from gpubench.worker.models import blocks, checkpoint_activations
+from gpubench.worker.checkpointing import blocks, checkpoint_activations
 
 
 @pytest.mark.parametrize(

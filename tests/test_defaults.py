@@ -16,8 +16,8 @@ from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, U
 from gpubench.host.launch import worker_environment
 from gpubench.memory.defaults import complete_memory
 from gpubench.pipeline import defaults
+from gpubench.pipeline.warnings import other_threads, unused_prompts
 from gpubench.releases import Release
-from gpubench.runs.warnings import other_threads, unused_prompts
 from gpubench.settings.defaults import complete, refuse_combinations
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides

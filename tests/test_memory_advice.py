@@ -10,11 +10,12 @@ from traces_made import PUBLIC
 
 from gpubench.diagnosis.rules import advise
 from gpubench.findings import Finding, Findings, Saving
-from gpubench.memory.allocator import HANDLES, Rules, blas_workspace
+from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import OTHERS, Amounts, Footprint, Holder, Level, ModuleFootprint
 from gpubench.memory.from_trace import of_trace_file
 from gpubench.memory.history import Phase
+from gpubench.memory.libraries import HANDLES, blas_workspace
 from gpubench.memory.snapshot import of_snapshot as of_snapshot_file
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides

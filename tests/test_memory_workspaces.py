@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.errors import DeviceError
 from gpubench.hardware import ACCELERATORS
-from gpubench.memory.allocator import HANDLES, blas_workspace, capability
+from gpubench.memory.libraries import HANDLES, blas_workspace, capability
 
 AMD = {row.key for row in ACCELERATORS if any("AMD" in name for name in row.names)}
 

@@ -6,7 +6,8 @@ from piped import BEGAN, PAUSE, Line, digest, finished, sequential, verified
 
 from gpubench.events import BaselineMeasured, Divergence
 from gpubench.metrics import DEFINITIONS
-from gpubench.pipeline.results import ESTIMATES, PipeRepeat, summarise
+from gpubench.pipeline.repeats import PipeRepeat
+from gpubench.pipeline.results import ESTIMATES, summarise
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.summary import Summary
 from gpubench.telemetry import GpuSample, TelemetrySample

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from piped import Line
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.results import completed
+from gpubench.pipeline.repeats import completed
 from gpubench.pipeline.split import Assignment, assign
 
 

@@ -5,7 +5,7 @@ from gpubench import units
 from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, phase_name, severity
 from gpubench.findings import Finding, Saving, Unanswered
 from gpubench.hardware import AMPERE, HOPPER
-from gpubench.memory.allocator import HANDLES, blas_workspace, capability
+from gpubench.memory.libraries import HANDLES, blas_workspace, capability
 
 UNUSED = 0.05
 """The threshold as a fraction of the peak. The allocator always has unused memory, because it reserves in pieces."""

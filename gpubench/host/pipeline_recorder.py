@@ -17,10 +17,13 @@ from gpubench.errors import GpubenchError, InvalidEvent, RunFailed
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
 from gpubench.host.live import hardware, head
 from gpubench.host.recorder import Progress, Recorder
+from gpubench.pipeline.chrome_trace import chrome_trace
 from gpubench.pipeline.folders import read_prompts
-from gpubench.pipeline.results import PipeRepeat, chrome_trace, summarise
+from gpubench.pipeline.repeats import PipeRepeat
+from gpubench.pipeline.results import summarise
 from gpubench.pipeline.resuming import ANEW, DIGITS, PROMPT_LIST, Finished, change, files_of, made_with
 from gpubench.pipeline.split import Range
+from gpubench.pipeline.warnings import made_again, other_threads, unused_prompts
 from gpubench.runs import stages, warnings
 from gpubench.runs.directory import FAILED, HANDOFFS, IMAGE, LATENT, SAMPLES, TIMELINE, TRACE, is_sample_file
 from gpubench.runs.stages import PARTS, Times
@@ -275,9 +278,9 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         settings = self.settings
         threads = settings.performance.cpu_threads if settings.device is Device.cpu else None
         remarks = warnings.collected(
-            warnings.made_again(self._finished.damaged if self._finished else []),
-            warnings.unused_prompts(self._prompts, len(settings.work.seed_list), settings.work.samples),
-            warnings.other_threads(threads, devices.physical_cores()),
+            made_again(self._finished.damaged if self._finished else []),
+            unused_prompts(self._prompts, len(settings.work.seed_list), settings.work.samples),
+            other_threads(threads, devices.physical_cores()),
         )
         return msgspec.structs.replace(found, warnings=found.warnings + remarks)
 

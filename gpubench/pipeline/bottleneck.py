@@ -6,6 +6,7 @@ micro-batches no faster than the place that takes longest for each, and any othe
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,9 @@ from statistics import fmean, median_low, variance
 
 from gpubench import units
 from gpubench.distributions import student_t_quantile
+from gpubench.pipeline.repeats import Completed
 from gpubench.runs import stats
+from gpubench.runs.stages import OF_KIND
 
 NOTABLE = 0.05  # of the longer time; a smaller difference between two places is no reason to change anything
 NOTABLE_DELAY = 0.05  # of the makespan
@@ -166,3 +169,36 @@ def better_split(ranks: Sequence[Place]) -> tuple[list[int], float] | None:
     longest = max(load(rank, count) for rank, count in enumerate(counts))
     now = max(rank.mean for rank in ranks)
     return (counts, longest) if longest < (1 - NOTABLE) * now else None
+
+
+def places(found: Sequence[Completed]) -> list[Place]:
+    """Returns all ranks and hand-offs of the completed repeats, with the time that each micro-batch occupied them."""
+    works: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    evaluating: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    links: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
+    for one in found:
+        for span in one.repeat.spans:
+            if OF_KIND[span.kind] == "compute":
+                works[span.rank][span.repeat, span.sample] += span.total
+            if span.kind == "evaluate":
+                evaluating[span.rank][span.repeat, span.sample] += span.total
+        for handoff in one.repeat.handoffs:
+            sends = handoff.direction == "send"
+            taken = handoff.total - handoff.waited if sends else handoff.total
+            link, batch = links[handoff.rank if sends else handoff.peer], (handoff.repeat, handoff.sample)
+            link[batch] = max(link[batch], taken)  # sender and receiver work at the same time
+    ranks = [
+        Place(rank, works[rank], count, evaluating[rank])
+        for rank, count in enumerate(found[0].assignment.counts)
+        if rank in evaluating
+    ]
+    return ranks + [Place(sender, seconds) for sender, seconds in sorted(links.items())]
+
+
+def bottleneck(found: Sequence[Completed]) -> str | None:
+    """Returns a sentence with the rank or the hand-off that limits the throughput; None if it is unknown."""
+    if not found:
+        return None
+    batches, samples = found[0].micro_batches, len(found[0].made)
+    what = "sample" if batches == samples else "micro-batch"
+    return sentence(places(found), fmean(one.makespan for one in found), what)

@@ -24,7 +24,7 @@ from gpubench.report.document import (
     Table,
     table,
 )
-from gpubench.report.subject import intervals
+from gpubench.report.kind_report import intervals
 from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, Stage, Verification
 from gpubench.text import clean
 

@@ -37,8 +37,8 @@ from gpubench.report.document import (
     Section,
     table,
 )
+from gpubench.report.kind_report import KindReport, intervals, report_of
 from gpubench.report.profile_tables import PLAIN, Arrangement
-from gpubench.report.subject import Subject, intervals, subject_of
 from gpubench.runs import directory, headlines
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SNAPSHOT, SUMMARY, TRACES, TRADES
 from gpubench.runs.reader import Run
@@ -178,7 +178,7 @@ def _measured(run: RunEvidence) -> str:
 
 def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
-    subject = subject_of(run)
+    own = report_of(run)
     doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or run.kind.diagnosed):
@@ -199,12 +199,12 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [_missing(run, "no profile")]
     elif run.untimed and not (run.batch_sizes or run.footprints or run.trades):
         made.append(_missing(run, "nothing was recorded"))
-    made += [*subject.before_metrics(run), *_metrics(run, subject), *subject.after_metrics(run)]
+    made += [*own.before_metrics(run), *_metrics(run, own), *own.after_metrics(run)]
     if not diagnosing:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     if run.metrics and not (run.untimed or diagnosing):
-        made.append(Paragraph(subject.MORE, "quiet", on=Medium.BRIEF))
+        made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made
 
 
@@ -221,7 +221,7 @@ def _speed(run: RunEvidence) -> str:
     if speed is None and (run.untimed or run.status == directory.RUNNING):
         return ""
     if speed is None:
-        return f": {subject_of(run).without_throughput(run)}"
+        return f": {report_of(run).without_throughput(run)}"
     ended = {directory.FAILED: "of a failed run", directory.INTERRUPTED: "of an interrupted run"}.get(run.status, "")
     repeats = len(speed.repeats)
     number = "one repeat" if repeats == 1 else units.counted(repeats, "repeat")
@@ -324,14 +324,14 @@ def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: A
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
 
-def _metrics(run: RunEvidence, subject: Subject) -> Iterator[Block]:
+def _metrics(run: RunEvidence, own: KindReport) -> Iterator[Block]:
     """Yields the metrics: the leading ones in a terminal, all of them on a page."""
     yield Heading("Metrics")
     untimed = run.untimed or run.kind.diagnosed
-    leading = () if untimed else subject.METRICS
+    leading = () if untimed else own.METRICS
     listed = [run.metrics[name] for name in leading if name in run.metrics]
     news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
-    yield table("", [_metric_row(metric) for metric in news if metric.name in subject.IN_BRIEF], on=Medium.BRIEF)
+    yield table("", [_metric_row(metric) for metric in news if metric.name in own.IN_BRIEF], on=Medium.BRIEF)
     yield table("", [_metric_row(metric) for metric in news], on=Medium.MARKDOWN)
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
@@ -342,12 +342,12 @@ def _metrics(run: RunEvidence, subject: Subject) -> Iterator[Block]:
     if others:
         yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
     if listed:
-        yield Paragraph(subject.caption(run), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        yield Paragraph(own.caption(run), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics:
             yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:
-        yield Paragraph(subject.without_metrics(run))
+        yield Paragraph(own.without_metrics(run))
     elif not run.metrics:
         yield Paragraph("nothing was measured", "missing", on=Medium.PAGE)
     if said := ceilings(run):
@@ -399,7 +399,7 @@ def _rests_on(run: RunEvidence) -> str:
     repeats = len(run.windows)
     if not repeats:
         return ""
-    return f"{subject_of(run).measured(run)}; {intervals(repeats)}"
+    return f"{report_of(run).measured(run)}; {intervals(repeats)}"
 
 
 def ceilings(run: RunEvidence) -> list[str]:

@@ -9,7 +9,7 @@ from gpubench.metrics import DEFINITIONS, LATENCIES
 from gpubench.report import bar_charts, phrases, run_figures
 from gpubench.report.charts import hue
 from gpubench.report.document import UNASKED, Block, Breakdown, Figure, Heading, Medium, Part, Table, table
-from gpubench.report.subject import intervals
+from gpubench.report.kind_report import intervals
 from gpubench.text import phase_name
 
 METRICS = (

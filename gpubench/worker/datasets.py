@@ -1,6 +1,6 @@
 """The datasets that a model is trained on: image folders, text files and datasets of the user.
 
-Their samples can be collated into the batches that `gpubench.worker.models` describes for each task.
+Their samples can be collated into the batches that `gpubench.worker.tasks` describes for each task.
 """
 
 import logging
@@ -33,9 +33,9 @@ from gpubench.settings.data_sources import (
     text_files,
 )
 from gpubench.settings.sections import DataSettings
-from gpubench.worker import models
+from gpubench.worker.callables import find_callable
 from gpubench.worker.dataloader import Data
-from gpubench.worker.models import MASKED_FRACTION, alpha_bar
+from gpubench.worker.tasks import MASKED_FRACTION, alpha_bar
 from gpubench.zoo import Task
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load(source: str) -> Data:
 
     Raises DataError if it cannot be called or returns something else.
     """
-    returned = models.find_callable("data.source", source, DataError)()
+    returned = find_callable("data.source", source, DataError)()
     match returned:
         case DataLoader():
             return returned
@@ -105,7 +105,7 @@ class NoisyImages(Dataset[dict[str, torch.Tensor]]):
     """Samples of image denoising: {"clean", "noise": [3, size, size], "timesteps": int64 [], "alpha_bar": []}.
 
     All but `timesteps` are float32. `clean` is in -1..1; `alpha_bar` is its share of the noisy image's variance at the
-    timestep, as in `models.alpha_bar`. Files, crops and errors are those of LabelledImages.
+    timestep, as in `tasks.alpha_bar`. Files, crops and errors are those of LabelledImages.
     """
 
     def __init__(self, folder: Path, size: int) -> None:

@@ -21,7 +21,7 @@ from gpubench.errors import DeviceError
 from gpubench.ranks import STORE_SOCKET, Ranks
 from gpubench.settings.schema import Device, Precision
 from gpubench.settings.sections import DistributedSettings
-from gpubench.worker.models import blocks
+from gpubench.worker.checkpointing import blocks
 
 UNLIMITED = timedelta(days=30)
 WATCHDOG_SECONDS = 0.3  # three periods of NCCL's watchdog

@@ -25,9 +25,11 @@ from gpubench.settings.defaults import sharded_sgd
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.settings.sections import PerformanceSettings, TrainingSettings
 from gpubench.worker import distributed
+from gpubench.worker.callables import USER_ERRORS
+from gpubench.worker.checkpointing import checkpoint_activations
 from gpubench.worker.dataloader import Feed, tensors, to_device
 from gpubench.worker.memory_peaks import SetupPeaks, end_of_setup, peaks
-from gpubench.worker.models import USER_ERRORS, Workload, checkpoint_activations
+from gpubench.worker.models import Workload
 from gpubench.worker.precision import Arithmetic
 from gpubench.worker.timing import EXPOSED_COMMUNICATION, StepTimer
 

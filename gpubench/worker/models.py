@@ -1,15 +1,5 @@
 """Builds the model under test, with a function that draws random batches and one that computes the loss of a batch.
 
-These are the batches of each task. The first dimension of every tensor is the sample; B is the number of samples:
-
-    image-classification   (images (B, C, H, W) float, labels (B,) int64)
-    causal-lm              {"input_ids": (B, T) int64}
-    masked-lm              {"input_ids": (B, T) int64, "labels": (B, T) int64, -100 for tokens that are not predicted}
-    image-denoising        {"clean", "noise": (B, C, H, W), "timesteps": (B,) int64, "alpha_bar": (B,) float}
-    latent-denoising       the same, and {"text": (B, T, width) float}
-
-Random values, such as noise and masked positions, are part of the batch, so that the step itself draws none.
-
 A model of the user is `module:callable`; the module is looked up in the current directory first. The callable gets
 `model.arguments` by name. It returns either an nn.Module, which is trained with `supervised_loss` on the data source,
 or a triple (module, make_batch, loss): `make_batch(batch_size)` returns nested tuples, lists and dicts of CPU tensors,
@@ -20,316 +10,37 @@ Inference needs no loss: it takes (module, make_batch), and passes the batch to 
 arguments and a dict as arguments by name. It still calls a loss that it is given, which knows how to call the module.
 """
 
-import difflib
 import functools
-import importlib
-import inspect
 import json
-import operator
-import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from gpubench import foreign_files, units
-from gpubench.errors import GpubenchError, ModelError, did_you_mean
-from gpubench.settings.callables import check_arguments
+from gpubench import foreign_files
+from gpubench.errors import ModelError
 from gpubench.settings.data_sources import SYNTHETIC
 from gpubench.settings.sections import DataSettings, ModelSettings
+from gpubench.worker.callables import find_callable
+from gpubench.worker.tasks import (
+    call,
+    denoising_forward,
+    denoising_loss,
+    labelled_images,
+    language_forward,
+    language_loss,
+    masked_tokens,
+    no_loss,
+    noise,
+    supervised_forward,
+    supervised_loss,
+    tokens,
+)
 from gpubench.zoo import LONGEST, MODELS, TASK_OF_SUFFIX, ModelSpec, Task, find
-
-SETTING = "model.activation_checkpointing"
-SUGGESTIONS = 3
-"""The largest number of similar names in an error message."""
-
-
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """Returns the repeated parts of a network: transformer layers, ResNet blocks, levels of a UNet.
-
-    FSDP2 shards block by block, and activation checkpointing recomputes block by block. Blocks are the members of the
-    outermost nn.ModuleLists, and of nn.Sequentials with several members that have parameters. A block that only
-    contains such a list, such as a stage of a ResNet, is replaced by the members of the list. No block contains another
-    one, and modules without parameters are left out.
-    """
-    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(_with_parameters(module)) > 1):
-        return [block for member in _with_parameters(module) for block in _members(member)]
-    return [block for child in module.children() for block in blocks(child)]
-
-
-def _members(block: nn.Module) -> list[nn.Module]:
-    children = list(block.children())
-    return (len(children) == 1 and blocks(children[0])) or [block]
-
-
-def _with_parameters(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module.children() if next(child.parameters(), None) is not None]
-
-
-def checkpoint_activations(module: nn.Module, which: bool | int | str = True) -> Callable[[], None]:
-    """Makes parts of `module` recompute their activations in the backward pass. Returns a function that undoes it.
-
-    `which` is True for all of `blocks(module)`, k for every k-th of them (k, 2k, ...), or comma-separated patterns of
-    module names such as "layers.*.mlp", in which a wildcard does not match a dot. If a matching module contains
-    another one, only the outer one is checkpointed. Gradients stay bit-identical if the kernels are deterministic. The
-    running statistics of batch norm are updated twice per step. Call this before the module is compiled, sharded or
-    wrapped.
-
-    Raises ModelError with the names of the existing blocks if nothing matches.
-    """
-    wrapped = _named(module, which) if isinstance(which, str) else _every(module, int(which))
-    before = [block.__dict__.get("forward") for block in wrapped]
-    for block in wrapped:
-        plain = block.forward
-        block.__dict__["forward"] = functools.wraps(plain)(functools.partial(checkpoint, plain, use_reentrant=False))
-
-    def undo() -> None:
-        for block, forward in zip(wrapped, before, strict=True):
-            if forward is None:
-                del block.__dict__["forward"]
-            else:
-                block.__dict__["forward"] = forward
-
-    return undo
-
-
-def _every(module: nn.Module, step: int) -> list[nn.Module]:
-    known = blocks(module)
-    if not known:
-        raise ModelError(
-            f"{SETTING}: {type(module).__name__} has no repeated blocks",
-            f"put its blocks into an nn.ModuleList or nn.Sequential, name its modules, or set {SETTING}=false",
-        )
-    if step > len(known):
-        raise ModelError(
-            f"{SETTING}={step}: {type(module).__name__} has {units.counted(len(known), 'block')}, {_blocks_of(module)}",
-            f"use a number up to {len(known)}, or true for all",
-        )
-    return known[step - 1 :: step]
-
-
-def _named(module: nn.Module, patterns: str) -> list[nn.Module]:
-    """Returns the modules whose path matches one of the comma-separated patterns."""
-    paths = _paths(module)
-    found: dict[str, nn.Module] = {}
-    for pattern in map(str.strip, patterns.split(",")):
-        matching = [path for path in paths if _matches(path, pattern)]
-        if not matching:
-            raise _no_such(module, pattern)
-        found |= {path: paths[path] for path in matching}
-    return [part for path, part in found.items() if not any(path.startswith(f"{outer}.") for outer in found)]
-
-
-def _paths(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the submodules by path, without torch's containers of modules, which are never called."""
-    lists = (nn.ModuleList, nn.ModuleDict)
-    return {path: part for path, part in module.named_modules() if path and not isinstance(part, lists)}
-
-
-def _matches(path: str, pattern: str) -> bool:
-    names, patterns = path.split("."), pattern.split(".")
-    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
-
-
-def _no_such(module: nn.Module, pattern: str) -> ModelError:
-    existing = _blocks_of(module)
-    near = difflib.get_close_matches(pattern, dict.fromkeys(map(_family, _paths(module))), n=SUGGESTIONS, cutoff=0)
-    return ModelError(
-        f"{SETTING}: {type(module).__name__} has no module {pattern}"
-        + (f"; its blocks are {existing}" if existing else ""),
-        f"the nearest names are {units.listed(near)}" if near else f"set {SETTING}=false",
-    )
-
-
-def _blocks_of(module: nn.Module) -> str:
-    """Returns the paths of the module's blocks with the number of each, such as "transformer.h.* (12)"."""
-    known = set(map(id, blocks(module)))
-    families = Counter(_family(path) for path, part in module.named_modules() if id(part) in known)
-    return ", ".join(f"{family} ({count})" for family, count in families.items())
-
-
-def _family(path: str) -> str:
-    """Returns the path with a wildcard for each number."""
-    return ".".join("*" if name.isdecimal() else name for name in path.split("."))
-
-
-DIFFUSION_STEPS = 1000
-MASKED_FRACTION = 0.15
-
-
-def labelled_images(batch_size: int, *, channels: int, classes: int, size: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(batch_size, channels, size, size), torch.randint(classes, (batch_size,))
-
-
-def tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor]:
-    return {"input_ids": torch.randint(vocabulary, (batch_size, length))}
-
-
-def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor]:
-    """Returns a random masked-lm batch, in which 15 % of each sequence, but at least one token, are to be predicted.
-
-    The last id of the vocabulary is the mask token, which replaces all of them; BERT's 80/10/10 split would not change
-    any shape. Every sequence has the same number of masked tokens, so that every batch has a loss.
-    """
-    tokens = torch.randint(vocabulary - 1, (batch_size, length))
-    chosen = torch.rand(batch_size, length).argsort(dim=1) < max(1, round(MASKED_FRACTION * length))
-    return {"input_ids": tokens.masked_fill(chosen, vocabulary - 1), "labels": tokens.masked_fill(~chosen, -100)}
-
-
-def alpha_bar() -> Tensor:
-    """Returns the share of the signal in the variance of a noisy image at each timestep, float32 [DIFFUSION_STEPS].
-
-    Source: the linear schedule of Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", section 4.
-    """
-    betas = torch.linspace(1e-4, 0.02, DIFFUSION_STEPS, dtype=torch.float64)  # float32 would accumulate rounding errors
-    return (1 - betas).cumprod(0).float()
-
-
-def noise(batch_size: int, *, channels: int, size: int, text_shape: tuple[int, int] | None) -> dict[str, Tensor]:
-    timesteps = torch.randint(DIFFUSION_STEPS, (batch_size,))
-    batch = {
-        "clean": torch.randn(batch_size, channels, size, size),
-        "noise": torch.randn(batch_size, channels, size, size),
-        "timesteps": timesteps,
-        "alpha_bar": alpha_bar()[timesteps],
-    }
-    return batch if text_shape is None else batch | {"text": torch.randn(batch_size, *text_shape)}
-
-
-def supervised_loss(module: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
-    """Returns the loss of `module(inputs)`, or of its `.logits`, against the targets.
-
-    The loss is cross-entropy for integer targets and mean squared error for floating targets. Raises ModelError if
-    floating targets do not have the output's shape, because broadcasting would give a wrong loss.
-    """
-    inputs, targets = batch
-    output = module(inputs)
-    output = getattr(output, "logits", output)
-    if not targets.is_floating_point():
-        return functional.cross_entropy(output, targets)
-    if output.shape != targets.shape:
-        raise ModelError(
-            f"the model's output is {tuple(output.shape)} and its targets are {tuple(targets.shape)}",
-            "make them equal, or return (module, make_batch, loss) from your callable",
-        )
-    return functional.mse_loss(output, targets)
-
-
-def call(module: nn.Module, batch: Any) -> object:
-    """Calls the module with a batch: with its parts, by their names if it has names, or with a single tensor."""
-    if isinstance(batch, Mapping):
-        return module(**batch)
-    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
-
-
-def supervised_forward(module: nn.Module, batch: Any) -> object:
-    """Calls the module with the inputs of a pair (inputs, targets), or with a batch that has no targets."""
-    return module(batch[0]) if isinstance(batch, tuple | list) else call(module, batch)
-
-
-def language_forward(module: nn.Module, batch: Mapping[str, Tensor]) -> object:
-    """Computes the logits of all tokens, without a cache: what generation calls the prefill."""
-    return module(input_ids=batch["input_ids"])
-
-
-def denoising_forward(module: nn.Module, batch: Mapping[str, Tensor]) -> object:
-    """Predicts the noise in an image once, as each step of a sampler does."""
-    text = (batch["text"],) if "text" in batch else ()
-    return module(batch["clean"], batch["timesteps"], *text).sample
-
-
-def no_loss(module: nn.Module, batch: Any) -> Tensor:
-    """Stands for the loss of a model that only inference takes."""
-    raise ModelError("the model came without a loss", "return (module, make_batch, loss), or use --inference")
-
-
-def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the cross-entropy for the labels of the batch, or for each next token if it has no labels.
-
-    transformers shifts the labels and converts the logits to float32.
-    """
-    tokens = batch["input_ids"]
-    loss: Tensor = module(input_ids=tokens, labels=batch.get("labels", tokens)).loss
-    return loss
-
-
-def denoising_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the mean squared error of the predicted noise in sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise.
-
-    Source: Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", equation 14.
-    """
-    signal = batch["alpha_bar"].view(-1, 1, 1, 1)
-    noisy = signal.sqrt() * batch["clean"] + (1 - signal).sqrt() * batch["noise"]
-    text = (batch["text"],) if "text" in batch else ()
-    return functional.mse_loss(module(noisy, batch["timesteps"], *text).sample, batch["noise"])
-
-
-USER_ERRORS = (Exception, SystemExit)
-"""The exceptions that code of the user may raise."""
-
-
-def find_callable(
-    setting: str, name: str, refused: type[GpubenchError], arguments: Mapping[str, Any] | None = None
-) -> Callable[[], Any]:
-    """Returns a function that calls the callable with the name `name`, the value of `setting`, with `arguments`.
-
-    Its module may be in the current directory. Raises `refused` if it cannot be imported, or not be called with these
-    arguments. The returned function also raises `refused` if the user's code raises an exception; that exception is the
-    cause, so that run.log has the traceback.
-    """
-    found, arguments = _imported(setting, name, refused), arguments or {}
-    try:
-        signature = inspect.signature(found)
-        if refused is ModelError:
-            check_arguments(name, signature, arguments)
-        signature.bind(**arguments)
-    except ValueError:  # some builtins have no signature
-        pass
-    except TypeError as error:
-        raise refused(f"{setting} {name!r} cannot be called without arguments: {error}", "give them defaults") from None
-
-    def call() -> Any:
-        try:
-            return found(**arguments)
-        except USER_ERRORS as error:
-            if isinstance(error, MemoryError | torch.OutOfMemoryError):
-                raise  # the caller adds the hint on memory
-            message = f"{setting} {name!r} raised {type(error).__name__}: {error}"
-            raise refused(message, "fix the error in that code; run.log has the traceback") from error
-
-    return call
-
-
-def _imported(setting: str, name: str, refused: type[GpubenchError]) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109
-        sys.path.insert(0, here)
-    try:
-        imported = importlib.import_module(module)
-    except USER_ERRORS as error:
-        raise refused(
-            f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}",
-            f"write package.module:callable, without .py; the current directory {here} is searched first",
-        ) from error
-    try:
-        found = operator.attrgetter(attribute)(imported)
-    except AttributeError as error:
-        hint = did_you_mean(error.name or "", dir(error.obj)) or "name a class or function of it"
-        raise refused(f"{setting} {name!r}: {error}", hint) from None
-    if not callable(found):
-        raise refused(
-            f"{setting} {name!r} is of type {type(found).__name__}, not a callable", "name a function or a class"
-        )
-    return cast("Callable[..., Any]", found)
-
 
 _TASK_OF_UNET = {"UNet2DModel": Task.image_denoising, "UNet2DConditionModel": Task.latent_denoising}
 _UNET_CONDITIONS = ("class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim")

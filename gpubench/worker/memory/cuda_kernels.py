@@ -137,9 +137,6 @@ AUTOCAST_WIDEST = (
 )  # fmt: skip
 """Operators whose inputs are cast to float32 if one of them has that type, else to autocast's type."""
 
-AUTOCAST_REFUSED = ("binary_cross_entropy",)
-"""Operators for which autocast raises an error on CUDA; the CPU computes them in float32."""
-
 _AUTOCAST = "AutocastCPU"
 _Policy = Callable[[Callable[..., Any], Count], Callable[..., Any]]
 

@@ -35,10 +35,10 @@ from gpubench import releases, units
 from gpubench.channel import Activity
 from gpubench.errors import GpubenchError, ModelError
 from gpubench.findings import Finding, Findings, Saving
-from gpubench.memory.allocator import blas_workspace
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History, classify
+from gpubench.memory.libraries import blas_workspace
 from gpubench.memory.predicted_device import Target, predicted
 from gpubench.probe.allocations import Piece
 from gpubench.ranks import Ranks

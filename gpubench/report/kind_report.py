@@ -8,7 +8,7 @@ from gpubench.compare.evidence import RunEvidence
 from gpubench.report.document import Block
 
 
-class Subject(Protocol):
+class KindReport(Protocol):
     """The functions and constants of a module that `gpubench.kinds.RunKind.shown_by` names."""
 
     @property
@@ -42,8 +42,8 @@ class Subject(Protocol):
         """Returns how far a run came that has no metrics."""
 
 
-def subject_of(run: RunEvidence) -> Subject:
-    return cast("Subject", import_module(run.kind.shown_by))
+def report_of(run: RunEvidence) -> KindReport:
+    return cast("KindReport", import_module(run.kind.shown_by))
 
 
 def intervals(repeats: int) -> str:

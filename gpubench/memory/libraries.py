@@ -1,0 +1,68 @@
+"""The memory that CUDA and its libraries use outside of PyTorch's allocator. All sizes are in bytes.
+
+It is that of the workspaces of cuBLAS and of the CUDA context. cuBLAS has a workspace for each handle on each
+stream, and keeps it until the end of the process. Each thread has its own handle: the thread of the forward pass, and
+the thread in which autograd runs the backward pass. From PyTorch 2.15 on, each product allocates and frees a workspace.
+"""
+
+from gpubench.hardware import find_by_key
+from gpubench.units import MIB
+
+HANDLES = 2
+"""The number of cuBLAS handles of a training step on one stream; a forward pass alone needs one.
+
+A snapshot of a training step on a Hopper shows two blocks of 33,554,432 bytes, and one of a forward pass shows one.
+"""
+
+CONTEXT = 512 * MIB
+"""The assumed memory of a process outside the allocator. It depends on the GPU, the driver and the loaded kernels.
+
+Users have reported 287 MB after one kernel (PyTorch pull request 86509), about 400 MB (PyTorch issue 109888), and 426
+MiB for the context alone on an RTX 6000 Ada with PyTorch 2.10 and CUDA 13 (unsloth-zoo pull request 1053). All of these
+are with lazy loading; the kernels of a training step need more.
+"""
+
+_OLDER = 2 * 4096 * 1024 + 8 * 16 * 1024
+_HOPPER = 32 * MIB
+_HOPPER_AND_LATER = (9, 10, 12)  # major versions
+_HIPBLASLT = 76 * MIB
+
+_CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
+    (7, 0): ("v100-32gb", "v100-16gb", "v100-pcie-32gb", "v100-pcie-16gb", "v100s"),
+    (7, 5): ("t4",),
+    (8, 0): ("a100-80gb", "a100-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a30"),
+    (8, 6): ("a40", "a10", "a10g", "rtx-a6000"),
+    (8, 9): ("l40s", "l40", "l4", "rtx-6000-ada"),
+    (9, 0): ("gh200-144gb", "gh200", "h200", "h200-nvl", "h100", "h100-pcie", "h100-nvl", "h20"),
+    (10, 0): ("b200", "gb200"),
+    (10, 3): ("b300", "gb300"),
+    (12, 0): ("rtx-pro-6000", "rtx-pro-6000-max-q", "rtx-pro-6000-server"),
+}
+_CAPABILITY = {key: capability for capability, keys in _CAPABILITIES.items() for key in keys}
+_GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the first characters of the key
+
+
+def capability(key: str) -> tuple[int, int] | None:
+    """Returns the compute capability of an accelerator in `hardware`, such as (8, 0); None for AMD's accelerators.
+
+    Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
+    """
+    listed = find_by_key(key).key
+    return _CAPABILITY.get(listed) or _GEFORCE.get(listed[: len("rtx-30")])
+
+
+def blas_workspace(capability: tuple[int, int] | None) -> int:
+    """Returns the size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
+
+    It is 32 MiB from Hopper on. Before Hopper it is two times 4096 KiB and eight times 16 KiB, which is 8,519,680
+    bytes. cuBLASLt shares it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13, parseChosenWorkspaceSize
+    and unified_cublas_and_lt_workspaces. Before pull requests 175344 and 175879 of early 2026, Blackwell had the older
+    size, and cuBLASLt a workspace of 1 MiB of its own. The environment variable CUBLAS_WORKSPACE_CONFIG, which changes
+    the size, is not considered.
+
+    On AMD hipBLASLt uses 76 MiB (parseCUDABlasLtWorkspaceSize). A product that rocBLAS computes needs another one
+    of 32 MiB, or of 128 MiB on an MI300 and later, which is not included.
+    """
+    if capability is None:
+        return _HIPBLASLT
+    return _HOPPER if capability[0] in _HOPPER_AND_LATER else _OLDER
