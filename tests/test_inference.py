@@ -180,6 +180,7 @@ def test_new_measurements_find_the_resolvable_change_with_eighty_percent_power(n
     rng, margin, found = np.random.default_rng([4, n]), 0.005, []
     for _ in range(300):
         change = power.resolvable(measured(rng, n).error, margin)
+        assert change is not None
         found.append(measured(rng, n, change).interval[0] > 1 + margin)
     assert kept(found)
 
@@ -187,15 +188,27 @@ def test_new_measurements_find_the_resolvable_change_with_eighty_percent_power(n
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_the_resolvable_change_of_equal_repeats_holds_for_new_ones_and_so_does_its_range(n: int) -> None:
     rng, margin, found, covered = np.random.default_rng([5, n]), 0.005, [], []
-    certain, _ = power.resolvable_by(0.01, math.inf, n, margin)
+    known = power.resolvable_by(0.01, math.inf, n, margin)
+    assert known
     for _ in range(300):
         spread = intervals.spread(Sample(1 + 0.01 * rng.standard_normal(2 * n)))
         assert spread
-        change, (low, high) = power.resolvable_by(spread, 2 * n - 1, n, margin)
+        learned = power.resolvable_by(spread, 2 * n - 1, n, margin)
+        assert learned
+        change, (low, high) = learned
         found.append(measured(rng, n, change).interval[0] > 1 + margin)
-        covered.append(low <= certain <= high)
+        covered.append(low <= known[0] <= high)
     assert kept(found)
     assert 0.91 < np.mean(covered) < 0.99
+
+
+def test_noise_that_hides_more_than_a_factor_of_ten_resolves_no_change() -> None:
+    for spread in (2.0, 400.0):
+        assert power.resolvable_by(spread, 1, 2, 0.005) is None
+        assert power.resolvable(Error(spread, 1), 0.005) is None
+    found = power.resolvable_by(0.05, 1, 2, 0.005)
+    assert found
+    assert 0 < found[1][0] <= found[0] <= found[1][1] <= 9.05
 
 
 @pytest.mark.parametrize(("change", "margin"), [(0.02, 0.005), (0.0, 0.01)])

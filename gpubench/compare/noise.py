@@ -96,8 +96,10 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     singles = [intervals.ratio(*split) for split in _splits(sample, 1)] if sample.steps else []
     judged = [one for one in singles if one]
     band = math.log1p(margin)
-    expected, (low, high) = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
-    found = max(expected, _found_with_power(halves, band)) if len(halves) else expected
+    found = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
+    change, (low, high) = found or (None, (0.0, 0.0))
+    if change is not None and len(halves):
+        change = max(change, _found_with_power(halves, band))
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
@@ -109,8 +111,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         per_side=per_side,
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),
-        resolvable=found,
-        resolvable_range=(low, max(high, found)),
+        resolvable=change,
+        resolvable_range=None if change is None else (low, max(high, change)),
         single_splits=len(judged),
         single_false_verdicts=_misjudged(judged, margin),
     )

@@ -19,30 +19,38 @@ Draws = NDArray[np.float64]
 
 DRAWS = 4000
 SEED = 20_180_401  # seed of the draws, so that results are reproducible
+MOST = math.log(10)
+"""The logarithm of the largest change that is named. Noise that hides more than that says nothing about a change."""
 PLACES = 9  # degrees of freedom between which Student's quantiles are interpolated
 
 
-def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float:
+def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float | None:
     """Returns the smallest change that another test like the one with this error finds beyond the margin, at `level`.
 
-    It finds it with probability POWER.
+    It finds it with probability POWER. Returns None for a change by more than a factor of 10.
     """
     half_width = error.half_width(level) / error.size * _spread(error.df, 1) if error.size else np.zeros(DRAWS)
-    return _beyond(margin, float(np.quantile((half_width + _estimate()) / _spread(error.df, 0), POWER)) * error.size)
+    distance = float(np.quantile((half_width + _estimate()) / _spread(error.df, 0), POWER)) * error.size
+    return _beyond(margin, distance) if distance <= MOST else None
 
 
-def resolvable_by(unit_spread: float, df: float, per_side: int, margin: float) -> tuple[float, tuple[float, float]]:
+def resolvable_by(
+    unit_spread: float, df: float, per_side: int, margin: float
+) -> tuple[float, tuple[float, float]] | None:
     """Returns the smallest change that this many units a side find beyond the margin with probability POWER.
 
     The spread of a unit is known with `df` degrees of freedom. The second value is the 95 % range of that change, from
-    the range of the spread: the change that would be found if the spread were known to be at one of its ends.
+    the range of the spread: the change that would be found if the spread were known to be at one of its ends, at most
+    by a factor of 10. Returns None if the change is larger than that.
     """
     needed = _half_width(per_side, False, SIGNIFICANT) + _estimate()
     scale = unit_spread * math.sqrt(2 / per_side)
     expected = float(np.quantile(needed / _spread(df, 0), POWER))
     known = float(np.quantile(needed, POWER))
     low, high = (known / end for end in reversed(_range(df)))
-    return _beyond(margin, expected * scale), (_beyond(margin, low * scale), _beyond(margin, high * scale))
+    if expected * scale > MOST:
+        return None
+    return _beyond(margin, expected * scale), (_beyond(margin, low * scale), _beyond(margin, min(MOST, high * scale)))
 
 
 def repeats_for(
