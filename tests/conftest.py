@@ -17,13 +17,7 @@ from running import Finished, gpubench, simulated
 
 gc.disable()  # until all is collected: imports leave little garbage, and the search for it takes a tenth of their time
 
-# Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
-os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # the threads of several processes share few cores, and need not spin
-TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-for name in list(os.environ):
-    if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
-        del os.environ[name]
+forked.configure_nothing()  # before the application is imported
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,7 +37,8 @@ hypothesis.settings.load_profile("gpubench")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts the fork servers, once for all processes of pytest. With a GPU, or to measure coverage, all are real.
+    """Starts the fork servers, once for all processes of pytest, unless there are some. With a GPU, or to measure
+    coverage, all processes are real.
 
     What the tests run is not noted in the state of the user.
     """
@@ -52,9 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_STATE_HOME"] = state.name
         config.add_cleanup(state.cleanup)
     real = "COVERAGE_PROCESS_START" in os.environ or SIMULATED or Path("/dev/nvidiactl").exists()
-    if not hasattr(config, "workerinput") and not real:
+    if real:
+        os.environ.pop(forked.FOLDER, None)
+    elif not hasattr(config, "workerinput"):
         running = ExitStack()
-        running.enter_context(forked.servers())
+        if forked.FOLDER not in os.environ:
+            running.enter_context(forked.servers())
         forked.fork_tests()
         config.add_cleanup(running.close)
 
