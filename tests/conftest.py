@@ -1,12 +1,13 @@
 """A quiet terminal, an environment that configures nothing, and one finished run for all who want to look at one."""
 
+import fcntl
 import gc
 import os
 import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,6 +83,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), "pytest --update-golden accepts what has changed"
 
     return compare
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Has one process of pytest-xdist after another collect a file: the first compiles it, and the others read that."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
