@@ -26,13 +26,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept whatever the environment asks for: hundreds of processes of the tests load the same ones.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench test most-tests test-cuda test-torch cuda-download cuda-coverage stress test-frameworks benchmarks lint clean
+.PHONY: bench test lint-and-tests most-tests test-cuda test-torch cuda-download cuda-coverage stress test-frameworks benchmarks lint clean
 
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
-# Lint and the tests side by side: mypy takes half a minute of one core, and many tests wait.
+# What all tests import is imported once, by the servers of tests/forked.py.
 test: $(VENV)/ready-for-development
+	+$(BIN)/python tests/forked.py during $(MAKE) --no-print-directory lint-and-tests
+
+# Lint and the tests side by side: mypy takes half a minute of one core, and many tests wait.
+lint-and-tests: $(VENV)/ready-for-development
 	+$(MAKE) --no-print-directory -j 2 lint most-tests
 	$(BIN)/python -m pytest -m alone $$(grep -l mark.alone tests/test_*.py)
 

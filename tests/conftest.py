@@ -1,12 +1,13 @@
 """A quiet terminal, an environment that configures nothing, and one finished run for all who want to look at one."""
 
+import fcntl
 import gc
 import os
 import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,13 +18,7 @@ from running import Finished, gpubench, simulated
 
 gc.disable()  # until all is collected: imports leave little garbage, and the search for it takes a tenth of their time
 
-# Before the application is imported. GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
-os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # the threads of several processes share few cores, and need not spin
-TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-for name in list(os.environ):
-    if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
-        del os.environ[name]
+forked.configure_nothing()  # before the application is imported
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,7 +38,8 @@ hypothesis.settings.load_profile("gpubench")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts the fork servers, once for all processes of pytest. With a GPU, or to measure coverage, all are real.
+    """Starts the fork servers, once for all processes of pytest, unless there are some. With a GPU, or to measure
+    coverage, all processes are real.
 
     What the tests run is not noted in the state of the user.
     """
@@ -52,9 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_STATE_HOME"] = state.name
         config.add_cleanup(state.cleanup)
     real = "COVERAGE_PROCESS_START" in os.environ or SIMULATED or Path("/dev/nvidiactl").exists()
-    if not hasattr(config, "workerinput") and not real:
+    if real:
+        os.environ.pop(forked.FOLDER, None)
+    elif not hasattr(config, "workerinput"):
         running = ExitStack()
-        running.enter_context(forked.servers())
+        if forked.FOLDER not in os.environ:
+            running.enter_context(forked.servers())
         forked.fork_tests()
         config.add_cleanup(running.close)
 
@@ -84,6 +83,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), "pytest --update-golden accepts what has changed"
 
     return compare
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Has one process of pytest-xdist after another collect a file: the first compiles it, and the others read that."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

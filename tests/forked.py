@@ -63,11 +63,25 @@ WORKER = (
     "gpubench.host.launch",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "pydantic_settings",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
+    "hypothesis", "scipy.signal",
 )  # fmt: skip
 PROGRAM = ("torch.optim", "torch.utils.data", "torch.profiler", "torch._dynamo")
 IMPORTS = {"gpubench": HOST, "worker": WORKER, "program": PROGRAM}
-"""What each server imports: that of the command line has no torch."""
+"""What each server imports: that of the command line has no torch, and that of workers has what tests import too."""
 MOST = 1 << 18  # bytes of a request
+TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def configure_nothing() -> None:
+    """Gives this process, and those that it starts, a quiet terminal and an environment that configures nothing.
+
+    GITHUB_ACTIONS and FORCE_COLOR would put ANSI codes into the help.
+    """
+    os.environ.update(_TYPER_FORCE_DISABLE_TERMINAL="1", NO_COLOR="1", COLUMNS="200")
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # the threads of several processes share few cores, and need not spin
+    for name in list(os.environ):
+        if name.startswith("GPUBENCH_") or name in TORCHRUN | {"FORCE_COLOR", "GITHUB_ACTIONS"}:
+            del os.environ[name]
 
 
 class Forked:
@@ -227,6 +241,13 @@ def servers() -> Iterator[None]:
             del os.environ[FOLDER]
             for server in running:
                 server.communicate()  # it ends with its standard input
+
+
+def during(command: Sequence[str]) -> int:
+    """Runs `command`, all of whose processes of pytest share the servers, and returns its exit code."""
+    configure_nothing()
+    with servers():
+        return subprocess.run(command, close_fds=False).returncode  # make gives its own processes open files
 
 
 def prepare_all() -> None:
@@ -450,5 +471,7 @@ def host() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         carry_out(serve(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
+    elif sys.argv[1] == "during":
+        sys.exit(during(sys.argv[2:]))
     else:
         host()

@@ -4,7 +4,7 @@ python tests/reference.py        # writes them into the pages, between two marke
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ def commands() -> dict[str, Any]:
     return found
 
 
-def pages() -> dict[Path, str]:
-    """What each page should hold between its markers."""
-    made = {DOCS / "commands" / f"{name}.md": options(name) for name in commands()}
-    return made | {DOCS / "settings.md": settings(), DOCS / "metrics.md": metrics()}
+def pages() -> dict[Path, Callable[[], str]]:
+    """What makes the text that each page should hold between its markers."""
+    of_commands = {DOCS / "commands" / f"{name}.md": functools.partial(options, name) for name in commands()}
+    return {**of_commands, DOCS / "settings.md": settings, DOCS / "metrics.md": metrics}
 
 
 def refreshed(page: str, made: str) -> str:
@@ -226,5 +226,5 @@ def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for path, made in pages().items():
-        path.write_text(refreshed(path.read_text(), made))
+    for path, make in pages().items():
+        path.write_text(refreshed(path.read_text(), make()))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpubench.settings.sections import DataSettings, ModelSettings
+from gpubench.worker import compute_rates
 from gpubench.worker.compute_rates import FlopCount, count_flops, measure_peak
 from gpubench.worker.models import build
 
@@ -128,13 +129,37 @@ def test_the_peak_is_the_best_block_of_products(monkeypatch: pytest.MonkeyPatch)
     assert peak.flops_per_s == pytest.approx(2 * 1024**3 / 0.01)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "supported", "size"),
+    [
+        (torch.float32, False, 1024),
+        (torch.bfloat16, True, 1024),
+        (torch.bfloat16, False, 256),
+        (torch.float16, True, 256),
+    ],
+)
+def test_products_of_a_type_that_the_cpu_emulates_are_small(
+    dtype: torch.dtype, supported: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied = []
+
+    def mm(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        multiplied.append((left.shape, right.shape))
+        return out
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(compute_rates, "_has_bfloat16", lambda: supported)
+    assert measure_peak(torch.device("cpu"), dtype, seconds=0).size == size
+    assert set(multiplied) == {((size, size), (size, size))}
+
+
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
 def test_the_peak_is_measured_without_touching_the_random_state(dtype: torch.dtype, name: str) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
     peak = measure_peak(torch.device("cpu"), dtype, seconds=0.01)
     assert torch.equal(before, torch.get_rng_state())
-    assert (peak.size, peak.dtype) == (1024, name)
+    assert peak.dtype == name
     assert 0 < peak.flops_per_s < 1e15
 
 

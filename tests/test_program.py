@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 from running import Finished, gpubench, metrics, started
@@ -136,8 +137,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_the_steps_until_a_program_is_killed_are_kept_while_it_is_unknown_which_updates_make_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(forked.PROGRAMS, "1")
     run = measure(tmp_path, sys.executable, "-c", KILLED_WHILE_LOOKING, options=["--steps", "all"])
     assert run.code == 1
     received = len(run.lines("steps.jsonl"))

@@ -1,6 +1,7 @@
 """Whatever a trace holds, its parts sum, and no question about it is an error."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ WORKS = (
     ("Memcpy DtoD", "gpu_memcpy"),
     ("Memset", "gpu_memset"),
 )
+LARGE = 500_000  # bytes of a real trace that takes a second
 TIMES = st.tuples(st.integers(0, 60), st.integers(0, 40))
 ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
@@ -96,7 +98,12 @@ def test_a_trace_of_device_work_alone_is_a_program() -> None:
     check(made(work("gemm", 10, 20), work("Memcpy HtoD (Pageable -> Device)", 15, 30, cat="gpu_memcpy")))
 
 
-@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
-def test_parts_of_real_traces_sum() -> None:
-    for path in sorted(PUBLIC.glob("*.json.gz")):
-        check(read(path))
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=pytest.mark.stress if path.stat().st_size > LARGE else ())
+        for path in sorted(PUBLIC.glob("*.json.gz"))
+    ],
+)
+def test_parts_of_a_real_trace_sum(path: Path) -> None:
+    check(read(path))

@@ -162,7 +162,8 @@ class _Chain:
         self._matrix[np.diag_indices(len(spread))] += 1 / spread
         self._prior = odds - 0.5 * np.log(spread)
         self._df = df
-        self._included = np.zeros(len(spread), dtype=bool)
+        self._kept = np.append(np.zeros(len(spread), dtype=bool), True)  # the values too
+        self._included = self._kept[:-1]  # shares its memory
 
     def climb(self) -> Array:
         """Goes to a set more probable than its neighbours. Returns its effects, 0 for those outside it."""
@@ -176,11 +177,11 @@ class _Chain:
         draws = rng.random((2, JUMPS))
         for jump in range(JUMPS):
             rates = 1 / (1 + np.exp(np.clip(-self._gains(), -50, 50)))
-            total = np.cumsum(rates)
+            total = rates.cumsum()
             weights.append(1 / total[-1])
-            which = np.flatnonzero(self._included)
-            visited.append((which, self._matrix[np.ix_([*which, -1], [*which, -1])]))
-            self._flip(int(np.searchsorted(total, draws[0, jump] * total[-1])))
+            kept = self._kept.nonzero()[0]
+            visited.append((kept[:-1], self._matrix[kept[:, None], kept]))
+            self._flip(int(total.searchsorted(draws[0, jump] * total[-1])))
         shares = np.array(weights) / math.fsum(weights)
         certain = np.zeros(len(self._prior))
         for share, (which, _) in zip(shares, visited, strict=True):
@@ -210,7 +211,7 @@ class _Chain:
     def _flip(self, index: int) -> None:
         row = self._matrix[index].copy()
         pivot = row[index]
-        self._matrix -= np.outer(row, row / pivot)
+        self._matrix -= row[:, None] * (row / pivot)
         scaled = row / abs(pivot)
         self._matrix[index] = scaled
         self._matrix[:, index] = scaled

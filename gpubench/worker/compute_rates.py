@@ -71,11 +71,12 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5)
     """Measures the highest sustained rate of a square matrix product of type `dtype`, in about `seconds` seconds.
 
     The products of two n x n matrices, of 2n^3 FLOPs each, run in five uninterrupted blocks, of which the fastest
-    counts. n is 8192 on CUDA, 1024 on a CPU, and 256 for fp16 on a CPU, where it is emulated. The matrices are random,
-    because with zeros a GPU uses less power and runs at a higher clock. TF32 is used if it is enabled in the process.
-    The global random state does not change.
+    counts. n is 8192 on CUDA, 1024 on a CPU, and 256 on a CPU for a type that it emulates: fp16, and bf16 where oneDNN
+    does not support it. The matrices are random, because with zeros a GPU uses less power and runs at a higher clock.
+    TF32 is used if it is enabled in the process. The global random state does not change.
     """
-    size = 8192 if device.type == "cuda" else 256 if dtype is torch.float16 else 1024
+    emulated = dtype is torch.float16 or (dtype is torch.bfloat16 and not _has_bfloat16())
+    size = 8192 if device.type == "cuda" else 256 if emulated else 1024
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
@@ -90,6 +91,11 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5)
     count = max(1, round(seconds / blocks / (duration(device, products, 3) / 3)))
     best = min(duration(device, products, count) for _ in range(blocks))
     return MeasuredPeak(2 * size**3 * count / best, size, str(dtype).removeprefix("torch."))
+
+
+def _has_bfloat16() -> bool:
+    """Whether this CPU has quick products of bf16. Without them, one of 1024 x 1024 matrices takes seconds."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _cuda_duration(device: torch.device, products: Callable[[int], None], count: int) -> float:
