@@ -58,6 +58,16 @@ class Gpu:
     memory_bytes: int | None
     compute_capability: tuple[int, int] | None
 
+    @property
+    def digits(self) -> str:
+        """The digits of the uuid, without "GPU-" or "MIG-", as a process that uses the GPU reports them."""
+        return digits(self.uuid)
+
+
+def digits(uuid: str) -> str:
+    """Returns the hexadecimal digits of a uuid of the form "GPU-" or "MIG-" and digits in groups."""
+    return uuid.partition("-")[2].replace("-", "").lower()
+
 
 def open_nvml() -> ModuleType | None:
     """Returns the initialised pynvml module, or None without a working NVIDIA driver.
@@ -105,6 +115,25 @@ def cuda_gpus(nvml: ModuleType | None) -> list[tuple[Gpu, Any]]:
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     return [_describe(driver, nvml, ordinal) for ordinal in range(count.value)]
+
+
+def machine_gpus() -> list[Gpu]:
+    """Returns all GPUs that NVML lists, also those that CUDA_VISIBLE_DEVICES hides, in the order of its numbers."""
+    nvml = open_nvml()
+    if nvml is None:
+        return []
+    try:
+        found = []
+        for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
+            handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+            name, uuid = (handle and ask(nvml, f"nvmlDeviceGet{fact}", handle) for fact in ("Name", "UUID"))
+            if name and uuid:
+                memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+                capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+                found.append(Gpu(index, name, uuid, memory and memory.total, capability and tuple(capability)))
+        return found
+    finally:
+        nvml.nvmlShutdown()
 
 
 def open_driver() -> Any:

@@ -57,6 +57,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\
 """The name of a phase, which may be a name of the user."""
 Words = Annotated[str, Meta(max_length=1000)]
 """A short text that is shown in a line."""
+UuidDigits = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}(?![\s\S])")]
+"""The hexadecimal digits of a GPU's uuid, or of a MIG instance's own; see `gpubench.devices.Gpu.digits`."""
 FEW = Meta(max_length=1000)
 """The limit of entries of which a run has some tens."""
 
@@ -262,6 +264,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     name: Words | None = None
     memory_bytes: Size | None = None
+    uuid: Words | None = None
 
 
 class _Environment(msgspec.Struct, frozen=True):
@@ -419,6 +422,8 @@ class RepeatDone(Event, frozen=True):
     setup_peak_reserved: Size | None = None
     work: WorkCounted | None = None
     """None for inference."""
+    gpus: Annotated[list[UuidDigits], FEW] | None = None
+    """The GPUs on which the rank has held memory so far; None if they are unknown."""
     samples_from: Words = ""
     """What the samples of a program of the user are; empty if they are unknown, or those of gpubench's own loop."""
 
@@ -545,6 +550,8 @@ class StageDone(Event, frozen=True):
     peak_allocated: Size | None
     peak_reserved: Size | None
     peak_rss: Size
+    gpus: Annotated[list[UuidDigits], FEW] | None = None
+    """As in `RepeatDone`."""
 
 
 class BaselineMeasured(Event, frozen=True):

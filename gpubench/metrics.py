@@ -178,7 +178,9 @@ DEFINITIONS: dict[str, Definition] = {
         "FLOP/s", "higher", "highest measured rate of a large square matrix product in the run's precision"
     ),
     "energy_per_sample": Definition(
-        "J", "lower", "increase of the devices' energy counters over the steady window / samples in it"
+        "J",
+        "lower",
+        "increase of the energy counters of the GPUs that the ranks used over the steady window / samples in it",
     ),
     "peak_memory_allocated": Definition(
         "B", "lower", "largest device memory held by tensors at any time after the warm-up, on the rank with the most"

@@ -7,6 +7,7 @@ import shutil
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -284,10 +285,10 @@ class OfProgram(Recorder[P]):
         said = warnings.collected(warnings.not_applied(missed), self._beside(), *summary.warnings)
         return msgspec.structs.replace(summary, warnings=said, missed=missed)
 
-    @property
-    def watched_gpus(self) -> list[int]:
-        """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
-        return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
+    @cached_property
+    def watched_gpus(self) -> list[devices.Gpu]:
+        """All visible GPUs, because it is not known in advance which ones the program uses."""
+        return devices.visible_gpus()
 
     @property
     @abstractmethod
@@ -390,8 +391,8 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             self._in_order,
             None,
             "",
-            telemetry=self.telemetry,
-            gpus=self.gpus,
+            telemetry=self.own_telemetry,
+            gpus=self.metered_gpus,
             inference=self.settings.inference,
         )
         compiled = sum(
