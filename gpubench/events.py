@@ -275,9 +275,11 @@ class EnvironmentCaptured(Event, frozen=True):
     """The machine, libraries and process settings, as the content of environment.json."""
 
     environment: dict[str, Any]
+    settings: Annotated[dict[Words, Any], FEW] = {}
+    """The settings that the ranks have decided, by dot-key."""
 
     def check(self) -> None:
-        _check_depth(self.environment.values())
+        _check_depth([*self.environment.values(), *self.settings.values()])
         msgspec.convert(self.environment, _Environment)
 
     @property

@@ -40,7 +40,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise, write_summary
-from gpubench.settings.defaults import local_ranks
+from gpubench.settings.defaults import has_gpu_each, local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
 from gpubench.settings.loading import Configuration, idle
@@ -339,7 +339,12 @@ class Recorder(ABC, Generic[S]):
     @cached_property
     def watched_gpus(self) -> list[devices.Gpu]:
         """The GPUs of this machine that its ranks may use."""
-        return devices.visible_gpus()[: local_ranks(self.settings)] if self.on_gpu else []
+        if not self.on_gpu:
+            return []
+        visible = devices.visible_gpus()
+        if has_gpu_each(self.settings, visible):
+            return devices.machine_gpus() or visible
+        return visible[: local_ranks(self.settings)]
 
     @property
     def used_gpus(self) -> set[str] | None:
@@ -494,6 +499,9 @@ class Recorder(ABC, Generic[S]):
         self.environment = event.environment
         self.writer.replace(ENVIRONMENT, event.environment)
         self._listed = event.gpus
+        if event.settings:
+            self._values |= event.settings
+            self.writer.update(observed=event.settings)
 
     def _take_log(self, event: events.Log) -> None:
         """Passes a worker's log record, with its rank and time, to the host's handlers for run.log and the console."""
