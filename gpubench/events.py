@@ -375,7 +375,7 @@ class FlopsCounted(Event, frozen=True):
 
 
 class PeakMeasured(Event, frozen=True):
-    """The attainable peak: the highest rate of a product of two `size` x `size` matrices.
+    """The attainable peak: the rate that is sustained by the product of two `size` x `size` matrices.
 
     The numbers are None if it could not be measured, and `reason` says why.
     """

@@ -175,7 +175,7 @@ DEFINITIONS: dict[str, Definition] = {
         "fraction", "higher", "model_flops_per_sample x throughput / (ranks x measured_peak)"
     ),
     "measured_peak": Definition(
-        "FLOP/s", "higher", "highest measured rate of a large square matrix product in the run's precision"
+        "FLOP/s", "higher", "measured rate that a large square matrix product sustains in the run's precision"
     ),
     "energy_per_sample": Definition(
         "J",
