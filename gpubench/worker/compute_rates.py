@@ -21,7 +21,7 @@ class FlopCount:
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """The sustained rate of a product of two `size` x `size` matrices, in FLOP/s; `dtype` is a name such as "bfloat16"."""
+    """The sustained FLOP/s of a product of two `size` x `size` matrices; `dtype` is a name such as "bfloat16"."""
 
     flops_per_s: float
     size: int
