@@ -53,6 +53,18 @@ def test_without_nvml_there_are_gpus_without_a_number(monkeypatch: pytest.Monkey
     assert (first.index, first.name) == (None, "NVIDIA H200")
 
 
+def test_all_gpus_of_the_machine_are_listed_whatever_cuda_shows(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[1]))
+    assert [gpu.index for gpu in devices.visible_gpus()] == [1]
+    assert [(gpu.index, gpu.uuid) for gpu in devices.machine_gpus()] == [(i, gpu["UUID"]) for i, gpu in enumerate(GPUS)]
+    assert devices.machine_gpus()[0] == devices.Gpu(0, "NVIDIA H200", str(GPUS[0]["UUID"]), 150_754_820_096, (9, 0))
+    assert nvml.users == 0
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
+    assert devices.machine_gpus() == []
+
+
 def test_a_gpu_that_nvml_cannot_read_takes_no_others_number(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.gpus[0] = {"UUID": None, "Index": 0}
     assert [gpu.index for gpu in devices.visible_gpus()] == [None, 1, 2]

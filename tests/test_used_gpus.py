@@ -130,6 +130,15 @@ def test_energy_and_throttling_are_those_of_the_gpus_that_the_ranks_used(
     assert all(len(json.loads(line)["gpus"]) == len(GPUS) for line in lines), "what was sampled is kept"
 
 
+def test_hosts_that_see_one_gpu_each_sample_all_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setattr(devices, "machine_gpus", lambda: GPUS)
+    recorder = recorded(tmp_path, monkeypatch, GPUS[1:2], [GPUS[1].digits], [GPUS[2].digits])
+    energy = recorder.summary().get("energy_per_sample")
+    assert energy
+    assert energy.estimate == pytest.approx(800 / 8)
+
+
 def test_a_run_of_before_the_ranks_reported_their_gpus_keeps_all_of_them(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     (path / TELEMETRY).write_text('{"time":1,"cost":0,"gpus":[{"index":0},{"index":5}]}\n')

@@ -20,6 +20,7 @@ from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed, RunFaile
 from gpubench.findings import Finding, Findings
 from gpubench.host import beside, endings
 from gpubench.host.launch import Workers
+from gpubench.host.machines import started_together
 from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.program import Program, step_name
 from gpubench.host.recorder import Recorder, StepRecorder
@@ -287,8 +288,11 @@ class OfProgram(Recorder[P]):
 
     @cached_property
     def watched_gpus(self) -> list[devices.Gpu]:
-        """All visible GPUs, because it is not known in advance which ones the program uses."""
-        return devices.visible_gpus()
+        """All visible GPUs, because it is not known in advance which ones the program uses.
+
+        If other hosts on this machine may each see other GPUs, they are all GPUs of the machine.
+        """
+        return (devices.machine_gpus() if started_together() > 1 else []) or devices.visible_gpus()
 
     @property
     @abstractmethod
