@@ -58,7 +58,8 @@ def test_all_gpus_of_the_machine_are_listed_whatever_cuda_shows(
 ) -> None:
     monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[1]))
     assert [gpu.index for gpu in devices.visible_gpus()] == [1]
-    assert [(gpu.index, gpu.uuid) for gpu in devices.machine_gpus()] == [(i, one["UUID"]) for i, one in enumerate(GPUS)]
+    listed = [(gpu.index, gpu.uuid) for gpu in devices.machine_gpus()]
+    assert listed == [(gpu["Index"], gpu["UUID"]) for gpu in nvml.gpus]
     assert devices.machine_gpus()[0] == devices.Gpu(0, "NVIDIA H200", str(GPUS[0]["UUID"]), 150_754_820_096, (9, 0))
     assert nvml.users == 0
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
