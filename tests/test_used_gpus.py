@@ -213,6 +213,18 @@ def test_a_uuid_of_hip_is_printed_as_the_codes_of_its_digits(monkeypatch: pytest
     assert gpus.uuid_digits(0) == Gpu(None, "AMD", f"GPU-{unique}", None, None).digits == unique
 
 
+@pytest.mark.parametrize(("hip", "printed"), [("6.3", b"XX".hex() + 28 * "0"), (None, 32 * "0")])
+def test_gpus_without_a_uuid_are_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, printed: str
+) -> None:
+    cuda = FakeCuda(0, 1)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=printed))
+    monkeypatch.setattr(gpus, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip)))
+    with pytest.raises(ValueError, match=r"uuid|invalid literal"):
+        gpus.uuid_digits(0)
+    assert gpus.used_gpus() is None
+
+
 def test_this_process_has_used_no_gpu_and_does_not_begin_to() -> None:
     assert gpus.used_gpus() == []
     assert not torch.cuda.is_initialized()

@@ -23,10 +23,15 @@ def used_gpus() -> list[str] | None:
 def uuid_digits(device: int) -> str:
     """Returns the hexadecimal digits of a GPU's uuid, or of a MIG instance's own. It initialises CUDA.
 
-    HIP's uuids are the 16 digits in ASCII, and PyTorch prints the code of each character in hexadecimal.
+    HIP's uuids are the 16 digits in ASCII, and PyTorch prints the code of each character in hexadecimal. Raises
+    ValueError for a GPU without a uuid, for which HIP has "XX" and others zeros.
     """
     digits = str(torch.cuda.get_device_properties(device).uuid).replace("-", "")
-    return bytes.fromhex(digits).decode() if torch.version.hip else digits
+    if torch.version.hip:
+        digits = bytes.fromhex(digits).decode()
+    if not int(digits, 16):
+        raise ValueError("the GPU has no uuid")
+    return digits
 
 
 def _has_held_memory(device: int) -> bool:
