@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,23 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 CPU_ROOT = Path("/sys/devices/system/cpu")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
+AMD_NAMES: Mapping[int, str] = {
+    0x7408: "AMD Instinct MI250X",
+    0x740F: "AMD Instinct MI210",
+    0x74A0: "AMD Instinct MI300A",
+    0x74A1: "AMD Instinct MI300X",
+    0x74A5: "AMD Instinct MI325X",
+    0x74B5: "AMD Instinct MI300X VF",
+    0x75A0: "AMD Instinct MI350X",
+    0x75A3: "AMD Instinct MI355X",
+}
+"""The names of accelerators by their PCI device ids, as in data/amdgpu.ids of libdrm, from which HIP takes its names.
+
+The kernel gives the architecture alone, which an MI300A, an MI300X and an MI325X share. An id that several devices
+share ("AMD Instinct MI250X / MI250", the Radeon RX 7900 series) is left out.
+"""
+
+_FRAME_BUFFERS = (1, 2)  # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE of hsakmttypes.h
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h
 
 
@@ -39,6 +57,16 @@ class Gpu:
     uuid: str
     memory_bytes: int | None
     compute_capability: tuple[int, int] | None
+
+    @property
+    def digits(self) -> str:
+        """The digits of the uuid, without "GPU-" or "MIG-", as a process that uses the GPU reports them."""
+        return digits(self.uuid)
+
+
+def digits(uuid: str) -> str:
+    """Returns the hexadecimal digits of a uuid of the form "GPU-" or "MIG-" and digits in groups."""
+    return uuid.partition("-")[2].replace("-", "").lower()
 
 
 def open_nvml() -> ModuleType | None:
@@ -66,7 +94,7 @@ def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
 
 def visible_gpus() -> list[Gpu]:
     """Returns the GPUs that a new process would see, in its order: position i is its `cuda:i`."""
-    if (torch_build() or "").startswith("rocm"):
+    if is_rocm():
         return _amd_gpus()
     nvml = open_nvml()
     try:
@@ -87,6 +115,25 @@ def cuda_gpus(nvml: ModuleType | None) -> list[tuple[Gpu, Any]]:
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     return [_describe(driver, nvml, ordinal) for ordinal in range(count.value)]
+
+
+def machine_gpus() -> list[Gpu]:
+    """Returns all GPUs that NVML lists, also those that CUDA_VISIBLE_DEVICES hides, in the order of its numbers."""
+    nvml = open_nvml()
+    if nvml is None:
+        return []
+    try:
+        found = []
+        for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
+            handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+            name, uuid = (handle and ask(nvml, f"nvmlDeviceGet{fact}", handle) for fact in ("Name", "UUID"))
+            if name and uuid:
+                memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+                capability = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+                found.append(Gpu(index, name, uuid, memory and memory.total, capability and tuple(capability)))
+        return found
+    finally:
+        nvml.nvmlShutdown()
 
 
 def open_driver() -> Any:
@@ -142,21 +189,73 @@ def _in_nvml(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
 
 
 def _amd_gpus() -> list[Gpu]:
-    """Returns the AMD GPUs in the topology of the kernel's driver that HIP_VISIBLE_DEVICES and similar ones select."""
-    gpus = []
-    for node in sorted(KFD_NODES.glob("[0-9]*"), key=lambda path: int(path.name)):
-        lines = (line.partition(" ") for line in (read_text(node / "properties") or "").splitlines())
-        facts = {name: value.strip() for name, _, value in lines}
-        if not int(facts.get("simd_count", 0)):
-            continue  # a CPU
-        version = int(facts.get("gfx_target_version", 0))
-        architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        gpus.append(Gpu(None, f"AMD {architecture}", facts.get("unique_id", ""), None, None))
-    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        if (wanted := os.environ.get(variable)) is not None:
-            numbers = [int(entry) for entry in wanted.split(",") if entry.strip().isdigit()]
-            gpus = [gpus[number] for number in numbers if number < len(gpus)]
+    """Returns the AMD GPUs in the topology of the kernel's driver that a new process would see, in its order.
+
+    ROCr first applies ROCR_VISIBLE_DEVICES, where an empty list hides all. HIP then applies HIP_VISIBLE_DEVICES, or
+    CUDA_VISIBLE_DEVICES if that is unset or empty; there an empty list hides nothing. Sources:
+    `RvdFilter::BuildUsrDeviceList` in runtime/hsa-runtime/core/runtime/amd_filter_device.cpp of ROCm/ROCR-Runtime at
+    c7785a6, and `Device::init` in rocclr/device/rocm/rocdevice.cpp of ROCm/clr at f9f995c.
+    """
+    gpus = [gpu for node in sorted(KFD_NODES.glob("[0-9]*"), key=lambda path: int(path.name)) if (gpu := _of_kfd(node))]
+    if (wanted := os.environ.get("ROCR_VISIBLE_DEVICES")) is not None:
+        gpus = _chosen_by_rocr(gpus, wanted)
+    if wanted := os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        gpus = _chosen_by_hip(gpus, wanted)
     return gpus
+
+
+def _of_kfd(node: Path) -> Gpu | None:
+    """Returns the GPU of a node of the kernel's topology; None if the node is a CPU."""
+    facts = _properties(node / "properties")
+    if not facts.get("simd_count"):
+        return None
+    version = facts.get("gfx_target_version", 0)
+    architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    name = AMD_NAMES.get(facts.get("device_id", 0), f"AMD {architecture}")
+    banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
+    memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
+    unique = facts.get("unique_id", 0)
+    return Gpu(None, name, f"GPU-{unique:016x}" if unique else "", memory or None, None)
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """Returns the numbers in a file of the kernel's topology by name; empty if it cannot be read."""
+    lines = (line.partition(" ") for line in (read_text(path) or "").splitlines())
+    return {name: int(value) for name, _, value in lines if value.strip().isdigit()}
+
+
+def _chosen_by_rocr(gpus: list[Gpu], wanted: str) -> list[Gpu]:
+    """Returns the GPUs that the entries of ROCR_VISIBLE_DEVICES choose, up to the first invalid or repeated one.
+
+    An entry is a number, or the beginning of one uuid.
+    """
+    chosen: list[Gpu] = []
+    for entry in (entry.strip() for entry in wanted.split(",")):
+        if entry[:1] in ("G", "g"):
+            found = [gpu for gpu in gpus if len(entry) > len("GPU-") and gpu.uuid.upper().startswith(entry.upper())]
+        else:
+            found = gpus[int(entry) :][:1] if entry.isdigit() else []
+        if len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return chosen
+
+
+def _chosen_by_hip(gpus: list[Gpu], wanted: str) -> list[Gpu]:
+    """Returns the GPUs that the entries of HIP_VISIBLE_DEVICES choose, up to the first invalid one.
+
+    An entry is a number without spaces, or a part of a uuid. A repeated one is passed over.
+    """
+    chosen: list[Gpu] = []
+    for entry in wanted.split(","):
+        if "GPU-" in entry:
+            found = [gpu for gpu in gpus if entry in gpu.uuid][:1]
+        else:
+            found = gpus[int(entry) :][:1] if entry.isdigit() and entry == str(int(entry)) else []
+        if not found:
+            break
+        chosen += [gpu for gpu in found if gpu not in chosen]
+    return chosen
 
 
 def torch_version() -> str | None:
@@ -171,6 +270,11 @@ def torch_build() -> str | None:
         if version := facts.get(name):
             return f"{kind} {'.'.join(version.split('.')[:2])}"
     return "cpu" if facts else None
+
+
+def is_rocm() -> bool:
+    """Returns whether the installed PyTorch was built for AMD GPUs."""
+    return (torch_build() or "").startswith("rocm")
 
 
 def _torch_facts() -> dict[str, str]:

@@ -57,6 +57,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\
 """The name of a phase, which may be a name of the user."""
 Words = Annotated[str, Meta(max_length=1000)]
 """A short text that is shown in a line."""
+UuidDigits = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}(?![\s\S])")]
+"""The hexadecimal digits of a GPU's uuid, or of a MIG instance's own; see `gpubench.devices.Gpu.digits`."""
 FEW = Meta(max_length=1000)
 """The limit of entries of which a run has some tens."""
 
@@ -262,6 +264,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     name: Words | None = None
     memory_bytes: Size | None = None
+    uuid: Words | None = None
 
 
 class _Environment(msgspec.Struct, frozen=True):
@@ -272,9 +275,11 @@ class EnvironmentCaptured(Event, frozen=True):
     """The machine, libraries and process settings, as the content of environment.json."""
 
     environment: dict[str, Any]
+    settings: Annotated[dict[Words, Any], FEW] = {}
+    """The settings that the ranks have decided, by dot-key."""
 
     def check(self) -> None:
-        _check_depth(self.environment.values())
+        _check_depth([*self.environment.values(), *self.settings.values()])
         msgspec.convert(self.environment, _Environment)
 
     @property
@@ -370,7 +375,7 @@ class FlopsCounted(Event, frozen=True):
 
 
 class PeakMeasured(Event, frozen=True):
-    """The attainable peak: the highest rate of a product of two `size` x `size` matrices.
+    """The attainable peak: the rate that is sustained by the product of two `size` x `size` matrices.
 
     The numbers are None if it could not be measured, and `reason` says why.
     """
@@ -419,6 +424,8 @@ class RepeatDone(Event, frozen=True):
     setup_peak_reserved: Size | None = None
     work: WorkCounted | None = None
     """None for inference."""
+    gpus: Annotated[list[UuidDigits], FEW] | None = None
+    """The GPUs on which the rank has held memory so far; None if they are unknown."""
     samples_from: Words = ""
     """What the samples of a program of the user are; empty if they are unknown, or those of gpubench's own loop."""
 
@@ -545,6 +552,8 @@ class StageDone(Event, frozen=True):
     peak_allocated: Size | None
     peak_reserved: Size | None
     peak_rss: Size
+    gpus: Annotated[list[UuidDigits], FEW] | None = None
+    """As in `RepeatDone`."""
 
 
 class BaselineMeasured(Event, frozen=True):

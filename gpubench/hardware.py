@@ -22,7 +22,7 @@ class Accelerator:
     `memory_bytes` is the nominal size, of which the driver and inline ECC reserve up to 9 %. `peaks` are dense FLOP/s
     at the published boost clock, without structured sparsity. "tf32", "bf16" and "fp16" are those of the matrix units
     with fp32 accumulation, and missing if the matrix units do not support the type. "fp32" is full fp32, which NVIDIA
-    computes in the vector units and AMD in the matrix units.
+    computes in the vector units and AMD Instinct in the matrix units.
     """
 
     names: tuple[str, ...]
@@ -130,6 +130,9 @@ _V100 = "NVIDIA V100 data sheet"
 _A100 = "NVIDIA A100 data sheet"
 _HOPPER = "NVIDIA H100 architecture whitepaper"
 _H200 = "NVIDIA H200 data sheet"
+_H800 = "NVIDIA H800 data sheet"
+_A800 = "NVIDIA A800 data sheet"
+_TURING = "NVIDIA Turing architecture whitepaper"
 _GH200 = "NVIDIA GH200 data sheet"
 _HGX = "NVIDIA HGX platform specifications, per GPU"
 _AMPERE = "NVIDIA GA102 architecture whitepaper"
@@ -139,6 +142,7 @@ _BLACKWELL_PRO = "NVIDIA RTX PRO Blackwell architecture whitepaper"
 _PRO_SHEET = "NVIDIA RTX PRO 6000 Blackwell data sheets"
 _MI200 = "AMD Instinct MI200 series data sheet"
 _MI300 = "AMD Instinct MI300X data sheet"
+_MI300A = "AMD Instinct MI300A data sheet"
 _MI325 = "AMD Instinct MI325X data sheet"
 _MI350 = "AMD Instinct MI350 series data sheet"
 
@@ -164,7 +168,18 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("h100", ("NVIDIA H100 80GB HBM3",), 80, 3.35, (66.9, 494.7, 989.4, 989.4), _HOPPER),
     _row("h100-pcie", ("NVIDIA H100 PCIe",), 80, 2.039, (51.2, 378, 756, 756), _HOPPER),
     _row("h100-nvl", ("NVIDIA H100 NVL",), 94, 3.9, (60, 417.5, 835.5, 835.5), "NVIDIA H100 data sheet"),
+    # The H800 and the A800 differ from the H100 and the A100 in NVLink and in double precision.
+    _row("h800", ("NVIDIA H800",), 80, 3.35, (66.9, 494.7, 989.4, 989.4), _H800),
+    _row("h800-pcie", ("NVIDIA H800 PCIe",), 80, 2.039, (51.2, 378, 756, 756), _H800),
     # NVIDIA publishes no data sheet for the H20.
+    _row(
+        "h20-3e",
+        ("NVIDIA H20-3e",),
+        141,
+        4.8,
+        (44, 74, 148, 148),
+        "specifications of the NVIDIA H20 with HBM3e as published by vendors",
+    ),
     _row(
         "h20",
         ("NVIDIA H20",),
@@ -177,12 +192,17 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("a100-40gb", ("NVIDIA A100-SXM4-40GB",), 40, 1.555, (19.5, 156, 312, 312), _A100),
     _row("a100-pcie-80gb", ("NVIDIA A100 80GB PCIe",), 80, 1.935, (19.5, 156, 312, 312), _A100),
     _row("a100-pcie-40gb", ("NVIDIA A100-PCIE-40GB",), 40, 1.555, (19.5, 156, 312, 312), _A100),
+    _row("a800-80gb", ("NVIDIA A800-SXM4-80GB",), 80, 2.039, (19.5, 156, 312, 312), _A800),
+    _row("a800-pcie-80gb", ("NVIDIA A800 80GB PCIe",), 80, 1.935, (19.5, 156, 312, 312), _A800),
     _row("a30", ("NVIDIA A30",), 24, 0.933, (10.3, 82, 165, 165), "NVIDIA A30 data sheet"),
     _row("l40s", ("NVIDIA L40S",), 48, 0.864, (91.6, 183, 362.05, 362.05), "NVIDIA L40S data sheet"),
     _row("l40", ("NVIDIA L40",), 48, 0.864, (90.5, 90.5, 181.05, 181.05), "NVIDIA L40 data sheet"),
     _row("l4", ("NVIDIA L4",), 24, 0.3, (30.3, 60, 121, 121), "NVIDIA L4 data sheet"),
     _row("a40", ("NVIDIA A40",), 48, 0.696, (37.4, 74.8, 149.7, 149.7), "NVIDIA A40 data sheet"),
     _row("a10", ("NVIDIA A10",), 24, 0.6, (31.2, 62.5, 125, 125), "NVIDIA A10 data sheet"),
+    _row("a2", ("NVIDIA A2",), 16, 0.2, (4.5, 9, 18, 18), "NVIDIA A2 data sheet"),
+    # A board has four of these GPUs.
+    _row("a16", ("NVIDIA A16",), 16, 0.2, (4.5, 9, 17.9, 17.9), "NVIDIA A16 data sheet, per GPU"),
     # Tensor cores at GeForce's rate: 512 operations a clock in each of 80 multiprocessors at 1.71 GHz make 70 TFLOP/s.
     _row("a10g", ("NVIDIA A10G",), 24, 0.6, (35, 35, 70, 70), "NVIDIA A10G specifications for AWS"),
     _row("v100-32gb", ("Tesla V100-SXM2-32GB", "Tesla V100-DGXS-32GB"), 32, 0.9, (15.7, None, None, 125), _V100),
@@ -190,16 +210,32 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("v100-pcie-32gb", ("Tesla V100-PCIE-32GB",), 32, 0.9, (14, None, None, 112), _V100),
     _row("v100-pcie-16gb", ("Tesla V100-PCIE-16GB",), 16, 0.9, (14, None, None, 112), _V100),
     _row("v100s", ("Tesla V100S-PCIE-32GB",), 32, 1.134, (16.4, None, None, 130), _V100),
-    _row("t4", ("Tesla T4",), 16, 0.32, (8.1, None, None, 65), "NVIDIA Turing architecture whitepaper"),
+    _row("t4", ("Tesla T4",), 16, 0.32, (8.1, None, None, 65), _TURING),
+    _row("quadro-rtx-6000", ("Quadro RTX 6000",), 24, 0.672, (16.3, None, None, 130.5), _TURING),
+    _row("titan-rtx", ("NVIDIA TITAN RTX",), 24, 0.672, (16.3, None, None, 130.5), _AMPERE),
+    # The clock of the reference card. Accumulating in fp32 halves the rate of a GeForce.
+    _row("rtx-2080-ti", ("NVIDIA GeForce RTX 2080 Ti",), 11, 0.616, (13.4, None, None, 53.8), _TURING),
     # The white paper describes the workstation edition. The others have as many multiprocessors at lower clocks: fp32
     # is published for each, and the tensor cores compute TF32 at twice and bf16 at four times that rate.
     _row("rtx-pro-6000", (_PRO_6000.format("Workstation"),), 96, 1.792, (126, 251.9, 503.8, 503.8), _BLACKWELL_PRO),
     _row("rtx-pro-6000-max-q", (_PRO_6000.format("Max-Q Workstation"),), 96, 1.792, (110, 220, 440, 440), _PRO_SHEET),
     _row("rtx-pro-6000-server", (_PRO_6000.format("Server"),), 96, 1.597, (120, 240, 480, 480), _PRO_SHEET),
     _row("rtx-6000-ada", ("NVIDIA RTX 6000 Ada Generation",), 48, 0.96, (91.1, 182.1, 364.2, 364.2), _ADA),
+    # 427.6 sparse TFLOP/s of fp8 are 213.8 dense, of which bf16 reaches a half and TF32 a quarter.
+    _row(
+        "rtx-4000-ada",
+        ("NVIDIA RTX 4000 Ada Generation",),
+        20,
+        0.36,
+        (26.7, 53.4, 106.9, 106.9),
+        "NVIDIA RTX 4000 Ada Generation data sheet",
+    ),
+    _row("rtx-a5000", ("NVIDIA RTX A5000",), 24, 0.768, (27.8, 55.6, 111.1, 111.1), "NVIDIA RTX A5000 data sheet"),
     _row("rtx-a6000", ("NVIDIA RTX A6000",), 48, 0.768, (38.7, 77.4, 154.8, 154.8), _AMPERE),
     # GB, GB/s, cores, boost clock in MHz. Where a card was later also sold with other memory of the same size (3060 Ti,
     # 4070), the bandwidth is that of the first.
+    # The GeForce RTX 5090 D is left out on purpose: its tensor cores are slower than those of the RTX 5090 by a factor
+    # that NVIDIA publishes for fp4 only. So is the GB10, of which fp4 alone is published.
     _row("rtx-5090", ("NVIDIA GeForce RTX 5090",), 32, 1.792, (104.8, 104.8, 209.5, 209.5), _BLACKWELL),
     _geforce("5080", 16, 960, 10752, 2617),
     _geforce("5070 Ti", 16, 896, 8960, 2452),
@@ -209,6 +245,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _geforce("5060", 8, 448, 3840, 2497),
     _geforce("5050", 8, 320, 2560, 2572),
     _row("rtx-4090", ("NVIDIA GeForce RTX 4090",), 24, 1.008, (82.6, 82.6, 165.2, 165.2), _ADA),
+    _geforce("4090 D", 24, 1008, 14592, 2520),
     _geforce("4080 SUPER", 16, 736, 10240, 2550),
     _geforce("4080", 16, 716.8, 9728, 2505),
     _geforce("4070 Ti SUPER", 16, 672, 8448, 2610),
@@ -234,9 +271,20 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _row("mi350x", ("AMD Instinct MI350X",), 288, 8.0, (144.2, None, 2306.9, 2306.9), _MI350),
     _row("mi325x", ("AMD Instinct MI325X",), 256, 6.0, (163.4, 653.7, 1307.4, 1307.4), _MI325),
     _row("mi300x", _MI300X_NAMES, 192, 5.3, (163.4, 653.7, 1307.4, 1307.4), _MI300),
+    _row("mi300a", ("AMD Instinct MI300A",), 128, 5.3, (122.6, 490.3, 980.6, 980.6), _MI300A),
     # "AMD Instinct MI250X/MI250", which some drivers report for both, is left out on purpose: they differ by 6 %.
     _row("mi250x", ("AMD Instinct MI250X",), 64, 1.6384, (47.85, None, 191.5, 191.5), f"{_MI200}, per die"),
     _row("mi210", ("AMD Instinct MI210",), 64, 1.6384, (45.3, None, 181, 181), _MI200),
+    # RDNA 3 has no matrix instructions for fp32; those for bf16 are as fast as those for fp16 (AMD GPUOpen, "How to
+    # accelerate AI applications on RDNA 3 using WMMA").
+    _row(
+        "rx-7900-xtx",
+        ("AMD Radeon RX 7900 XTX",),
+        24,
+        0.96,
+        (61.4, None, 122.8, 122.8),
+        "AMD Radeon RX 7900 XTX specifications",
+    ),
 )
 
 _BY_NAME: dict[str, list[Accelerator]] = {}
@@ -244,3 +292,38 @@ for _listed in ACCELERATORS:
     for _name in _listed.names:
         _BY_NAME.setdefault(_normalised(_name), []).append(_listed)
 _BY_KEY = {row.key: row for row in ACCELERATORS}
+
+_CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
+    (7, 0): ("v100-32gb", "v100-16gb", "v100-pcie-32gb", "v100-pcie-16gb", "v100s"),
+    (7, 5): ("t4", "quadro-rtx-6000", "titan-rtx", "rtx-2080-ti"),
+    (8, 0): ("a100-80gb", "a100-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a800-80gb", "a800-pcie-80gb", "a30"),
+    (8, 6): ("a40", "a16", "a10", "a10g", "a2", "rtx-a6000", "rtx-a5000"),
+    (8, 9): ("l40s", "l40", "l4", "rtx-6000-ada", "rtx-4000-ada"),
+    (9, 0): (
+        "gh200-144gb",
+        "gh200",
+        "h200",
+        "h200-nvl",
+        "h100",
+        "h100-pcie",
+        "h100-nvl",
+        "h800",
+        "h800-pcie",
+        "h20",
+        "h20-3e",
+    ),
+    (10, 0): ("b200", "gb200"),
+    (10, 3): ("b300", "gb300"),
+    (12, 0): ("rtx-pro-6000", "rtx-pro-6000-max-q", "rtx-pro-6000-server"),
+}
+_CAPABILITY = {key: capability for capability, keys in _CAPABILITIES.items() for key in keys}
+_GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the first characters of the key
+
+
+def capability(key: str) -> tuple[int, int] | None:
+    """Returns the compute capability of an accelerator, such as (8, 0); None for AMD's accelerators.
+
+    Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
+    """
+    listed = find_by_key(key).key
+    return _CAPABILITY.get(listed) or _GEFORCE.get(listed[: len("rtx-30")])

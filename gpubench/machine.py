@@ -15,10 +15,12 @@ from gpubench.devices import (
     ask,
     cpu_quota,
     cuda_gpus,
+    is_rocm,
     memory_limit,
     open_nvml,
     physical_cores,
     read_text,
+    visible_gpus,
 )
 
 
@@ -114,7 +116,9 @@ def _driver() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Returns the facts of the visible NVIDIA GPUs in CUDA's order, from the driver and NVML."""
+    """Returns the facts of the visible GPUs in the order of CUDA or HIP, from the driver and NVML."""
+    if is_rocm():
+        return [_identity(gpu) for gpu in visible_gpus()]
     nvml = open_nvml()
     try:
         return [

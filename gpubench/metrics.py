@@ -177,10 +177,12 @@ DEFINITIONS: dict[str, Definition] = {
         "fraction", "higher", "model_flops_per_sample x throughput / (ranks x measured_peak)"
     ),
     "measured_peak": Definition(
-        "FLOP/s", "higher", "highest measured rate of a large square matrix product in the run's precision"
+        "FLOP/s", "higher", "measured rate that a large square matrix product sustains in the run's precision"
     ),
     "energy_per_sample": Definition(
-        "J", "lower", "increase of the devices' energy counters over the steady window / samples in it"
+        "J",
+        "lower",
+        "increase of the energy counters of the GPUs that the ranks used over the steady window / samples in it",
     ),
     "peak_memory_allocated": Definition(
         "B", "lower", "largest device memory held by tensors at any time after the warm-up, on the rank with the most"

@@ -11,7 +11,7 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -49,6 +49,9 @@ class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `energy_j` is the energy used since the driver was loaded; the driver updates it every 20 to 100 ms. `utilization`
     is the fraction of the driver's last averaging period in which a kernel ran. `other_processes` is the number of
     compute processes on the GPU besides the host and the workers; it is None if the sample did not count them.
+
+    A GPU in MIG mode has instances that others may use. NVML gives power, energy, memory, utilization and processes of
+    the whole GPU, which are then left out.
     """
 
     index: int
@@ -114,6 +117,7 @@ class Telemetry:
         if self._nvml:
             found = {index: ask(self._nvml, "nvmlDeviceGetHandleByIndex", index) for index in gpu_indices}
             self._handles = {index: handle for index, handle in found.items() if handle is not None}
+        self._shared = {index for index, handle in self._handles.items() if self._is_partitioned(handle)}
         self._cpu_times: Any = psutil.cpu_times()
         self._workers: dict[int, _Worker] = {}
         self._processes = _Processes()
@@ -140,7 +144,10 @@ class Telemetry:
         began, now = time.thread_time(), self._now()
         gpus = [self._sample_gpu(index, handle) for index, handle in self._handles.items()]
         if processes:
-            counted = [self._other_processes(handle) for handle in self._handles.values()]
+            counted = [
+                None if index in self._shared else self._other_processes(handle)
+                for index, handle in self._handles.items()
+            ]
             gpus = [msgspec.structs.replace(gpu, other_processes=n) for gpu, n in zip(gpus, counted, strict=True)]
         cpu = self._sample_cpu()
         cost, wall = time.thread_time() - began, time.monotonic() - called
@@ -152,12 +159,19 @@ class Telemetry:
             ask(self._nvml, "nvmlShutdown")
             self._nvml, self._handles = None, {}
 
+    def _is_partitioned(self, handle: Any) -> bool:
+        """Returns whether a GPU is in MIG mode. NVML gives the mode as [current, after the next reset]."""
+        mode = ask(self._nvml, "nvmlDeviceGetMigMode", handle)
+        return bool(mode and mode[0])
+
     def _sample_gpu(self, index: int, handle: Any) -> GpuSample:
         nvml = self._nvml
-        energy_mj = ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # read first, at the time of the sample
-        power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-        rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        energy_mj = power_mw = rates = memory = None
+        if index not in self._shared:
+            energy_mj = ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)  # read first, at the sample's time
+            power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+            rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+            memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
         reasons = ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:  # the name before driver 535
             reasons = ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -337,6 +351,13 @@ class OtherLoad(msgspec.Struct, frozen=True, kw_only=True):
     def busy(self) -> bool:
         """Whether other processes used more CPU time than the background tasks of an idle machine."""
         return self.cores is not None and self.cores > max(IDLE_CORES, IDLE_SHARE * (self.machine_cores or 0))
+
+
+def of_gpus(samples: Sequence[TelemetrySample], gpus: Container[int]) -> list[TelemetrySample]:
+    """Returns the samples with the state of the GPUs `gpus` (NVML's numbers) only."""
+    return [
+        msgspec.structs.replace(sample, gpus=[gpu for gpu in sample.gpus if gpu.index in gpus]) for sample in samples
+    ]
 
 
 def within(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[TelemetrySample]:

@@ -170,6 +170,19 @@ def test_ranks_on_other_machines_need_no_gpu_here(monkeypatch: pytest.MonkeyPatc
     assert (done.device, done.performance.cpu_threads) == (Device.cuda, 4)
 
 
+def test_ranks_that_see_one_gpu_each_decide_how_they_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, H200)
+    under_torchrun(monkeypatch, world_size=4, local=4)
+    done, reasons = complete(settings(world_size=4))
+    assert (done.device, done.distributed.backend) == (Device.cuda, None)
+    assert "distributed.backend" not in reasons
+    piped = apply_overrides(PipeSettings(), {"distributed.world_size": 4, "model.unet": "tiny"})
+    assert defaults.complete(piped)[0].distributed.backend is None
+    assert complete(settings(world_size=4, distributed__backend="nccl"))[0].distributed.backend == "nccl"
+    under_torchrun(monkeypatch, world_size=2, local=1)
+    assert complete(settings(world_size=2))[0].distributed.backend == "nccl", "each machine has one rank"
+
+
 def test_each_rank_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"distributed\.world_size=999 x 400 MiB .* 16384 MiB") as refusal:
         complete(settings(world_size=999))

@@ -53,6 +53,19 @@ def test_without_nvml_there_are_gpus_without_a_number(monkeypatch: pytest.Monkey
     assert (first.index, first.name) == (None, "NVIDIA H200")
 
 
+def test_all_gpus_of_the_machine_are_listed_whatever_cuda_shows(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "open_driver", lambda: FakeDriver(GPUS[1]))
+    assert [gpu.index for gpu in devices.visible_gpus()] == [1]
+    listed = [(gpu.index, gpu.uuid) for gpu in devices.machine_gpus()]
+    assert listed == [(gpu["Index"], gpu["UUID"]) for gpu in nvml.gpus]
+    assert devices.machine_gpus()[0] == devices.Gpu(0, "NVIDIA H200", str(GPUS[0]["UUID"]), 150_754_820_096, (9, 0))
+    assert nvml.users == 0
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*GPUS, driver=False))
+    assert devices.machine_gpus() == []
+
+
 def test_a_gpu_that_nvml_cannot_read_takes_no_others_number(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.gpus[0] = {"UUID": None, "Index": 0}
     assert [gpu.index for gpu in devices.visible_gpus()] == [None, 1, 2]
@@ -63,16 +76,87 @@ def test_without_a_driver_there_are_no_gpus(nvml: FakeNvml, monkeypatch: pytest.
     assert devices.visible_gpus() == []
 
 
-def test_amd_gpus_are_read_from_the_kernels_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+UNIQUE = (0xABBA000000000001, 0xABBA000000000002, 0xBABA000000000003)
+"""The unique ids of three AMD GPUs. The first two begin alike."""
+
+
+@pytest.fixture
+def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernel's topology of a machine with a CPU and three AMD GPUs."""
     monkeypatch.setattr(devices, "KFD_NODES", tmp_path)
     monkeypatch.setattr(devices, "torch_build", lambda: "rocm 6.3")
-    for node, simds in enumerate((0, 1216, 1216)):
-        (tmp_path / str(node)).mkdir()
-        lines = (f"simd_count {simds}", "gfx_target_version 90402", f"unique_id {node}")
-        (tmp_path / str(node) / "properties").write_text("\n".join(lines))
-    assert [(gpu.name, gpu.uuid) for gpu in devices.visible_gpus()] == [("AMD gfx942", "1"), ("AMD gfx942", "2")]
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert [gpu.uuid for gpu in devices.visible_gpus()] == ["2"]
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    describe(tmp_path / "0", simd_count=0)
+    for number, unique in enumerate(UNIQUE, 1):
+        describe(tmp_path / str(number), simd_count=1216, gfx_target_version=90402, unique_id=unique)
+    return tmp_path
+
+
+def describe(node: Path, **facts: int) -> None:
+    node.mkdir(parents=True, exist_ok=True)
+    (node / "properties").write_text("".join(f"{name} {value}\n" for name, value in facts.items()))
+
+
+def test_amd_gpus_are_read_from_the_kernels_topology(amd: Path) -> None:
+    found = devices.visible_gpus()
+    assert [(gpu.name, gpu.uuid) for gpu in found] == [("AMD gfx942", f"GPU-{unique:x}") for unique in UNIQUE]
+    assert {(gpu.index, gpu.memory_bytes, gpu.compute_capability) for gpu in found} == {(None, None, None)}
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [(0x74A0, "AMD Instinct MI300A"), (0x74A1, "AMD Instinct MI300X"), (0x74FF, "AMD gfx942")]
+)
+def test_the_device_id_tells_amd_gpus_of_one_architecture_apart(amd: Path, device: int, name: str) -> None:
+    describe(amd / "1", simd_count=912, gfx_target_version=90402, unique_id=UNIQUE[0], device_id=device)
+    assert devices.visible_gpus()[0].name == name
+
+
+def test_the_memory_of_an_amd_gpu_is_that_of_its_frame_buffers(amd: Path) -> None:
+    for bank, (kind, size) in enumerate([(0, 5), (1, 2**30), (2, 2**31), (4, 7)]):
+        describe(amd / "1" / "mem_banks" / str(bank), heap_type=kind, size_in_bytes=size)
+    assert devices.visible_gpus()[0].memory_bytes == 3 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({"HIP": "1"}, [1]),
+        ({"CUDA": "2,0"}, [2, 0]),
+        ({"HIP": "2", "CUDA": "0"}, [2]),
+        ({"HIP": "", "CUDA": "1"}, [1]),
+        ({"HIP": "", "CUDA": ""}, [0, 1, 2]),
+        ({"HIP": "-1"}, []),
+        ({"HIP": "1,-1,0"}, [1]),
+        ({"HIP": "0,3,1"}, [0]),
+        ({"HIP": "0, 1"}, [0]),
+        ({"HIP": "0,00,1"}, [0]),
+        ({"HIP": "1,1,0"}, [1, 0]),
+        ({"HIP": "GPU-baba000000000003,0"}, [2, 0]),
+        ({"HIP": "GPU-f,0"}, []),
+        ({"HIP": "none"}, []),
+        ({"ROCR": ""}, []),
+        ({"ROCR": "-1"}, []),
+        ({"ROCR": "2, 0"}, [2, 0]),
+        ({"ROCR": "0,x,1"}, [0]),
+        ({"ROCR": "0,3,1"}, [0]),
+        ({"ROCR": "1,1,0"}, [1]),
+        ({"ROCR": "gpu-baba,1"}, [2, 1]),
+        ({"ROCR": "GPU-abba,1"}, []),
+        ({"ROCR": "GPU-XX"}, []),
+        ({"ROCR": "GPU-"}, []),
+        ({"ROCR": "2,0", "HIP": "1"}, [0]),
+        ({"ROCR": "2,0", "CUDA": "0"}, [2]),
+        ({"ROCR": "2", "HIP": "1"}, []),
+    ],
+    ids=str,
+)
+def test_what_hides_amd_gpus_is_read_as_their_runtimes_read_it(
+    amd: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], seen: list[int]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
+    assert [UNIQUE.index(int(gpu.uuid.removeprefix("GPU-"), 16)) for gpu in devices.visible_gpus()] == seen
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked
@@ -7,6 +9,7 @@ import ranks_worker
 import torch
 from running import PATIENCE, environment
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from gpubench.errors import DeviceError
@@ -14,6 +17,7 @@ from gpubench.ranks import Ranks, is_rank_zero, launched_by_torchrun
 from gpubench.releases import installed
 from gpubench.settings.schema import Device, Precision
 from gpubench.settings.sections import DistributedSettings
+from gpubench.worker import distributed
 from gpubench.worker.distributed import is_broken_collective, pick_device, setup_ddp, wrap
 
 
@@ -80,6 +84,57 @@ def test_ranks_come_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_gpu_that_torch_cannot_use_is_refused_with_the_build() -> None:
     with pytest.raises(DeviceError, match=r"finds no usable GPU"):
         pick_device(Device.cuda, Ranks(0, 0, 1, 1))
+
+
+def backends(monkeypatch: pytest.MonkeyPatch, wanted: str | None, uuids: Sequence[str | None]) -> list[str]:
+    """What each rank chooses, or the error that it raises, if the ranks use the GPUs with these uuids."""
+    monkeypatch.setattr(distributed, "_uuid", lambda device: uuids[device.index])
+    store = HashStore()
+
+    def choose(rank: int) -> str:
+        ranks = Ranks(rank, rank, len(uuids), len(uuids))
+        try:
+            return distributed.choose_backend(wanted, ranks, store, torch.device("cuda", rank))
+        except DeviceError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(uuids)) as pool:
+        return list(pool.map(choose, range(len(uuids))))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "uuids", "backend"),
+    [
+        (None, ["a", "b", "c"], "nccl"),
+        (None, ["a", "b", "a"], "gloo"),
+        (None, [None, None], "nccl"),
+        ("gloo", ["a", "b"], "gloo"),
+        ("nccl", ["a", "b"], "nccl"),
+        ("nccl", ["a", "b", "b"], "ranks 1 and 2 use the same GPU, which NCCL does not support"),
+    ],
+)
+def test_ranks_use_nccl_where_each_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, uuids: list[str | None], backend: str
+) -> None:
+    assert backends(monkeypatch, wanted, uuids) == [backend] * len(uuids)
+
+
+@pytest.mark.parametrize(
+    ("visible", "rank", "may_share", "device"),
+    [(4, 2, False, "cuda:2"), (1, 2, False, "cuda:0"), (2, 3, True, "cuda:1"), (2, 2, False, None)],
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, rank: int, may_share: bool, device: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    ranks = Ranks(rank, rank, 4, 4)
+    if device:
+        assert str(pick_device(Device.cuda, ranks, may_share=may_share)) == device
+    else:
+        with pytest.raises(DeviceError, match="rank 2 needs GPU 2, but torch finds only 2"):
+            pick_device(Device.cuda, ranks, may_share=may_share)
 
 
 def test_a_broken_collective_is_told_from_an_error_of_ones_own() -> None:

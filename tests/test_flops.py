@@ -7,7 +7,7 @@ import torch
 
 from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker import compute_rates
-from gpubench.worker.compute_rates import FlopCount, count_flops, measure_peak
+from gpubench.worker.compute_rates import FlopCount, count_flops, measure_peak, settled
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)
@@ -111,22 +111,38 @@ def test_a_step_without_products_counts_zero() -> None:
     assert count_flops(lambda: None) == FlopCount(0, {})
 
 
-def test_the_peak_is_the_best_block_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_the_rate_after_the_clock_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     products = 0
     clock = 0.0
 
     def mm(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         nonlocal products, clock
         products += 1
-        clock += 0.01 if 20 < products <= 30 else 0.02
+        clock += 0.01 if products <= 12 else 0.02
         return out
 
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(time, "perf_counter", lambda: clock)
     peak = measure_peak(torch.device("cpu"), torch.float32, seconds=0.5)
-    # 3 products warm up and 3 calibrate, at 0.02 s, so each of 5 blocks holds 5; the fourth runs at 0.01 s throughout.
-    assert products == 3 + 3 + 5 * 5
-    assert peak.flops_per_s == pytest.approx(2 * 1024**3 / 0.01)
+    # Of 3 products to warm up, 3 to calibrate and 1 in each block, the first 12 run at the higher clock.
+    assert products == 3 + 3 + 14
+    assert peak.flops_per_s == pytest.approx(2 * 1024**3 / 0.02)
+
+
+@pytest.mark.parametrize(
+    ("times", "blocks", "duration"),
+    [
+        ([1.0] * 50, 10, 1.0),
+        ([0.8, 0.9, 1.0, 1.0, 1.3] + [1.0] * 45, 10, 1.0),
+        ([0.7] * 6 + [1.0] * 44, 14, 1.0),
+        ([1.05**number for number in range(50)], 50, 1.05**47),
+    ],
+    ids=["steady", "one slow block", "a burst", "never"],
+)
+def test_blocks_run_until_their_times_have_settled(times: list[float], blocks: int, duration: float) -> None:
+    left = iter(times)
+    assert settled(lambda: next(left)) == pytest.approx(duration)
+    assert len(list(left)) == 50 - blocks
 
 
 @pytest.mark.parametrize(

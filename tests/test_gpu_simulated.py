@@ -193,6 +193,69 @@ def test_a_pipeline_over_nccl_makes_what_the_reference_makes(
     assert "backend: nccl" in (done.run / "config.yaml").read_text()
 
 
+OWN, SAME = "$LOCAL_RANK", "1"
+SHORTEST = (*SHORT, "--steps=4", "--training.warmup_steps=1", "--repeats=1")
+
+
+@pytest.mark.parametrize(
+    ("visible", "backend", "command"),
+    [
+        (OWN, "nccl", ("train-bench", *SHORTEST)),
+        (SAME, "gloo", ("train-bench", *SHORTEST)),
+        (OWN, "nccl", ("memory", *SHORT[:3])),
+        (
+            OWN,
+            "nccl",
+            ("pipe-infer", "--device=cuda", "--unet=tiny", "--steps=4", "--samples=2", "--repeats=1", "--verify"),
+        ),
+        (
+            SAME,
+            "gloo",
+            ("pipe-infer", "--device=cuda", "--unet=tiny", "--steps=4", "--samples=2", "--repeats=1", "--verify"),
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_ranks_that_see_one_gpu_each_choose_their_backend_by_whose_it_is(
+    visible: str, backend: str, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+    hidden = ("sh", "-c", f'CUDA_VISIBLE_DEVICES={visible} exec "$0" "$@"', sys.executable)
+    done = gpubench(*command, "-q", results=tmp_path, launcher=(*torchrun, *hidden))
+    assert done.code == 0, done.stderr
+    record = done.document("run.json")
+    assert record["observed"] == {"distributed.backend": backend}
+    assert "backend: null" in (done.run / "config.yaml").read_text()
+    if command[0] != "memory":
+        assert record["gpus"] == ([0, 1] if visible == OWN else [1])
+
+
+ONE_OF_THREE = """
+import sys
+import torch
+
+model = torch.nn.Linear(64, 64).to(sys.argv[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64, device=sys.argv[1])).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_telemetry_of_a_program_is_that_of_the_gpu_that_it_uses(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKECUDA_DEVICES", "3")
+    (tmp_path / "one.py").write_text(ONE_OF_THREE)
+    program = (sys.executable, str(tmp_path / "one.py"), f"cuda:{number}")
+    done = gpubench("train-bench", "--repeats=1", "-q", "--", *program, results=tmp_path / "results")
+    assert done.code == 0, done.stderr
+    assert done.document("run.json")["gpus"] == [number]
+    assert {len(line["gpus"]) for line in done.lines("telemetry.jsonl")} == {3}
+
+
 def test_fully_sharded_ranks_over_nccl_learn_what_replicated_ones_learn(tmp_path: Path) -> None:
     losses = {}
     for strategy in ("ddp", "fsdp2"):

@@ -249,3 +249,16 @@ def test_packages_that_an_image_lacks_or_has_too_old_are_named_and_pytorch_never
     assert "pyyaml" not in found
     assert found["numpy"][1].startswith("1.21.0 is installed, ")
     assert found["msgspec"][1] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("capability", "refused"), [((7, 5), {"bf16", "tf32"}), ((8, 0), set()), (None, set())], ids=["T4", "A100", "AMD"]
+)
+def test_a_card_is_given_no_precision_that_it_refuses(
+    load: Callable[[str], Any], capability: tuple[int, int] | None, refused: set[str]
+) -> None:
+    card = load("gpu_jobs.card").Card("a GPU", 80 * GIB, capability)
+    jobs = [job for group in load("gpu_jobs").groups(card) for job in group.jobs]
+    words = {word for job in jobs for word in job.arguments if word.startswith("--precision=")}
+    assert {word.removeprefix("--precision=") for word in words} == {"fp32", "amp", "fp16", "bf16", "tf32"} - refused
+    assert len({job.name for job in jobs}) == len(jobs)

@@ -54,7 +54,9 @@ def test_case_and_spacing_of_a_name_do_not_matter() -> None:
         "NVIDIA GeForce RTX 4070 Ti SUPER 16GB",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb",
         "NVIDIA H100 80GB HBM3 (simulated)",
-        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA GB10",
+        "AMD gfx942",
         "AMD Instinct MI250X/MI250",
     ],
 )
@@ -91,6 +93,8 @@ def test_cards_that_differ_in_memory_alone_have_one_peak() -> None:
     [
         ("NVIDIA H200", 143771, "h200"), ("NVIDIA A10G", 22515, "a10g"), ("Tesla T4", 14912, "t4"),
         ("NVIDIA GB200", 189471, "gb200"), ("NVIDIA A100-SXM4-80GB", 81050, "a100-80gb"),
+        ("NVIDIA H20-3e", 143771, "h20-3e"), ("NVIDIA RTX 4000 Ada Generation", 20475, "rtx-4000-ada"),
+        ("NVIDIA GeForce RTX 4090 D", 24564, "rtx-4090-d"),
     ],
 )  # fmt: skip
 def test_the_memory_that_drivers_report_suits_the_nominal_one(name: str, mebibytes: int, key: str) -> None:
@@ -106,6 +110,9 @@ def test_a_part_of_a_card_that_goes_by_the_name_of_the_whole_has_no_peak() -> No
     ("name", "teraflops"),
     [
         ("NVIDIA A10G", 70), ("NVIDIA A30", 165), ("NVIDIA H20", 148), ("NVIDIA GB200", 2500), ("NVIDIA GB300", 2500),
+        ("NVIDIA H800", 989.4), ("NVIDIA A800-SXM4-80GB", 312), ("NVIDIA H20-3e", 148), ("NVIDIA A2", 18),
+        ("NVIDIA A16", 17.9), ("NVIDIA GeForce RTX 4090 D", 147.1), ("NVIDIA RTX 4000 Ada Generation", 106.9),
+        ("NVIDIA RTX A5000", 111.1), ("AMD Instinct MI300A", 980.6), ("AMD Radeon RX 7900 XTX", 122.8),
         ("AMD Instinct MI350X", 2306.9), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 440),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 480), ("NVIDIA GeForce RTX 3090 Ti", 80),
@@ -169,7 +176,14 @@ def test_the_v100_of_a_dgx_station_is_that_of_the_servers() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("Tesla T4", "bf16"), ("Tesla T4", "tf32"), ("AMD Instinct MI355X", "tf32"), ("AMD Instinct MI210", "tf32")],
+    [
+        ("Tesla T4", "bf16"),
+        ("Tesla T4", "tf32"),
+        ("NVIDIA TITAN RTX", "bf16"),
+        ("Quadro RTX 6000", "tf32"),
+        ("AMD Instinct MI355X", "tf32"),
+        ("AMD Instinct MI210", "tf32"),
+    ],
 )
 def test_arithmetic_the_matrix_units_lack_has_no_peak(name: str, precision: str) -> None:
     assert find_accelerator(name) is not None

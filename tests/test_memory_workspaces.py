@@ -3,8 +3,8 @@
 import pytest
 
 from gpubench.errors import DeviceError
-from gpubench.hardware import ACCELERATORS
-from gpubench.memory.libraries import HANDLES, blas_workspace, capability
+from gpubench.hardware import ACCELERATORS, capability
+from gpubench.memory.libraries import HANDLES, blas_workspace
 
 AMD = {row.key for row in ACCELERATORS if any("AMD" in name for name in row.names)}
 

@@ -1,5 +1,6 @@
 """What torch.profiler is told to record of our own loop, and what it leaves."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def record(settings: ProfilingSettings, folder: Path, unit: int = 1) -> list[Pat
 def profiled(path: Path) -> Rank:
     (rank,) = analyse([read(path)]).ranks
     return rank
+
+
+def test_cupti_stays_attached_between_cycles_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+    Recording(ProfilingSettings(), CPU, 0, tmp_path)
+    assert os.environ["TEARDOWN_CUPTI"] == "0"
 
 
 def test_every_cycle_leaves_a_file_of_its_own_with_the_steps_it_recorded(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_what_a_gpu_does_not_support_is_absent_from_its_line(monkeypatch: pytest
     assert msgspec.to_builtins(sample.gpus) == [{"index": 0, "power_w": 70.0, "throttle_reasons": []}]
 
 
+def test_what_nvml_gives_of_a_whole_gpu_is_not_that_of_its_mig_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons"}
+    for mode, left in ([1, 1], whole), ([0, 1], whole | {"power_w", "energy_j", "other_processes"}):
+        (gpu,) = watching(monkeypatch, BUSY | {"MigMode": mode}).sample(processes=True).gpus
+        assert left <= set(msgspec.to_builtins(gpu)), mode
+    (gpu,) = watching(monkeypatch, BUSY | {"MigMode": [1, 1]}).sample(processes=True).gpus
+    assert set(msgspec.to_builtins(gpu)) == whole | {"index"}
+
+
 def test_the_workers_are_not_other_processes(monkeypatch: pytest.MonkeyPatch, worker: subprocess.Popen[bytes]) -> None:
     pids = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=worker.pid)]
     telemetry = watching(monkeypatch, {"ComputeRunningProcesses": lambda: pids})

@@ -17,6 +17,6 @@ def groups(card: Card) -> tuple[Group, ...]:
         Group("memory", "do predictions of memory hold?", tuple(memories(card))),
         Group("overhead", "what does measuring cost, and are equal runs called equal?", overhead(card)),
         Group("profiles", "are planted faults found, and do their fixes help?", tuple(profiles(card))),
-        Group("pipelines", "is what ranks hand over bit-identical, and what does it cost?", pipelines()),
+        Group("pipelines", "is what ranks hand over bit-identical, and what does it cost?", pipelines(card)),
         Group("compile", "what does torch.compile give?", compilation(card)),
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpubench.devices import visible_gpus
-from gpubench.hardware import Accelerator, find_accelerator
+from gpubench.hardware import AMPERE, Accelerator, find_accelerator
 
 SIMULATED = "(simulated)"  # how the name of the device of tests/fake_cuda ends
 ROOM = 0.88  # of the memory: cuDNN's workspaces and fragmentation are in no prediction
@@ -27,12 +27,14 @@ class Card:
 
     name: str
     memory_bytes: int
+    capability: tuple[int, int] | None = None
+    """The compute capability; None for GPUs of other vendors than NVIDIA."""
 
     @classmethod
     def here(cls) -> "Card | None":
         """None where no GPU is visible, or nothing says how large its memory is."""
         found = next(iter(visible_gpus()), None)
-        return cls(found.name, found.memory_bytes) if found and found.memory_bytes else None
+        return cls(found.name, found.memory_bytes, found.compute_capability) if found and found.memory_bytes else None
 
     @property
     def listed(self) -> Accelerator | None:
@@ -42,6 +44,16 @@ class Card:
     @property
     def simulated(self) -> bool:
         return self.name.endswith(SIMULATED)
+
+    @property
+    def modern(self) -> bool:
+        """Whether it computes in bfloat16 and TF32, which gpubench refuses on older GPUs."""
+        return (self.capability or AMPERE) >= AMPERE
+
+    @property
+    def half(self) -> str:
+        """The setting of precision for training with 16 bits."""
+        return "bf16" if self.modern else "amp"
 
     @property
     def slug(self) -> str:

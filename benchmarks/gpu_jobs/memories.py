@@ -29,7 +29,8 @@ READ_BACK = CASES[0]
 def memories(card: Card) -> Iterator[Job]:
     """Three steps each, at the model's own batch where that fits; the prediction runs beside the measurement."""
     for case in CASES:
-        preset, precision, optimizer, checkpointing = case
+        preset, wanted, optimizer, checkpointing = case
+        precision = card.half if wanted == "bf16" else wanted
         batch = card.batch(preset, find(preset).batch_size_cuda)
         options = (
             *("benchmarks/memory_check.py", "--results", RUNS, f"--config={preset}", f"--precision={precision}"),

@@ -1,12 +1,13 @@
 """Diffusion inference with the UNets of SD 1.5 and SDXL, with random weights at full size."""
 
+from gpu_jobs.card import Card
 from gpu_jobs.job import OUTPUT, VERIFY, Job, cli
 
 PIPE = ("--repeats=1", VERIFY, "--pipeline.deadline=120")
 TINY = ("--device=cpu", "--unet=tiny", "--precision=fp32", "--steps=4", "--samples=2", "--performance.cpu_threads=1")
 
 
-def pipelines() -> tuple[Job, ...]:
+def pipelines(card: Card) -> tuple[Job, ...]:
     """Two ranks share the GPU, so that they show whether the result is right, and not what is fast."""
     one, two = _pipe("sd15", "fp16", 1, 20, 4, 60.0), _pipe("sd15", "fp16", 2, 20, 4, 110.0)
     judged = Job(
@@ -16,7 +17,7 @@ def pipelines() -> tuple[Job, ...]:
         20.0,
         after=(one.name, two.name),
     )
-    return (two, one, judged, _pipe("sdxl", "bf16", 2, 8, 2, 90.0))
+    return (two, one, judged, _pipe("sdxl", "bf16" if card.modern else "fp16", 2, 8, 2, 90.0))
 
 
 def _pipe(unet: str, precision: str, ranks: int, steps: int, samples: int, seconds: float) -> Job:

@@ -19,11 +19,16 @@ def profiles(card: Card) -> Iterator[Job]:
     for name, shows, finds, seconds, tiny, options in (
         (
             "nchw",
-            f"bf16 convolutions in NCHW, batch {resnet}",
+            f"{card.half} convolutions in NCHW, batch {resnet}",
             "nchw-convolutions",
             70.0,
             TINY_RESNET,
-            ("--model=resnet50", "--precision=bf16", f"--batch-size={resnet}", "--performance.channels_last=false"),
+            (
+                "--model=resnet50",
+                f"--precision={card.half}",
+                f"--batch-size={resnet}",
+                "--performance.channels_last=false",
+            ),
         ),
         (
             "fp32",
@@ -39,15 +44,15 @@ def profiles(card: Card) -> Iterator[Job]:
             "launch-bound",
             110.0,
             TINY_BERT,
-            ("--model=bert-base", "--precision=bf16", "--batch-size=1"),
+            ("--model=bert-base", f"--precision={card.half}", "--batch-size=1"),
         ),
     ):
         arguments = cli("profile", VERIFY, *PROFILE, *options, NO_SHAPES)
         yield Job(f"planted-{name}", arguments, shows, seconds, tiny, finds=(finds,), fits=bool(resnet and gpt2))
     yield Job(
         "profile-sd15-unet",
-        cli("profile", *PROFILE, "--model=sd15-unet", "--precision=bf16", f"--batch-size={unet}"),
-        f"sd15-unet, bf16, eager, batch {unet}: where a step goes",
+        cli("profile", *PROFILE, "--model=sd15-unet", f"--precision={card.half}", f"--batch-size={unet}"),
+        f"sd15-unet, {card.half}, eager, batch {unet}: where a step goes",
         40.0,
         (*REHEARSED, "--model=sd15-unet-tiny"),
         fits=bool(unet),

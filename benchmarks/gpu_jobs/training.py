@@ -13,7 +13,7 @@ LAMBDA = Reference(
 
 
 def speed(card: Card) -> tuple[Job, ...]:
-    """One transformer in every arithmetic at the same batch, and a network of convolutions in both memory formats."""
+    """One transformer in each of the card's arithmetics at one batch, and convolutions in both memory formats."""
     batch = card.batch("resnet50", LAMBDA_BATCH)
     published = card.name == LAMBDA_DEVICE and batch == LAMBDA_BATCH
     resnet = Job(
@@ -28,7 +28,8 @@ def speed(card: Card) -> tuple[Job, ...]:
         LAMBDA if published else None,
         fits=bool(batch),
     )
-    return (*(_gpt2(card, precision) for precision in ("bf16", "tf32", "fp32", "amp")), resnet)
+    precisions = ("bf16", "tf32", "fp32", "amp") if card.modern else ("fp32", "amp")
+    return (*(_gpt2(card, precision) for precision in precisions), resnet)
 
 
 def _gpt2(card: Card, precision: str) -> Job:
@@ -59,7 +60,14 @@ def overhead(card: Card) -> tuple[Job, ...]:
         Job(
             "equal-runs",
             (
-                *("benchmarks/compare_equal.py", "--runs=4", "--repeats=2", "--", "--model=gpt2", "--precision=bf16"),
+                *(
+                    "benchmarks/compare_equal.py",
+                    "--runs=4",
+                    "--repeats=2",
+                    "--",
+                    "--model=gpt2",
+                    f"--precision={card.half}",
+                ),
                 *(f"--batch-size={batch}", "--steps=30", "--logging.graph=false"),
             ),
             f"runs that are all alike against each other, GPT-2, batch {batch}: how often they are called different",
@@ -78,8 +86,8 @@ def compilation(card: Card) -> tuple[Job, ...]:
     return (
         Job(
             "gpt2-compile",
-            cli("train-bench", *SHORT, "--config=gpt2", "--precision=bf16", f"--batch-size={batch}", COMPILED),
-            f"GPT-2 124M, bf16, 1024 tokens, batch {batch}: eager, then compiled",
+            cli("train-bench", *SHORT, "--config=gpt2", f"--precision={card.half}", f"--batch-size={batch}", COMPILED),
+            f"GPT-2 124M, {card.half}, 1024 tokens, batch {batch}: eager, then compiled",
             110.0,
             TINY_GPT2,
             fits=bool(batch),

@@ -8,9 +8,8 @@ from math import prod
 from gpubench import units
 from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, severity
 from gpubench.findings import Finding, Unanswered
-from gpubench.hardware import AMPERE
+from gpubench.hardware import AMPERE, capability
 from gpubench.memory.footprint import OTHERS, Holder
-from gpubench.memory.libraries import capability
 
 LOGITS = 0.15
 """The threshold as a fraction of the peak. The loss in chunks needs no more compute, but has to be rewritten."""

@@ -4,8 +4,8 @@ and memory that libraries and the allocator hold."""
 from gpubench import units
 from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, phase_name, severity
 from gpubench.findings import Finding, Saving, Unanswered
-from gpubench.hardware import AMPERE, HOPPER
-from gpubench.memory.libraries import HANDLES, blas_workspace, capability
+from gpubench.hardware import AMPERE, HOPPER, capability
+from gpubench.memory.libraries import HANDLES, blas_workspace
 
 UNUSED = 0.05
 """The threshold as a fraction of the peak. The allocator always has unused memory, because it reserves in pieces."""

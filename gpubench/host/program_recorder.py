@@ -7,6 +7,7 @@ import shutil
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed, RunFaile
 from gpubench.findings import Finding, Findings
 from gpubench.host import beside, endings
 from gpubench.host.launch import Workers
+from gpubench.host.machines import started_together
 from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.program import Program, step_name
 from gpubench.host.recorder import Recorder, StepRecorder
@@ -283,10 +285,13 @@ class OfProgram(Recorder[P]):
         said = warnings.collected(warnings.not_applied(missed), self._beside(), *summary.warnings)
         return msgspec.structs.replace(summary, warnings=said, missed=missed)
 
-    @property
-    def watched_gpus(self) -> list[int]:
-        """The indices in NVML of all visible GPUs, because it is not known in advance which ones the program uses."""
-        return [gpu.index for gpu in devices.visible_gpus() if gpu.index is not None]
+    @cached_property
+    def watched_gpus(self) -> list[devices.Gpu]:
+        """All visible GPUs, because it is not known in advance which ones the program uses.
+
+        If other hosts on this machine may each see other GPUs, they are all GPUs of the machine.
+        """
+        return (devices.machine_gpus() if started_together() > 1 else []) or devices.visible_gpus()
 
     @property
     @abstractmethod
@@ -389,8 +394,8 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             self._in_order,
             None,
             "",
-            telemetry=self.telemetry,
-            gpus=self.gpus,
+            telemetry=self.own_telemetry,
+            gpus=self.metered_gpus,
             inference=self.settings.inference,
         )
         compiled = sum(

@@ -3,9 +3,10 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -40,12 +41,12 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise, write_summary
-from gpubench.settings.defaults import local_ranks
+from gpubench.settings.defaults import has_gpu_each, local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
 from gpubench.settings.loading import Configuration, idle
 from gpubench.settings.schema import CompletedProgramSettings, CompletedSettings, CompletedTrainSettings, Device
-from gpubench.telemetry import TelemetrySample, other_load, sampling
+from gpubench.telemetry import TelemetrySample, of_gpus, other_load, sampling
 from gpubench.trace.profile import shares
 
 LARGE_TRACE = 100 * 2**20  # bytes, compressed
@@ -115,9 +116,12 @@ class Recorder(ABC, Generic[S]):
             time.monotonic(),
         )  # all repeats use it, even if the wall clock is changed during the run
         self.environment: dict[str, Any] = {}
-        self.device_name: str | None = None
-        self.device_memory: int | None = None
         self.telemetry: list[TelemetrySample] = []
+        """The samples of all watched GPUs."""
+        self._listed: list[events.Gpu] = []
+        """The GPUs that rank 0 sees."""
+        self._used: defaultdict[int, set[str]] = defaultdict(set)
+        """The digits of the uuids of the GPUs that each rank has used, for the ranks that know them."""
         self.seconds: list[float] = []
         """The time of each repeat, with the start and the end of its processes."""
         self.writer = RunWriter(
@@ -217,7 +221,7 @@ class Recorder(ABC, Generic[S]):
         found, wanted = self.sum_up(), self.settings.measurement
         throughput, known = found.get("throughput"), flatten(self.environment)
         beside = other_load(
-            self.telemetry,
+            self.own_telemetry,
             [(window.start, window.end) for window in found.steady],
             known.get("cpu.logical_cores"),
             loaders=self.has_loaders,
@@ -255,6 +259,8 @@ class Recorder(ABC, Generic[S]):
 
     def take(self, event: events.Message) -> None:
         """Keeps one event."""
+        if isinstance(event, events.RepeatDone | events.StageDone) and event.gpus is not None:
+            self._used[event.rank].update(event.gpus)
         match event:
             case events.Log():
                 self._take_log(event)
@@ -280,7 +286,7 @@ class Recorder(ABC, Generic[S]):
 
     def end_repeat(self) -> None:
         """Updates run.json and the summary after a repeat."""
-        self.writer.update(repeats=self.completed())
+        self.writer.update(repeats=self.completed(), gpus=self._own_gpus)
         write_summary(self.summary(), self.writer)
 
     def throughputs(self) -> list[float]:
@@ -320,13 +326,32 @@ class Recorder(ABC, Generic[S]):
     @property
     def gpu_name(self) -> str | None:
         """The name of the GPU, or None on a CPU."""
-        return self.device_name if self.on_gpu else None
+        return self.device.name if self.on_gpu and self.device else None
 
     @property
-    def watched_gpus(self) -> list[int]:
-        """The indices in NVML of the GPUs that the ranks of this machine use."""
-        gpus = devices.visible_gpus()[: local_ranks(self.settings)] if self.on_gpu else []
-        return [gpu.index for gpu in gpus if gpu.index is not None]
+    def device(self) -> events.Gpu | None:
+        """The first GPU that the ranks used, among those that rank 0 sees, or the first of these; None without one."""
+        used = self.used_gpus or ()
+        own = (gpu for gpu in self._listed if gpu.uuid and devices.digits(gpu.uuid) in used)
+        return next(own, self._listed[0] if self._listed else None)
+
+    @cached_property
+    def watched_gpus(self) -> list[devices.Gpu]:
+        """The GPUs of this machine that its ranks may use."""
+        if not self.on_gpu:
+            return []
+        visible = devices.visible_gpus()
+        if has_gpu_each(self.settings, visible):
+            return devices.machine_gpus() or visible
+        return visible[: local_ranks(self.settings)]
+
+    @property
+    def used_gpus(self) -> set[str] | None:
+        """The digits of the uuids of the GPUs that the ranks used on all machines; None if they are not all known."""
+        if len(self._used) == self.processes:
+            return set().union(*self._used.values())
+        only = self.on_gpu and self.processes == 1 == len(self.watched_gpus)
+        return {self.watched_gpus[0].digits} if only else None
 
     def job(self, repeats: Sequence[int]) -> events.Job:
         """Returns the job of a worker process, which calls `work` of its module `worker` with it.
@@ -358,9 +383,21 @@ class Recorder(ABC, Generic[S]):
         )
 
     @property
-    def gpus(self) -> list[int]:
-        """The indices of the run's GPUs in the telemetry samples."""
-        return sorted({gpu.index for sample in self.telemetry for gpu in sample.gpus})
+    def _own_gpus(self) -> list[int]:
+        """The indices in the telemetry samples of the GPUs that the ranks used on this machine."""
+        used = self.used_gpus or set()
+        return sorted({gpu.index for gpu in self.watched_gpus if gpu.digits in used and gpu.index is not None})
+
+    @property
+    def own_telemetry(self) -> list[TelemetrySample]:
+        """The samples with the GPUs that the ranks used."""
+        return of_gpus(self.telemetry, self._own_gpus)
+
+    @property
+    def metered_gpus(self) -> list[int]:
+        """The indices in the telemetry samples of all GPUs that the ranks used; empty if one of them is not sampled."""
+        used, sampled = self.used_gpus, {gpu.digits for gpu in self.watched_gpus if gpu.index is not None}
+        return self._own_gpus if used is not None and used <= sampled else []
 
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
         """Ends the run with `status`, and always closes the log. Raises RunFailed if the status cannot be written."""
@@ -376,6 +413,7 @@ class Recorder(ABC, Generic[S]):
                     log.warning("%s", warning)
                 else:
                     self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))
+            self.writer.update(gpus=self._own_gpus)
             write_summary(summary, self.writer)
             self.metrics.close(summary, succeeded=error is None)
         finally:
@@ -459,9 +497,10 @@ class Recorder(ABC, Generic[S]):
     def _take_environment(self, event: events.EnvironmentCaptured) -> None:
         self.environment = event.environment
         self.writer.replace(ENVIRONMENT, event.environment)
-        gpus = event.gpus
-        self.device_name = gpus[0].name if gpus else None
-        self.device_memory = gpus[0].memory_bytes if gpus else None
+        self._listed = event.gpus
+        if event.settings:
+            self._values |= event.settings
+            self.writer.update(observed=event.settings)
 
     def _take_log(self, event: events.Log) -> None:
         """Passes a worker's log record, with its rank and time, to the host's handlers for run.log and the console."""
@@ -696,10 +735,10 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
             self.settings.precision,
             self._flops,
             self._peak,
-            self.telemetry,
-            self.gpus,
+            self.own_telemetry,
+            self.metered_gpus,
             matmul_precision=self.settings.performance.matmul_precision,
-            device_memory=self.device_memory,
+            device_memory=self.device.memory_bytes if self.device else None,
             inference=self.settings.inference,
         )
 

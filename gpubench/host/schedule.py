@@ -227,7 +227,8 @@ def measure(
         recorder.begin_recorded()
     recorder.listen_to_log(True)
     job = recorder.job(repeats)
-    telemetry = Telemetry(recorder.watched_gpus, measurement.telemetry_interval, calendar(job))
+    watched = [gpu.index for gpu in recorder.watched_gpus if gpu.index is not None]
+    telemetry = Telemetry(watched, measurement.telemetry_interval, calendar(job))
     began = time.monotonic()
     try:
         with recorder.start(job) as workers:

@@ -5,7 +5,6 @@ stream, and keeps it until the end of the process. Each thread has its own handl
 the thread in which autograd runs the backward pass. From PyTorch 2.15 on, each product allocates and frees a workspace.
 """
 
-from gpubench.hardware import find_by_key
 from gpubench.units import MIB
 
 HANDLES = 2
@@ -26,29 +25,6 @@ _OLDER = 2 * 4096 * 1024 + 8 * 16 * 1024
 _HOPPER = 32 * MIB
 _HOPPER_AND_LATER = (9, 10, 12)  # major versions
 _HIPBLASLT = 76 * MIB
-
-_CAPABILITIES: dict[tuple[int, int], tuple[str, ...]] = {
-    (7, 0): ("v100-32gb", "v100-16gb", "v100-pcie-32gb", "v100-pcie-16gb", "v100s"),
-    (7, 5): ("t4",),
-    (8, 0): ("a100-80gb", "a100-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a30"),
-    (8, 6): ("a40", "a10", "a10g", "rtx-a6000"),
-    (8, 9): ("l40s", "l40", "l4", "rtx-6000-ada"),
-    (9, 0): ("gh200-144gb", "gh200", "h200", "h200-nvl", "h100", "h100-pcie", "h100-nvl", "h20"),
-    (10, 0): ("b200", "gb200"),
-    (10, 3): ("b300", "gb300"),
-    (12, 0): ("rtx-pro-6000", "rtx-pro-6000-max-q", "rtx-pro-6000-server"),
-}
-_CAPABILITY = {key: capability for capability, keys in _CAPABILITIES.items() for key in keys}
-_GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the first characters of the key
-
-
-def capability(key: str) -> tuple[int, int] | None:
-    """Returns the compute capability of an accelerator in `hardware`, such as (8, 0); None for AMD's accelerators.
-
-    Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
-    """
-    listed = find_by_key(key).key
-    return _CAPABILITY.get(listed) or _GEFORCE.get(listed[: len("rtx-30")])
 
 
 def blas_workspace(capability: tuple[int, int] | None) -> int:

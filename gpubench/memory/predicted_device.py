@@ -7,12 +7,12 @@ import msgspec
 import psutil
 
 from gpubench.errors import DeviceError
-from gpubench.hardware import ACCELERATORS, find_by_key
+from gpubench.hardware import ACCELERATORS, capability, find_by_key
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History
-from gpubench.memory.libraries import CONTEXT, capability
+from gpubench.memory.libraries import CONTEXT
 from gpubench.settings.keys import about
 from gpubench.settings.schema import Device
 from gpubench.settings.sections import FollowSettings

@@ -19,7 +19,7 @@ from gpubench.pipeline.schedulers import (
     evaluations,
     parse_options,
 )
-from gpubench.settings.defaults import Gaps, check_wandb, find_device, local_ranks, refuse_ranks
+from gpubench.settings.defaults import Gaps, check_wandb, find_device, has_gpu_each, local_ranks, refuse_ranks
 from gpubench.settings.keys import about
 from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, PipeSettings
 
@@ -61,10 +61,11 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     steps = gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
     check_schedule(settings, folder, model, steps, samples)
     ranks, cores = local_ranks(settings), devices.physical_cores()
-    shared = on_gpu and ranks > len(gpus)
-    backend = "nccl" if on_gpu and not shared else "gloo"
-    why = f"{ranks} ranks share {units.counted(len(gpus), 'GPU')}" if shared else where
-    backend = gaps.fill("distributed.backend", backend, why)
+    shared, decided = on_gpu and ranks > len(gpus), not on_gpu or not has_gpu_each(settings, gpus)
+    backend = settings.distributed.backend
+    if decided:
+        why = f"{ranks} ranks share {units.counted(len(gpus), 'GPU')}" if shared else where
+        backend = gaps.fill("distributed.backend", "nccl" if on_gpu and not shared else "gloo", why)
     if not shared or backend == "nccl":
         refuse_ranks(settings, device, gpus, backend)
     gaps.fill("precision", Arithmetic.fp16 if on_gpu else Arithmetic.fp32, where)

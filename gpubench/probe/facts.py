@@ -14,6 +14,7 @@ from typing import Any, Callable, Mapping
 
 import torch
 
+from .gpus import used_gpus
 from .quiet import ignored_warnings
 
 PACKAGES = (
@@ -77,13 +78,14 @@ def recordable(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def peak_memory() -> dict[str, int | None]:
-    """Returns the peaks of this process so far as the fields of `gpubench.events.RepeatDone`, in bytes."""
+def peak_memory() -> dict[str, Any]:
+    """Returns the peaks of this process so far in bytes, and its GPUs, as fields of `gpubench.events.RepeatDone`."""
     used = torch.cuda.is_initialized()
     return {
         "peak_allocated": torch.cuda.max_memory_allocated() if used else None,
         "peak_reserved": torch.cuda.max_memory_reserved() if used else None,
         "peak_rss": _peak_rss(),
+        "gpus": used_gpus(),
     }
 
 

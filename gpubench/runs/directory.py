@@ -123,8 +123,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: dict[str, Any] | None = None
     """The facts of the built model: parameters, sample shape, tokens per sample; None until it is built."""
     observed: dict[str, Any] | None = None
-    """How a program of the user ran, by the dot-keys of the settings that can change it; None if it was not observed.
-    It has the settings that gpubench changed with the values that they had in the program."""
+    """How a program of the user ran, by the dot-keys of the settings that can change it, or which settings the ranks of
+    gpubench's own loop decided; None if neither was observed. Settings that gpubench changed have the values that they
+    had in the program."""
+    gpus: list[int] | None = None
+    """The numbers in telemetry.jsonl of the GPUs that the ranks used, as far as they are known; None in runs of
+    gpubench 0.2.0 and older, whose samples are all of them. telemetry.jsonl may have other GPUs of the machine too."""
     length: RepeatLength | None = None
     """How long each repeat is; None until it is known, and for a command without a loop of steps."""
     interleaved_with: list[str] = []

@@ -32,7 +32,7 @@ from gpubench.runs.steps import StepTable, read_steps
 from gpubench.runs.summary import Summary
 from gpubench.settings import yaml_text
 from gpubench.settings.keys import FILLED_IN, flatten
-from gpubench.telemetry import TelemetrySample
+from gpubench.telemetry import TelemetrySample, of_gpus
 from gpubench.trace.profile import Profile
 
 EXPECTED = "give results/<experiment>/<run_id>"
@@ -125,8 +125,9 @@ class Run:
 
     @cached_property
     def telemetry(self) -> list[TelemetrySample]:
-        """The telemetry samples in order of time; empty if there are none."""
-        return sorted(self.lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+        """The telemetry samples in order of time, with the GPUs that the ranks used; empty if there are none."""
+        samples = sorted(self.lines(TELEMETRY, TelemetrySample), key=lambda sample: sample.time)
+        return samples if self.record.gpus is None else of_gpus(samples, self.record.gpus)
 
     @cached_property
     def spans(self) -> list[Span]:

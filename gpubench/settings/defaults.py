@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
@@ -106,7 +106,8 @@ def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
     gaps.fill("data.pin_memory", on_gpu, where)
     gaps.fill("performance.channels_last", on_gpu and convolutional and not sharded, f"{name} {where}")
     gaps.fill("performance.cpu_threads", max(1, cores // ranks), share)
-    gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
+    if not on_gpu or not has_gpu_each(settings, devices.visible_gpus()):
+        gaps.fill("distributed.backend", "nccl" if on_gpu else "gloo", where)
 
 
 def default_loaders(settings: TrainSettings, on_gpu: bool) -> int:
@@ -277,10 +278,18 @@ def local_ranks(settings: RunSettings) -> int:
     return Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
 
 
+def has_gpu_each(settings: RunSettings, gpus: Sequence[devices.Gpu]) -> bool:
+    """Returns whether each rank of this machine sees one GPU, `gpus`, so that only the ranks know if it is the same.
+
+    Slurm's --gpus-per-task and --gpu-bind, or a CUDA_VISIBLE_DEVICES for each rank, show a rank its own GPU alone.
+    """
+    return launched_by_torchrun() and len(gpus) == 1 < local_ranks(settings)
+
+
 def refuse_ranks(settings: RunSettings, device: Device, gpus: list[devices.Gpu], backend: str | None) -> None:
     """Raises DeviceError or SettingsError for more ranks than the GPUs, or on a CPU the memory, allow."""
     ranks_here = local_ranks(settings)
-    if device is Device.cuda and gpus and ranks_here > len(gpus):
+    if device is Device.cuda and gpus and ranks_here > len(gpus) and not has_gpu_each(settings, gpus):
         raise DeviceError(
             f"distributed.world_size={ranks_here} needs as many GPUs, and {len(gpus)} are visible",
             f"use --world-size {len(gpus)} or less",

@@ -82,7 +82,7 @@ class RunSettings(Section, Generic[Open]):
         environment=("variables.CUDA_VISIBLE_DEVICES",),
     )
     performance: ProcessSettings[Open] = ProcessSettings()
-    distributed: RankSettings[Open] = RankSettings()
+    distributed: RankSettings = RankSettings()
     measurement: RepeatSettings = RepeatSettings()
     profiling: ProfilingSettings = ProfilingSettings()
     logging: LoggingSettings = LoggingSettings()
@@ -119,7 +119,7 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
     data: DataSettings[Open] = DataSettings()
     training: TrainingSettings[Open] = TrainingSettings()
     performance: PerformanceSettings[Open] = PerformanceSettings()
-    distributed: DistributedSettings[Open] = DistributedSettings()
+    distributed: DistributedSettings = DistributedSettings()
     measurement: MeasurementSettings = MeasurementSettings()
 
     @model_validator(mode="after")
@@ -317,7 +317,7 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
     work: WorkSettings[Open] = WorkSettings()
     pipeline: PipelineSettings = PipelineSettings()
     performance: InferencePerformance[Open] = InferencePerformance()
-    distributed: RankSettings[Open] = RankSettings()
+    distributed: RankSettings = RankSettings()
     measurement: InferenceMeasurement = InferenceMeasurement()
     output: OutputSettings = OutputSettings()
 

@@ -249,19 +249,22 @@ class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
     )
 
 
-class RankSettings(Section, Generic[Open]):
+class RankSettings(Section):
     world_size: Positive = scale(
         1,
         "number of ranks; each is one process",
         environment=("variables.GLOO_SOCKET_IFNAME", "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         alias="world_size",
     )
-    backend: Literal["nccl", "gloo"] | Open = treatment(
-        None, "communication library; default: nccl on GPUs, gloo on CPUs", depends_on=("device",)
+    backend: Literal["nccl", "gloo"] | None = treatment(
+        None,
+        "communication library; default: nccl on GPUs, gloo on CPUs and where ranks share a GPU",
+        depends_on=("device",),
     )
+    """None in complete settings means that the ranks decide it, because the host does not see the GPUs of all."""
 
 
-class DistributedSettings(RankSettings[Open], Generic[Open]):
+class DistributedSettings(RankSettings):
     strategy: Literal["ddp", "fsdp2"] = treatment(
         "ddp", "how several ranks train together: DistributedDataParallel or FSDP2", training_only=True
     )

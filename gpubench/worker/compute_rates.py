@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class FlopCount:
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """The rate of a product of two `size` x `size` matrices, in FLOP/s; `dtype` is a name such as "bfloat16"."""
+    """The sustained FLOP/s of a product of two `size` x `size` matrices; `dtype` is a name such as "bfloat16"."""
 
     flops_per_s: float
     size: int
@@ -67,13 +68,21 @@ def count_flops(step: Callable[[], None]) -> FlopCount:
     return FlopCount(counter.get_total_flops(), {str(operator): count for operator, count in counts.items()})
 
 
-def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> MeasuredPeak:
-    """Measures the highest sustained rate of a square matrix product of type `dtype`, in about `seconds` seconds.
+WINDOW = 5
+"""The number of blocks whose median is compared with that of as many before them."""
+SETTLED = 0.01
+"""The largest relative difference of the two medians once the clock has settled."""
+MOST_BLOCKS = 50
 
-    The products of two n x n matrices, of 2n^3 FLOPs each, run in five uninterrupted blocks, of which the fastest
-    counts. n is 8192 on CUDA, 1024 on a CPU, and 256 on a CPU for a type that it emulates: fp16, and bf16 where oneDNN
-    does not support it. The matrices are random, because with zeros a GPU uses less power and runs at a higher clock.
-    TF32 is used if it is enabled in the process. The global random state does not change.
+
+def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float | None = None) -> MeasuredPeak:
+    """Measures the rate that a square matrix product of type `dtype` sustains, in at most about `seconds` seconds.
+
+    The products of two n x n matrices, of 2n^3 FLOPs each, run in uninterrupted blocks until their times have settled:
+    a GPU begins at a higher clock than the one that its power limit lets it keep. n is 8192 on CUDA, 1024 on a CPU, and
+    256 on a CPU for a type that it emulates: fp16, and bf16 where oneDNN does not support it. By default it takes 5 s
+    at most on CUDA, and 1 s on a CPU. The matrices are random, because with zeros a GPU uses less power and runs at a
+    higher clock. TF32 is used if it is enabled in the process. The global random state does not change.
     """
     emulated = dtype is torch.float16 or (dtype is torch.bfloat16 and not _has_bfloat16())
     size = 8192 if device.type == "cuda" else 256 if emulated else 1024
@@ -85,12 +94,28 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5)
         for _ in range(count):
             torch.mm(left, right, out=out)
 
-    duration = _cuda_duration if device.type == "cuda" else _host_duration
-    duration(device, products, 3)  # warm-up: library handles, workspaces, clocks
-    blocks = 5
-    count = max(1, round(seconds / blocks / (duration(device, products, 3) / 3)))
-    best = min(duration(device, products, count) for _ in range(blocks))
-    return MeasuredPeak(2 * size**3 * count / best, size, str(dtype).removeprefix("torch."))
+    on_cuda = device.type == "cuda"
+    duration = _cuda_duration if on_cuda else _host_duration
+    duration(device, products, 3)  # warm-up: library handles, workspaces
+    limit = (5.0 if on_cuda else 1.0) if seconds is None else seconds
+    count = max(1, round(limit / MOST_BLOCKS / (duration(device, products, 3) / 3)))
+    sustained = settled(lambda: duration(device, products, count))
+    return MeasuredPeak(2 * size**3 * count / sustained, size, str(dtype).removeprefix("torch."))
+
+
+def settled(block: Callable[[], float]) -> float:
+    """Returns the duration of a block once it has settled: the median of the last WINDOW blocks.
+
+    It has settled when that differs from the median of the WINDOW blocks before by at most SETTLED. After MOST_BLOCKS
+    blocks it is taken as it is.
+    """
+    times: list[float] = []
+    while len(times) < MOST_BLOCKS:
+        times.append(block())
+        before, now = times[-2 * WINDOW : -WINDOW], times[-WINDOW:]
+        if len(before) == WINDOW and abs(median(now) / median(before) - 1) <= SETTLED:
+            break
+    return median(times[-WINDOW:])
 
 
 def _has_bfloat16() -> bool:

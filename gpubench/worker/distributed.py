@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpubench.errors import DeviceError
+from gpubench.probe.gpus import uuid_digits
 from gpubench.ranks import STORE_SOCKET, Ranks
 from gpubench.settings.schema import Device, Precision
 from gpubench.settings.sections import DistributedSettings
@@ -53,17 +54,23 @@ def open_store(ranks: Ranks, timeout: float) -> Store | None:
     return cast("Store", next(iter(stores))[0])
 
 
-def pick_device(device: Device, ranks: Ranks) -> torch.device:
-    """Returns this rank's device and makes it the current one. Raises DeviceError if torch cannot use it."""
+def pick_device(device: Device, ranks: Ranks, *, may_share: bool = False) -> torch.device:
+    """Returns this rank's device and makes it the current one. Raises DeviceError if torch cannot use it.
+
+    The device is the GPU with the number of the rank on this machine, or the only one that this process sees. If there
+    are fewer GPUs than ranks and ranks `may_share` them, they take turns.
+    """
     if device is Device.cpu:
         return torch.device("cpu")
     refuse_without_gpu()
-    if ranks.local_rank >= torch.cuda.device_count():
+    visible = torch.cuda.device_count()
+    index = 0 if visible == 1 else ranks.local_rank % visible if may_share else ranks.local_rank
+    if index >= visible:
         raise DeviceError(
-            f"rank {ranks.rank} needs GPU {ranks.local_rank}, but torch finds only {torch.cuda.device_count()}",
-            "lower --world-size",
+            f"rank {ranks.rank} needs GPU {index}, but torch finds only {visible}",
+            "start fewer ranks, or show each rank its own GPU alone, as CUDA_VISIBLE_DEVICES and Slurm's --gpu-bind do",
         )
-    chosen = torch.device("cuda", ranks.local_rank)
+    chosen = torch.device("cuda", index)
     torch.cuda.set_device(chosen)
     return chosen
 
@@ -75,6 +82,48 @@ def refuse_without_gpu() -> None:
         raise DeviceError(f"torch {torch.__version__} (build: {build}) finds no usable GPU", "use --device cpu")
 
 
+def choose_backend(wanted: str | None, ranks: Ranks, store: Store, device: torch.device) -> str:
+    """Returns the wanted communication library, or else NCCL if each rank has a GPU of its own, and gloo if not.
+
+    All ranks must call it. Raises DeviceError on all of them if NCCL is wanted and two ranks use the same GPU.
+    """
+    if wanted == "gloo" or device.type == "cpu":
+        return "gloo"
+    sharing = _first_sharing(ranks, store, device)
+    if sharing is None:
+        return "nccl"
+    if wanted == "nccl":
+        raise DeviceError(
+            "ranks {} and {} use the same GPU, which NCCL does not support".format(*sharing),
+            "use --distributed.backend=gloo, or give each rank its own LOCAL_RANK or CUDA_VISIBLE_DEVICES",
+        )
+    if ranks.is_rank_zero:
+        log.info("ranks %s and %s use the same GPU: the ranks communicate over gloo", *sharing)
+    return "gloo"
+
+
+def _first_sharing(ranks: Ranks, store: Store, device: torch.device) -> tuple[str, str] | None:
+    """Returns the numbers of the first two ranks that use the same GPU; None if there are none, or uuids are unknown.
+
+    Rank 0 compares the uuids, so that the number of messages is proportional to that of the ranks.
+    """
+    table = PrefixStore("gpubench/gpus", store)
+    table.set(str(ranks.rank), _uuid(device) or f"unknown of rank {ranks.rank}")
+    if ranks.is_rank_zero:
+        owners: dict[bytes, int] = {}
+        pairs = ((owners.setdefault(table.get(str(rank)), rank), rank) for rank in range(ranks.world_size))
+        table.set("sharing", next((f"{first} {rank}" for first, rank in pairs if first != rank), "none"))
+    first, _, second = table.get("sharing").decode().partition(" ")
+    return (first, second) if second else None
+
+
+def _uuid(device: torch.device) -> str | None:
+    try:
+        return uuid_digits(device.index)
+    except Exception:  # this release of PyTorch has no uuids
+        return None
+
+
 def setup_ddp(
     settings: DistributedSettings,
     ranks: Ranks,
@@ -84,19 +133,25 @@ def setup_ddp(
 ) -> None:
     """Joins the process group, which `cleanup_ddp` leaves; does nothing for a single rank.
 
-    `timeout` is the time limit of a collective in seconds, until `limit_collectives` changes it; by default it is that
-    of the settings.
+    `choose_backend` chooses its backend, and says what is raised. `timeout` is the time limit of a collective in
+    seconds, until `limit_collectives` changes it; by default it is that of the settings.
     """
     if store is None:
         return
+    backend = choose_backend(settings.backend, ranks, store, device)
     dist.init_process_group(
-        settings.backend,
+        backend,
         store=PrefixStore("gpubench", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timedelta(seconds=timeout or settings.timeout),
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if backend == "nccl" else None,
     )
+
+
+def decided(settings: DistributedSettings) -> dict[str, str]:
+    """Returns the settings that `setup_ddp` has decided, by dot-key."""
+    return {} if settings.backend or not dist.is_initialized() else {"distributed.backend": dist.get_backend()}
 
 
 def limit_collectives(seconds: float) -> None:

@@ -22,7 +22,7 @@ def capture_env_metadata() -> dict[str, Any]:
     if hasattr(built, "get_cpu_capability"):
         found["cpu"]["capability"] = built.get_cpu_capability()
     properties = _properties()
-    if torch.version.hip:
+    if torch.version.hip and properties:
         found["gpus"] = [_from_torch(each) for each in properties]
     else:
         for gpu, each in zip(found["gpus"], properties, strict=False):

@@ -7,13 +7,16 @@ from typing import TypedDict
 
 import torch
 
+from gpubench.probe.gpus import used_gpus
+
 
 class Peaks(TypedDict):
-    """Peak memory in bytes; the GPU's figures are None without a GPU."""
+    """Peak memory in bytes, and the GPUs that held it as in `RepeatDone`; the GPU's figures are None without a GPU."""
 
     peak_allocated: int | None
     peak_reserved: int | None
     peak_rss: int
+    gpus: list[str] | None
 
 
 class SetupPeaks(TypedDict):
@@ -30,6 +33,7 @@ def peaks(device: torch.device) -> Peaks:
         peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
         peak_reserved=torch.cuda.max_memory_reserved(device) if cuda else None,
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts KiB
+        gpus=used_gpus(),
     )
 
 

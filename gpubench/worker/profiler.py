@@ -1,5 +1,6 @@
 """Runs torch.profiler around a loop: chooses the steps to record, annotates them, and sends the trace files."""
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,11 @@ class Recording:
         self.unit = 1
         """The number of steps in one unit of the schedule."""
         self._folder = folder
+        # CUPTI stays attached between the cycles, which is kineto's default. With TEARDOWN_CUPTI=1 a thread detaches it
+        # at a CUDA call after each cycle, and the next cycle attaches it again (`CuptiActivityApi::teardownContext`
+        # and `enableCuptiActivities` in pytorch/kineto at 114171d). With CUDA graphs that crashes before CUDA 12.6
+        # (torch/profiler/profiler.py). No measured repeat follows in this process, so none runs with CUPTI attached.
+        os.environ["TEARDOWN_CUPTI"] = "0"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Profiler clears events")  # the events are in the files already
             warnings.filterwarnings("ignore", "Profiler won't be using warmup")  # the user has set warmup to 0

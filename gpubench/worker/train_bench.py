@@ -177,7 +177,8 @@ def work(assignment: Assignment) -> Iterator[Event]:
     activity.enter("connecting to the other ranks", waits_for=EVERYONE if store else None)
     device = set_up(settings, ranks, store)
     if ranks.is_rank_zero:
-        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+        decided = distributed.decided(settings.distributed)
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata(), settings=decided)
     kept = [name for name in COMPILE_CACHES if name not in unset]
     if kept and settings.performance.compile and ranks.is_rank_zero and 0 in job.repeats:
         log.warning("%s is set: the time of the first step depends on the content of this cache", " and ".join(kept))

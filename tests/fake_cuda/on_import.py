@@ -25,12 +25,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
             def and_install(module: ModuleType) -> None:
+                sys.meta_path.remove(self)  # only now: a program may ask for the specification and import torch later
                 execute(module)
                 import ctypes
 

@@ -40,7 +40,8 @@ def work(assignment: Assignment) -> Iterator[Event]:
     predicting = settings.memory.predict
     device = torch.device("cpu") if predicting else set_up(settings, ranks, store)
     if ranks.is_rank_zero:
-        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+        decided = distributed.decided(settings.distributed)
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata(), settings=decided)
     for repeat in job.repeats:
         if predicting:
             yield from _predict(settings, target_of(settings.memory, settings.device), activity, repeat)

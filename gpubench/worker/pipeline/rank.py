@@ -21,7 +21,7 @@ from gpubench.pipeline.folders import read_prompts
 from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.split import assign, refuse_short
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Device, Precision
+from gpubench.settings.schema import Arithmetic, CompletedPipeSettings, Precision
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.compute_rates import time_reference_workload
@@ -93,13 +93,15 @@ def work(given: Assignment) -> Iterator[events.Message]:
     set_float32_matmul(Precision.fp32, None)  # fp32 is computed in full fp32; the other precisions have 16 bits
     if settings.performance.deterministic:
         make_deterministic()
-    device = pick_device(settings, ranks)
+    device = distributed.pick_device(settings.device, ranks, may_share=settings.distributed.backend == "gloo")
     activity.enter("connecting to the other ranks", waits_for=EVERYONE)
+    backend = distributed.choose_backend(settings.distributed.backend, ranks, store, device) if store else "gloo"
     distributed.setup_control(ranks, store)
     if ranks.is_rank_zero:
-        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata())
+        decided = {} if settings.distributed.backend else {"distributed.backend": backend}
+        yield events.EnvironmentCaptured(rank=0, environment=capture_env_metadata(), settings=decided)
     activity.enter("connecting to the neighbouring ranks", waits_for=EVERYONE)
-    neighbours = connect(ranks.rank, ranks.world_size, settings.distributed.backend, device)
+    neighbours = connect(ranks.rank, ranks.world_size, backend, device)
     for repeat in job.repeats:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -115,16 +117,6 @@ def make_deterministic() -> None:
     # What this fills is never read; it costs a kernel for every tensor. (torch's stubs do not know it.)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     torch.backends.cudnn.benchmark = False
-
-
-def pick_device(settings: CompletedPipeSettings, ranks: Ranks) -> torch.device:
-    """Returns this rank's device. With gloo, ranks may share a GPU. Raises DeviceError without a usable GPU."""
-    if settings.device is Device.cpu or settings.distributed.backend == "nccl":
-        return distributed.pick_device(settings.device, ranks)
-    distributed.refuse_without_gpu()
-    device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def run_repeat(
