@@ -1,9 +1,13 @@
-"""The parts of docs/ that are made from the code: every option of a command, every setting, every metric.
+"""What is made from declarations: the table of the options of settings, and the parts of docs/ that list every option,
+every setting and every metric.
 
-python tests/reference.py        # writes them into the pages, between two markers
+python tests/reference.py        # writes the table, and the parts of docs/ into the pages, between two markers
+
+The command line reads the table as it is imported, so this module imports it only once the table is written.
 """
 
 import functools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +15,23 @@ from typing import Any
 
 import typer
 
-from gpubench.commands import app, plain_help
 from gpubench.metrics import DEFINITIONS
-from gpubench.settings.field import aliases, fields
+from gpubench.settings import schema
+from gpubench.settings.field import DEFAULT, aliases, fields
+from gpubench.settings.keys import COMMANDS as RUNNING
 from gpubench.settings.loading import canonical
+from gpubench.settings.option import Option
 from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
+TABLE = Path(schema.__file__).with_name("options.py")
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
 
 RUNS = ("train-bench", "profile", "memory", "pipe-infer", "tune")
 """The commands that run something."""
-OPEN = "; default: "
-"""What a description has before the default that is chosen for the model and the device."""
 PROGRAMS_OWN = ("as the program does", "the program's")
 """The default of a program's settings, in a description and in the table."""
 
@@ -34,8 +39,27 @@ PROGRAMS_OWN = ("as the program does", "the program's")
 @functools.cache
 def commands() -> dict[str, Any]:
     """The command line's own objects, by name."""
+    from gpubench.commands import app
+
     found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return found
+
+
+def table() -> str:
+    """The module with the options of settings, of which all but the rows is kept."""
+    having: dict[tuple[str, Option], list[str]] = {}
+    for command in RUNNING:
+        for row in schema.options(command).items():
+            having.setdefault(row, []).append(command)
+    rows = []
+    for (name, option), commands in having.items():
+        declared = {key: value for key, value in option._asdict().items() if value}
+        words = ", ".join(
+            f"{key}={json.dumps(value) if value is not True else value}" for key, value in declared.items()
+        )
+        rows.append(f"    ({json.dumps(name)}, {json.dumps(commands)}, Option({words})),")
+    before, begin, rest = TABLE.read_text().partition("ROWS: ")
+    return before + begin + rest.partition("\n")[0] + "\n" + "\n".join(rows) + "\n]\n"
 
 
 def pages() -> dict[Path, str]:
@@ -63,6 +87,8 @@ def options(command: str) -> str:
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
+    from gpubench.commands import plain_help
+
     panels = plain_help.by_panel(commands()[command].params)
     for panel, parameters in panels.items():
         if panel and panel != plain_help.ARGUMENTS:
@@ -98,10 +124,14 @@ def _row(*cells: str) -> str:
 
 
 def _usage(parameter: Any) -> str:
+    from gpubench.commands import plain_help
+
     return ", ".join(f"`{form}`" for form in plain_help.usage(parameter))
 
 
 def _help(parameter: Any) -> str:
+    from gpubench.commands import plain_help
+
     said, default, variable = plain_help.explanation(parameter)
     return f"{said}{default and f' Default: `{default}`.'}{variable and f' Environment: `{variable}`.'}"
 
@@ -170,7 +200,7 @@ def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
     schema = cls.model_json_schema()
     for key, field in fields(cls).items():
         default = field.get_default()
-        meaning, _, chosen = (field.description or "").partition(OPEN)
+        meaning, _, chosen = (field.description or "").partition(DEFAULT)
         chosen = chosen.replace(*PROGRAMS_OWN)
         if default in (None, "", {}):
             shown = chosen
@@ -226,5 +256,6 @@ def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    TABLE.write_text(table())
     for path, made in pages().items():
         path.write_text(refreshed(path.read_text(), made))

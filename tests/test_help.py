@@ -34,22 +34,32 @@ def named() -> list[str]:
     return [name for name, _ in commands(typer.main.get_command(app))]
 
 
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns what a command prints, under the name that the installed one has."""
+
+    def shown(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            app(arguments, prog_name="gpubench")
+        return capsys.readouterr().out
+
+    return shown
+
+
 @pytest.mark.parametrize("name", named())
-def test_the_help_is_the_golden_one(command_line: CommandLine, golden: Golden, name: str) -> None:
+def test_the_help_is_the_golden_one(show: Callable[..., str], golden: Golden, name: str) -> None:
     _, *words = name.split()
-    golden(f"help-{'-'.join(words) or 'gpubench'}.txt", command_line(*words, "--help").stdout)
+    golden(f"help-{'-'.join(words) or 'gpubench'}.txt", show(*words, "--help"))
 
 
 def test_what_shells_offer_is_the_golden_text(
-    golden: Golden, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    show: Callable[..., str], golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_GPUBENCH_COMPLETE", "complete_zsh")
     shown = []
     for line in COMPLETED:
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"gpubench {line}")
-        with pytest.raises(SystemExit):
-            app(prog_name="gpubench")
-        shown.append(f"gpubench {line}<TAB>\n{capsys.readouterr().out}")
+        shown.append(f"gpubench {line}<TAB>\n{show()}")
     golden("completion.txt", "\n".join(shown))
 
 

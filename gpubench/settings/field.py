@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache, partial
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeVar
+
+from gpubench.settings.option import Option
 
 Open = TypeVar("Open", default=None, covariant=True)
 """What else than its type a setting can be that gpubench fills in: None before that, and Never, which has no values,
@@ -45,6 +48,8 @@ class Setting:
     """What a difference in it is to the comparison of two runs."""
     alias: str | None = None
     """A short name of it on the command line, in overrides and in files."""
+    option: Option | None = None
+    """How --help lists it; None for one that is an option by its dotted name only."""
     depends_on: Sequence[str] = ()
     """The settings from which gpubench derives the value that the user leaves open, the closest first."""
     environment: Sequence[str] = ()
@@ -145,3 +150,36 @@ def setting(field: FieldInfo) -> Setting:
 def aliases(cls: type[Section]) -> Mapping[str, str]:
     """Returns {alias: dot-key}. Where two settings have the same alias, it is that of the later one."""
     return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
+
+
+DEFAULT = "; default: "
+"""What a description has before the default that is chosen for the model and the device."""
+
+
+def options(cls: type[Section]) -> dict[str, Option]:
+    """Returns the declared options of settings, by name, with what they take from the type and the description."""
+    found: dict[str, Option] = {}
+    for key, field in fields(cls).items():
+        declared = setting(field)
+        if option := declared.option:
+            sentence = (field.description or "").partition(DEFAULT)[0]
+            found[declared.alias or key] = option._replace(
+                metavar=option.metavar or "|".join(words(field.annotation)),
+                help=option.help or f"{sentence[0].upper()}{sentence[1:]}.",
+                is_open=is_switch(field) and field.get_default() is None,
+            )
+    return found
+
+
+def words(kind: Any) -> list[str]:
+    """Returns the words that are values of a type; none of one with other values only."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [*kind]
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [word for part in get_args(kind) for word in words(part)]
+
+
+def is_switch(field: FieldInfo) -> bool:
+    """Returns whether a setting can be true or false."""
+    return bool in (field.annotation, *get_args(field.annotation))

@@ -27,7 +27,7 @@ from gpubench.foreign_files import RUN, SEARCH, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
-from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
+from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting
 from gpubench.settings.keys import (
     COMMAND_LINE,
     FILLED_IN,
@@ -62,7 +62,7 @@ def negations(cls: type[RunSettings]) -> Mapping[str, str]:
     The `no_` stands before the last name or before the section; before the last name or an alias alone where no other
     such setting has it. What is a name of its own is no negation.
     """
-    switches = [key for key, field in fields(cls).items() if bool in (field.annotation, *get_args(field.annotation))]
+    switches = [key for key, field in fields(cls).items() if is_switch(field)]
     short = Counter(key.rpartition(".")[2] for key in switches)
     found: dict[str, str] = {}
     for key in switches:

@@ -27,11 +27,13 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
+from gpubench.settings.field import options as declared_options
 from gpubench.settings.keys import PROGRAM as PROGRAM
 from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
 from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
+from gpubench.settings.keys import RUN_BY, TUNE
+from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
-    FITS,
     DataSettings,
     DeviceMemory,
     DistributedSettings,
@@ -51,6 +53,8 @@ from gpubench.settings.sections import (
     Seconds,
     Threads,
     TrainingSettings,
+    device_memory,
+    repeats,
     warmup_steps,
 )
 from gpubench.settings.seeds import seeds_of, shortest
@@ -67,6 +71,12 @@ def _refuse_mps(device: Any) -> Any:
     return device
 
 
+def _experiment(default: str) -> Any:
+    """Returns the field of the folder that groups runs."""
+    option = Option(OUTPUT, "NAME", found_by="experiments")
+    return uncompared(default, "subdirectory of results that groups runs", option=option)
+
+
 class RunSettings(Section, Generic[Open]):
     """What every command that starts workers can be asked."""
 
@@ -74,12 +84,13 @@ class RunSettings(Section, Generic[Open]):
     FIXED: ClassVar[Mapping[str, Any]] = {}
     """The settings that the command has from a similar one, and the only value that it acts by."""
     experiment: FolderName
-    results: Path = uncompared(Path("results"), "directory for run directories")
+    results: Path = uncompared(Path("results"), "directory for run directories", option=Option(OUTPUT, "DIR"))
     seed: Natural
     device: Annotated[Device, BeforeValidator(_refuse_mps)] | Open = treatment(
         None,
         "device to run on; default: cuda if there is a GPU, else cpu",
         environment=("variables.CUDA_VISIBLE_DEVICES",),
+        option=Option(MEASUREMENT, help="Device to run on; by default cuda if there is a GPU."),
     )
     performance: ProcessSettings[Open] = ProcessSettings()
     distributed: RankSettings[Open] = RankSettings()
@@ -99,20 +110,26 @@ class Precision(StrEnum):
 
 def _inference() -> Any:
     """Returns the field that turns a run of training into one of inference, which is other work."""
-    return workload(False, "measure inference instead of training: forward passes without gradients")
+    sentence = "Measure inference instead of training: latency and throughput of forward passes."
+    return workload(
+        False,
+        "measure inference instead of training: forward passes without gradients",
+        option=Option(MEASUREMENT, help=sentence),
+    )
 
 
 class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
     command: ClassVar[str] = "train-bench"
-    experiment: FolderName = uncompared("train-bench", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("train-bench")
     seed: Natural = treatment(0, "random seed of weights and data; each rank adds its rank number for data")
     precision: Precision | Open = treatment(
         None,
         "arithmetic of the forward and backward pass; default: bf16 on a GPU that supports it, amp on an "
         "older GPU, fp32 on a CPU",
         depends_on=("device",),
+        option=Option(MODEL),
     )
     inference: bool = _inference()
     model: ModelSettings[Open] = ModelSettings()
@@ -152,12 +169,12 @@ class ProfileSettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench profile`: the run that train-bench would do, and one more repeat that is recorded."""
 
     command: ClassVar[str] = "profile"
-    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("profile")
     profiling: RecordedSettings = RecordedSettings()
 
 
 class OnceSettings(MeasurementSettings):
-    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(1)
 
 
 class MemorySettings(TrainSettings[Open], Generic[Open]):
@@ -169,7 +186,7 @@ class MemorySettings(TrainSettings[Open], Generic[Open]):
         "measurement.measure_peak": False,
         "logging.graph": False,
     }
-    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("memory")
     measurement: OnceSettings = OnceSettings()
     profiling: ProfilingSettings = untaken(ProfilingSettings())
     """Never: what is followed is not profiled, and no setting of it is taken."""
@@ -193,15 +210,22 @@ class Arithmetic(StrEnum):
 
 class DenoiserSettings(Section):
     name: Somewhere | None = workload(
-        None, "folder of a local diffusers pipeline; default: random weights, see model.unet", alias="model"
+        None,
+        "folder of a local diffusers pipeline; default: random weights, see model.unet",
+        alias="model",
+        option=Option(MODEL, "DIR"),
     )
     unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = workload(
-        None, "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU", alias="unet"
+        None,
+        "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU",
+        alias="unet",
+        option=Option(MODEL, help="Architecture with random weights, instead of --model."),
     )
     step_ms: Annotated[float, Field(ge=0, le=1e6)] = workload(
         20.0,
         "duration of one evaluation of the dummy model, in milliseconds",
         alias="step_ms",
+        option=Option(MODEL, "MS", "Duration of one evaluation of the dummy, in milliseconds."),
         idle_with={"model.unet": ("tiny", "unet2d", "sd15", "sdxl")},
     )
     height: Pixels | None = workload(None, "image height in pixels; default: the model's own")
@@ -210,16 +234,23 @@ class DenoiserSettings(Section):
 
 class SamplingSettings(Section, Generic[Open]):
     scheduler: str | None = workload(
-        None, "class name of the diffusers scheduler; default: the model's own", alias="scheduler"
+        None,
+        "class name of the diffusers scheduler; default: the model's own",
+        alias="scheduler",
+        option=Option(SAMPLING, "CLASS", "Class name of a diffusers scheduler; the model's own by default."),
     )
     options: str = workload("", "settings of the scheduler as key=value,key=value")
     steps: Positive | Open = workload(
-        None, "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU", alias="steps"
+        None,
+        "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU",
+        alias="steps",
+        option=Option(SAMPLING, "N", "Denoising steps of each sample."),
     )
     guidance_scale: Scale | None = workload(
         None,
         "scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional models",
         alias="guidance_scale",
+        option=Option(SAMPLING, "X"),
     )
     guidance_rescale: Annotated[float, Field(ge=0, le=1)] = workload(
         0.0, "share in which guidance is rescaled, against overexposure; of Stable Diffusion and SDXL"
@@ -232,15 +263,24 @@ class WorkSettings(Section, Generic[Open]):
         None,
         "images to generate; default: one for each prompt and each of work.seeds, or 8 if neither is given",
         alias="samples",
+        option=Option(SAMPLING, "N"),
     )
     seeds: Annotated[str | None, BeforeValidator(shortest)] = workload(
         None,
         "seeds with each of which every prompt is made, such as 1,2,3 or 0-7; default: prompts are used in turn, and "
         "sample i has seed + i",
         alias="seeds",
+        option=Option(SAMPLING, "S,S,...", "Seeds with each of which every prompt is made: 1,2,3 or 0-7."),
     )
-    micro_batch: Positive = scale(1, "images that are evaluated and handed over together", alias="micro_batch")
-    prompts: Somewhere | None = workload(None, "text file with one prompt per line", alias="prompts")
+    micro_batch: Positive = scale(
+        1,
+        "images that are evaluated and handed over together",
+        alias="micro_batch",
+        option=Option(SAMPLING, "N"),
+    )
+    prompts: Somewhere | None = workload(
+        None, "text file with one prompt per line", alias="prompts", option=Option(MODEL, "FILE")
+    )
     negative_prompt: str = workload("", "negative prompt")
 
     @property
@@ -254,11 +294,17 @@ class PipelineSettings(Section):
         "even",
         "evaluations per rank: even (the last rank takes the remainder), balanced, or a list such as 13,13,12,12",
         alias="split",
+        option=Option(
+            PIPELINE,
+            "even|balanced|A,B,...",
+            "Evaluations per rank; with even, the last rank takes the remainder.",
+        ),
     )
     in_flight: Annotated[int, Field(ge=1, le=64)] = treatment(
         2,
         "maximum number of hand-offs in flight on each side of a rank: received ahead, or sent and not yet taken",
         alias="in_flight",
+        option=Option(PIPELINE, "N", "Maximum number of hand-offs in flight on each side of a rank."),
         idle_with={"distributed.world_size": (1,)},
     )
     deadline: Seconds = protocol(
@@ -288,6 +334,7 @@ class InferenceMeasurement(RepeatSettings):
         "sequential",
         "what else to measure, for comparison: one rank alone, or also one complete model on every rank (replicas)",
         alias="baseline",
+        option=Option(MEASUREMENT, help="What to measure in addition, for comparison."),
     )
 
 
@@ -301,17 +348,28 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
 
     command: ClassVar[str] = "pipe-infer"
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": False}
-    experiment: FolderName = uncompared("pipe-infer", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("pipe-infer")
     seed: Natural = treatment(
         0, "random seed of the weights; the noise of sample i has seed + i, or its seed in work.seeds"
     )
     precision: Arithmetic | Open = treatment(
-        None, "type of weights and latents; default: fp16 on a GPU, else fp32", depends_on=("device",)
+        None,
+        "type of weights and latents; default: fp16 on a GPU, else fp32",
+        depends_on=("device",),
+        option=Option(MODEL),
     )
     verify: bool | Open = protocol(
-        None, "compare every sample bit by bit with single-process diffusers; default: true for small models"
+        None,
+        "compare every sample bit by bit with single-process diffusers; default: true for small models",
+        option=Option(
+            PIPELINE, help="Compare each sample bit by bit with single-process diffusers; default for small models."
+        ),
     )
-    inject: str | None = treatment(None, "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]")
+    inject: str | None = treatment(
+        None,
+        "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]",
+        option=Option(PIPELINE, "FAULT", "Inject a fault, for tests: KIND,rank=R,sample=S[,seconds=T]."),
+    )
     model: DenoiserSettings = DenoiserSettings()
     sampling: SamplingSettings[Open] = SamplingSettings()
     work: WorkSettings[Open] = WorkSettings()
@@ -395,6 +453,9 @@ class ProgramTraining(ProgramOptimizer, HasWarmup):
         "samples of one rank in each step; default: as many as the batches have that the program draws or gives to "
         "the model",
         alias="samples_per_step",
+        option=Option(
+            YOUR_PROGRAM, "N", "Samples of one rank in each step of the program, where they are counted otherwise."
+        ),
         superseded_by="samples_per_step",
     )
 
@@ -502,7 +563,7 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     command: ClassVar[str] = PROGRAM
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": True}
     """Whatever a program compiles is recorded as it runs."""
-    experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("program")
     program: CommandSettings = CommandSettings()
     inference: bool = _inference()
     training: ProgramTraining = ProgramTraining()
@@ -539,7 +600,7 @@ class ProgramProfileSettings(ProgramSettings[Open], Generic[Open]):
     """Settings of `gpubench profile -- PROGRAM`: the run that train-bench would do, and one more that is recorded."""
 
     command: ClassVar[str] = PROGRAM_PROFILE
-    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("profile")
     profiling: RecordedSettings = RecordedSettings()
 
 
@@ -558,11 +619,11 @@ class ProgramFollowSettings(Section):
         "steady step, and what grows from step to step is seen from five on",
         alias="steps",
     )
-    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+    device_memory: DeviceMemory | None = device_memory()
 
 
 class OnceMeasured(RepeatSettings):
-    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(1)
 
 
 class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
@@ -570,7 +631,7 @@ class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
 
     command: ClassVar[str] = PROGRAM_MEMORY
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
-    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("memory")
     training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
     performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
     measurement: OnceMeasured = OnceMeasured()
@@ -591,6 +652,14 @@ _OF_COMMANDS: Sequence[type[RunSettings]] = (
 KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
 """The kinds of work. A command of one kind can run what another one of the same kind has run."""
 COMMANDS = {cls.command: cls for cls in _OF_COMMANDS}
+
+
+def options(command: str) -> dict[str, Option]:
+    """Returns the options of the settings of a command of gpubench, by name; see `settings.option`."""
+    own = "train-bench" if command == TUNE else command
+    of_program = next((kind for kind, by in RUN_BY.items() if by == own), own)
+    return declared_options(COMMANDS[of_program]) | declared_options(COMMANDS[own])
+
 
 CompletedSettings = RunSettings[Never]
 CompletedTrainSettings = TrainSettings[Never]

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from gpubench.probe.length import MOST_WARMUP
 from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
+from gpubench.settings.option import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
@@ -87,9 +88,10 @@ def _scalar(value: Any) -> Any:
 class ModelSettings(Section, Generic[Open]):
     name: str | Open = workload(
         None,
-        "built-in name, module:callable, or folder with config.json; default: a ResNet sized for the device",
+        "built-in model, module:callable, or folder with config.json; default: a ResNet sized for the device",
         depends_on=("device",),
         alias="model",
+        option=Option(MODEL, "NAME", found_by="built_in_models"),
     )
     arguments: dict[str, Annotated[Any, AfterValidator(_scalar)]] = workload(
         {}, "arguments of module:callable, by name: numbers, true, false, null or texts (model.arguments.NAME=VALUE)"
@@ -104,7 +106,10 @@ class ModelSettings(Section, Generic[Open]):
 
 class DataSettings(Section, Generic[Open]):
     source: str = workload(
-        "synthetic", "synthetic | synthetic-host | image-folder | text | module:callable", alias="data"
+        "synthetic",
+        "source: synthetic, synthetic-host, image-folder, text or module:callable",
+        alias="data",
+        option=Option(MODEL, "SOURCE"),
     )
     path: Path | None = workload(None, "file or folder to read, for image-folder and text")
     samples: Positive = protocol(10_000, "samples in one epoch of synthetic data")
@@ -156,6 +161,7 @@ class TrainingSettings(HasWarmup, Generic[Open]):
         "samples per rank and forward pass; default: the model's own",
         depends_on=("model.name", "device"),
         alias="batch_size",
+        option=Option(MODEL, "N", several="; several sizes are measured in one table"),
     )
     grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step", training_only=True)
     steps: Positive | None = protocol(
@@ -163,6 +169,7 @@ class TrainingSettings(HasWarmup, Generic[Open]):
         "optimizer steps, or forward passes of inference, measured in each repeat; default: as many as fit in about a "
         "minute for all repeats, unless epochs or seconds is set",
         alias="steps",
+        option=Option(MEASUREMENT, "N", "Steps measured in each repeat."),
     )
     epochs: Positive | None = protocol(
         None, "measure this many passes over the data instead of a number of steps", alias="epochs"
@@ -255,6 +262,7 @@ class RankSettings(Section, Generic[Open]):
         "number of ranks; each is one process",
         environment=("variables.GLOO_SOCKET_IFNAME", "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         alias="world_size",
+        option=Option(MEASUREMENT, "N", several=". Several numbers are measured in one table"),
     )
     backend: Literal["nccl", "gloo"] | Open = treatment(
         None, "communication library; default: nccl on GPUs, gloo on CPUs", depends_on=("device",)
@@ -286,12 +294,27 @@ class DistributedSettings(RankSettings[Open], Generic[Open]):
     timeout: Seconds = protocol(300.0, "timeout of a collective after the warm-up, in seconds")
 
 
+def repeats(default: int) -> Any:
+    """Returns the field of the number of repeats."""
+    return protocol(
+        default,
+        "number of repeats of the measurement, each in fresh processes",
+        alias="repeats",
+        option=Option(MEASUREMENT, "N"),
+    )
+
+
 class RepeatSettings(Section):
-    repeats: Positive = protocol(3, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(3)
     target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
         None,
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
         alias="target_precision",
+        option=Option(
+            MEASUREMENT,
+            "P%",
+            "Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.",
+        ),
     )
     max_repeats: Positive = protocol(
         20, "maximum number of repeats with target_precision", idle_with={"measurement.target_precision": (None,)}
@@ -307,7 +330,10 @@ class RepeatSettings(Section):
 class MeasurementSettings(RepeatSettings):
     count_flops: bool = protocol(True, "count the floating-point operations of a step, after the timed steps")
     measure_peak: bool = protocol(
-        False, "time a large matrix product, as an upper limit of the attainable FLOP/s", alias="measure_peak"
+        False,
+        "time a large matrix product, as an upper limit of the attainable FLOP/s",
+        alias="measure_peak",
+        option=Option(MEASUREMENT, help="Also measure the attainable FLOP/s, with a large matrix product."),
     )
 
 
@@ -353,7 +379,16 @@ class ProfilingSettings(Section):
 
 
 DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(size_in_bytes)]
-FITS = "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device"
+
+
+def device_memory() -> Any:
+    """Returns the field of the memory to fit into."""
+    return treatment(
+        None,
+        "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
+        alias="device_memory",
+        option=Option(MEASUREMENT, "SIZE", "Memory to fit into, such as 80GiB."),
+    )
 
 
 class FollowSettings(Section):
@@ -364,16 +399,32 @@ class FollowSettings(Section):
         "optimizer steps to record; the first one allocates the optimizer state, the last one is "
         "reported as the steady step",
         alias="steps",
+        option=Option(
+            MEASUREMENT, "N", "Optimizer steps to record, without timing them; 3 by default, 5 for a program."
+        ),
     )
-    predict: bool = treatment(False, "predict the memory on a GPU instead of measuring; needs no GPU", alias="predict")
+    predict: bool = treatment(
+        False,
+        "predict the memory on a GPU instead of measuring; needs no GPU",
+        alias="predict",
+        option=Option(MEASUREMENT, help="Predict the memory on a GPU; needs no GPU."),
+    )
     device_model: str | None = treatment(
-        None, "GPU to predict for, such as h200; default: the GPU of this machine", alias="device_model"
+        None,
+        "GPU to predict for, such as h200 or a100-80gb; default: the GPU of this machine",
+        alias="device_model",
+        option=Option(MEASUREMENT, "NAME", found_by="devices"),
     )
-    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+    device_memory: DeviceMemory | None = device_memory()
     spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
-        0.05, "fraction of the memory that the largest batch must leave free (0.05 or 5%)", alias="spare"
+        0.05,
+        "fraction of the memory that the largest batch must leave free (0.05 or 5%)",
+        alias="spare",
+        option=Option(MEASUREMENT, "P%", "Share of memory that this batch must leave free; 5% by default."),
     )
-    find_batch_size: bool = uncompared(False, "find the largest batch size that fits", alias="find_batch_size")
+    find_batch_size: bool = uncompared(
+        False, "find the largest batch size that fits", alias="find_batch_size", option=Option(MEASUREMENT)
+    )
     advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
     explain: bool = uncompared(
         False,
