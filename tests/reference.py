@@ -164,7 +164,7 @@ def settings() -> str:
     """A table of all settings for each set of commands that have them, with type, default and alias."""
     defaults: dict[Setting, dict[str, str]] = {}
     for command, cls in COMMANDS.items():
-        for setting, default in _of(cls):
+        for setting, default in settings_of(cls):
             defaults.setdefault(setting, {})[command] = default
     lines = ["## Options of every command", "", common_options()]
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
@@ -196,7 +196,7 @@ def _default(by_command: Mapping[str, str]) -> str:
     return "; ".join(f"{default} ({', '.join(names)})" for default, names in commands.items())
 
 
-def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
+def settings_of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
     schema = cls.model_json_schema()
     for key, field in fields(cls).items():
         default = field.get_default()

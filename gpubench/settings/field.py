@@ -1,7 +1,7 @@
 """A setting as a field of a model: its default, what it means, and what a difference in it means to a comparison."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin
@@ -34,6 +34,8 @@ class FromOutside:
     """Where in the program the code belongs."""
     numbers: Literal["same", "rounding", "type"]
     """What it changes about the computed numbers: nothing, their last digits, or the type that they are computed in."""
+    meaning: str | None = None
+    """What the setting means for a program; None if its description says so."""
 
     def in_code(self, value: Any) -> str:
         """Returns the code for a value."""
@@ -80,6 +82,24 @@ protocol = partial(_declare, "protocol")
 """A setting that decides how long and how often is measured. It is listed, and changes nothing about the verdicts."""
 uncompared = partial(_declare, "uncompared")
 """A setting without an influence on the measured figures. A difference in it is not listed."""
+
+
+DEFAULT = "; default: "
+"""What a description has before the default that is chosen for the model and the device, or that a program has."""
+AS_THE_PROGRAM = f"{DEFAULT}as the program does"
+
+
+def of_program(cls: "type[Section]", name: str) -> Any:
+    """Returns the field of the same setting of a program, which has it as it is unless a value is given.
+
+    Its type leaves out the values that the probe cannot set. Raises TypeError for a setting that it never sets.
+    """
+    field = cls.model_fields[name]
+    declared = setting(field)
+    if declared.from_outside is None:
+        raise TypeError(f"{cls.__name__}.{name}: declare how the probe sets it in a program")
+    meaning = declared.from_outside.meaning or (field.description or "").partition(DEFAULT)[0]
+    return _declare(default=None, description=f"{meaning}{AS_THE_PROGRAM}", **vars(replace(declared, depends_on=())))
 
 
 def untaken(default: Any) -> Any:
@@ -150,10 +170,6 @@ def setting(field: FieldInfo) -> Setting:
 def aliases(cls: type[Section]) -> Mapping[str, str]:
     """Returns {alias: dot-key}. Where two settings have the same alias, it is that of the later one."""
     return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
-
-
-DEFAULT = "; default: "
-"""What a description has before the default that is chosen for the model and the device."""
 
 
 def options(cls: type[Section]) -> dict[str, Option]:

@@ -13,12 +13,13 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpubench.settings.field import (
+    AS_THE_PROGRAM,
     Conflict,
     FromOutside,
     Open,
-    Place,
     Section,
     fields,
+    of_program,
     protocol,
     scale,
     setting,
@@ -34,6 +35,7 @@ from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
 from gpubench.settings.keys import RUN_BY, TUNE
 from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
+    CompileMode,
     DataSettings,
     DeviceMemory,
     DistributedSettings,
@@ -41,7 +43,9 @@ from gpubench.settings.sections import (
     FollowSettings,
     HasWarmup,
     LoggingSettings,
+    MatmulPrecision,
     MeasurementSettings,
+    Mebibytes,
     ModelSettings,
     Natural,
     PerformanceSettings,
@@ -123,13 +127,34 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
 
     command: ClassVar[str] = "train-bench"
     experiment: FolderName = _experiment("train-bench")
-    seed: Natural = treatment(0, "random seed of weights and data; each rank adds its rank number for data")
+    seed: Natural = treatment(
+        0,
+        "random seed of weights and data; each rank adds its rank number for data",
+        from_outside=FromOutside(
+            "torch.manual_seed({0}), random.seed({0}), numpy.random.seed({0})",
+            "start",
+            "type",
+            "random seed of torch, random and NumPy, set before the program's own code; a seed that it sets itself "
+            "remains",
+        ),
+    )
     precision: Precision | Open = treatment(
         None,
         "arithmetic of the forward and backward pass; default: bf16 on a GPU that supports it, amp on an "
         "older GPU, fp32 on a CPU",
         depends_on=("device",),
         option=Option(MODEL),
+        from_outside=FromOutside(
+            {
+                "bf16": "with torch.autocast(device.type, torch.bfloat16): around the forward pass and the loss, and "
+                "no GradScaler",
+                "fp32": "no torch.autocast, and no GradScaler",
+            },
+            "model",
+            "type",
+            "bf16: autocast around the outermost modules, whose outputs stay fp32, and no gradient scaler; fp32: no "
+            "autocast",
+        ),
     )
     inference: bool = _inference()
     model: ModelSettings[Open] = ModelSettings()
@@ -415,29 +440,8 @@ class CommandSettings(Section):
         return shlex.split(self.command)
 
 
-def _of_program(
-    meaning: str,
-    code: str | Mapping[Any, str],
-    place: Place,
-    numbers: Literal["same", "rounding", "type"],
-    environment: Sequence[str] = (),
-    **more: Any,
-) -> Any:
-    """Returns the field of a setting that the probe changes in a program; see `FromOutside`."""
-    outside = FromOutside(code, place, numbers)
-    meaning = f"{meaning}; default: as the program does"
-    return treatment(None, meaning, environment=environment, from_outside=outside, **more)
-
-
 class ProgramOptimizer(Section):
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
-        "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
-        {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
-        | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
-        "optimizer",
-        "rounding",
-        training_only=True,
-    )
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = of_program(TrainingSettings, "optimizer_impl")
 
 
 class ProgramTraining(ProgramOptimizer, HasWarmup):
@@ -466,91 +470,53 @@ class ProgramTraining(ProgramOptimizer, HasWarmup):
 
 
 class ProgramData(Section):
-    workers: Natural | None = _of_program(
-        "worker processes of every DataLoader of a map-style dataset, per rank",
-        "DataLoader(..., num_workers={})",
-        "loader",
-        "same",
-    )
-    pin_memory: bool | None = _of_program(
-        "copy batches to page-locked memory first, with a GPU", "DataLoader(..., pin_memory={})", "loader", "same"
-    )
-    prefetch: Positive | None = _of_program(
-        "batches that each DataLoader worker loads ahead", "DataLoader(..., prefetch_factor={})", "loader", "same"
-    )
-    persistent_workers: bool | None = _of_program(
-        "keep the DataLoader workers from one epoch to the next",
-        "DataLoader(..., persistent_workers={})",
-        "loader",
-        "same",
+    workers: Natural | None = of_program(DataSettings, "workers")
+    pin_memory: bool | None = of_program(DataSettings, "pin_memory")
+    prefetch: Positive | None = of_program(DataSettings, "prefetch")
+    persistent_workers: bool | None = treatment(
+        None,
+        f"keep the DataLoader workers from one epoch to the next{AS_THE_PROGRAM}",
+        from_outside=FromOutside("DataLoader(..., persistent_workers={})", "loader", "same"),
     )
 
 
 class ProgramArithmetic(Section):
-    channels_last: bool | None = _of_program(
-        "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
-        {
-            True: "model.to(memory_format=torch.channels_last), batch.to(memory_format=torch.channels_last)",
-            False: "model.to(memory_format=torch.contiguous_format), batch.contiguous()",
-        },
-        "model",
-        "rounding",
-    )
-    cudnn_benchmark: bool | None = _of_program(
-        "let cuDNN time its algorithms and use the fastest",
-        "torch.backends.cudnn.benchmark = {}",
-        "start",
-        "rounding",
-    )
-    matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
-        "value for torch.set_float32_matmul_precision", "torch.set_float32_matmul_precision({!r})", "start", "type"
-    )
-    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = _of_program(
-        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all",
-        {
-            "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
-            "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
-            "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
-            "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
-            "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
-        },
-        "model",
-        "rounding",
+    channels_last: bool | None = of_program(PerformanceSettings, "channels_last")
+    cudnn_benchmark: bool | None = of_program(PerformanceSettings, "cudnn_benchmark")
+    matmul_precision: MatmulPrecision | None = of_program(PerformanceSettings, "matmul_precision")
+    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = treatment(
+        None,
+        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all"
+        f"{AS_THE_PROGRAM}",
         environment=("math.sdp_flash", "math.sdp_mem_efficient", "math.sdp_cudnn", "math.sdp_math"),
+        from_outside=FromOutside(
+            {
+                "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
+                "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
+                "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
+                "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
+                "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
+            },
+            "model",
+            "rounding",
+        ),
     )
-    expandable_segments: bool | None = _of_program(
-        "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment",
-        "start",
-        "same",
-        environment=("variables.PYTORCH_CUDA_ALLOC_CONF",),
-    )
-    cpu_threads: Threads | None = _of_program(
-        "CPU threads of each rank", "torch.set_num_threads({})", "start", "rounding"
-    )
+    expandable_segments: bool | None = of_program(PerformanceSettings, "expandable_segments")
+    cpu_threads: Threads | None = of_program(PerformanceSettings, "cpu_threads")
 
 
 class ProgramPerformance(ProgramArithmetic):
-    compile: bool | None = _of_program(
-        "torch.compile the outermost modules, or with false nothing",
-        {True: "model = torch.compile(model)", False: "no torch.compile"},
-        "model",
-        "rounding",
-    )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
-        _of_program("torch.compile mode", "model = torch.compile(model, mode={!r})", "model", "rounding")
-    )
+    compile: bool | None = of_program(PerformanceSettings, "compile")
+    compile_mode: CompileMode | None = of_program(PerformanceSettings, "compile_mode")
 
 
 class ProgramDistributed(Section):
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] | None = _of_program(
-        "size of a DDP gradient bucket in MiB", "DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"
-    )
-    gradient_as_bucket_view: bool | None = _of_program(
-        "let the gradients of DDP be views of its buckets, which saves a copy and its memory",
-        "DistributedDataParallel(..., gradient_as_bucket_view={})",
-        "ddp",
-        "same",
+    bucket_mb: Mebibytes | None = of_program(DistributedSettings, "bucket_mb")
+    gradient_as_bucket_view: bool | None = treatment(
+        None,
+        "let the gradients of DDP be views of its buckets, which saves a copy and its memory" + AS_THE_PROGRAM,
+        training_only=True,
+        from_outside=FromOutside("DistributedDataParallel(..., gradient_as_bucket_view={})", "ddp", "same"),
     )
 
 
@@ -568,25 +534,10 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     inference: bool = _inference()
     training: ProgramTraining = ProgramTraining()
     data: ProgramData = ProgramData()
-    precision: Literal["fp32", "bf16"] | None = _of_program(
-        "bf16: autocast around the outermost modules, whose outputs stay fp32, and no gradient scaler; fp32: no "
-        "autocast",
-        {
-            "bf16": "with torch.autocast(device.type, torch.bfloat16): around the forward pass and the loss, and no "
-            "GradScaler",
-            "fp32": "no torch.autocast, and no GradScaler",
-        },
-        "model",
-        "type",
-    )
+    precision: Literal["fp32", "bf16"] | None = of_program(TrainSettings, "precision")
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
-    seed: Natural | None = _of_program(  # type: ignore[assignment]  # no setting is filled in
-        "random seed of torch, random and NumPy, set before the program's own code; a seed that it sets itself remains",
-        "torch.manual_seed({0}), random.seed({0}), numpy.random.seed({0})",
-        "start",
-        "type",
-    )
+    seed: Natural | None = of_program(TrainSettings, "seed")  # type: ignore[assignment]  # no setting is filled in
     device: Device | Open = untaken(None)
 
     @model_validator(mode="after")

@@ -10,7 +10,17 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from gpubench.probe.length import MOST_WARMUP
-from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
+from gpubench.settings.field import (
+    Conflict,
+    FromOutside,
+    Open,
+    Section,
+    protocol,
+    scale,
+    treatment,
+    uncompared,
+    workload,
+)
 from gpubench.settings.option import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
@@ -18,6 +28,9 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Mebibytes = Annotated[float, Field(gt=0, le=1e6)]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""
 
@@ -127,12 +140,26 @@ class DataSettings(Section, Generic[Open]):
         None,
         "DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU",
         depends_on=("device", "data.source", "distributed.world_size"),
+        from_outside=FromOutside(
+            "DataLoader(..., num_workers={})",
+            "loader",
+            "same",
+            "worker processes of every DataLoader of a map-style dataset, per rank",
+        ),
     )
     pin_memory: bool | Open = treatment(
-        None, "copy batches to page-locked memory first; default: true on a GPU", depends_on=("device",)
+        None,
+        "copy batches to page-locked memory first; default: true on a GPU",
+        depends_on=("device",),
+        from_outside=FromOutside(
+            "DataLoader(..., pin_memory={})", "loader", "same", "copy batches to page-locked memory first, with a GPU"
+        ),
     )
     prefetch: Positive = treatment(
-        2, "batches that each DataLoader worker loads ahead", idle_with={"data.workers": (0,)}
+        2,
+        "batches that each DataLoader worker loads ahead",
+        idle_with={"data.workers": (0,)},
+        from_outside=FromOutside("DataLoader(..., prefetch_factor={})", "loader", "same"),
     )
 
 
@@ -180,7 +207,16 @@ class TrainingSettings(HasWarmup, Generic[Open]):
     warmup_steps: Natural | None = warmup_steps()
     optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer", training_only=True)
     optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
-        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU", training_only=True
+        "auto",
+        "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU",
+        training_only=True,
+        from_outside=FromOutside(
+            {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
+            | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
+            "optimizer",
+            "rounding",
+            "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
+        ),
     )
     read_loss: bool = treatment(
         False,
@@ -222,6 +258,7 @@ class ProcessSettings(Section, Generic[Open]):
         "CPU threads of each rank; default: physical cores / ranks",
         depends_on=("distributed.world_size",),
         environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
+        from_outside=FromOutside("torch.set_num_threads({})", "start", "rounding"),
     )
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = treatment(
         "PASSIVE",
@@ -231,7 +268,8 @@ class ProcessSettings(Section, Generic[Open]):
     expandable_segments: bool = treatment(
         False,
         "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
-        environment=("variables.PYTORCH_ALLOC_CONF",),
+        environment=("variables.PYTORCH_ALLOC_CONF", "variables.PYTORCH_CUDA_ALLOC_CONF"),
+        from_outside=FromOutside("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment", "start", "same"),
     )
 
 
@@ -240,19 +278,44 @@ class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
         None,
         "NHWC memory format for convolutional models; default: true on a GPU",
         depends_on=("device", "model.name", "distributed.strategy"),
+        from_outside=FromOutside(
+            {
+                True: "model.to(memory_format=torch.channels_last), batch.to(memory_format=torch.channels_last)",
+                False: "model.to(memory_format=torch.contiguous_format), batch.contiguous()",
+            },
+            "model",
+            "rounding",
+            "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
+        ),
     )
-    compile: bool = treatment(False, "torch.compile the model")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = treatment(
-        "default", "torch.compile mode", idle_with={"performance.compile": (False,)}
+    compile: bool = treatment(
+        False,
+        "torch.compile the model",
+        from_outside=FromOutside(
+            {True: "model = torch.compile(model)", False: "no torch.compile"},
+            "model",
+            "rounding",
+            "torch.compile the outermost modules, or with false nothing",
+        ),
+    )
+    compile_mode: CompileMode = treatment(
+        "default",
+        "torch.compile mode",
+        idle_with={"performance.compile": (False,)},
+        from_outside=FromOutside("model = torch.compile(model, mode={!r})", "model", "rounding"),
     )
     cudnn_benchmark: bool = treatment(
-        True, "let cuDNN time its algorithms and use the fastest", environment=("math.cudnn_benchmark",)
+        True,
+        "let cuDNN time its algorithms and use the fastest",
+        environment=("math.cudnn_benchmark",),
+        from_outside=FromOutside("torch.backends.cudnn.benchmark = {}", "start", "rounding"),
     )
-    matmul_precision: Literal["highest", "high", "medium"] | None = treatment(
+    matmul_precision: MatmulPrecision | None = treatment(
         None,
         "value for torch.set_float32_matmul_precision; default: highest for fp32, else high",
         depends_on=("precision",),
         environment=("math.float32_matmul_precision", "math.matmul_allow_tf32", "math.cudnn_allow_tf32"),
+        from_outside=FromOutside("torch.set_float32_matmul_precision({!r})", "start", "type"),
     )
 
 
@@ -279,11 +342,12 @@ class DistributedSettings(RankSettings[Open], Generic[Open]):
         training_only=True,
         idle_with={"training.grad_accumulation": (1,), "distributed.world_size": (1,)},
     )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(
+    bucket_mb: Mebibytes = treatment(
         25.0,
         "size of a DDP gradient bucket in MiB",
         training_only=True,
         idle_with={"distributed.world_size": (1,), "distributed.strategy": ("fsdp2",)},
+        from_outside=FromOutside("DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"),
     )
     separate_reduce_scatter: bool = treatment(
         False,
