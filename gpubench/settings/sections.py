@@ -3,6 +3,7 @@
 Durations are seconds and sizes bytes, unless a name says otherwise.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
@@ -93,6 +94,8 @@ def _blocks(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number, and the JSON in which workers get it has no other")
     if isinstance(value, bool | int | float | str | None) and not (isinstance(value, int) and abs(value) >= 2**63):
         return value
     raise ValueError(f"{value!r} is not a number, true, false, null or a text")
