@@ -7,7 +7,6 @@ The command line reads the table as it is imported, so this module imports it on
 """
 
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import typer
 
 from gpubench.metrics import DEFINITIONS
 from gpubench.settings import schema
-from gpubench.settings.field import DEFAULT, aliases, fields
-from gpubench.settings.keys import COMMANDS as RUNNING
+from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
+from gpubench.settings.keys import RUN_BY, TUNE
 from gpubench.settings.loading import canonical
 from gpubench.settings.option import Option
 from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RunSettings
@@ -26,6 +25,7 @@ from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = Path(schema.__file__).with_name("options.py")
+ROWS = "ROWS: list[tuple[str, list[str], Option]] = ["
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
@@ -48,18 +48,19 @@ def commands() -> dict[str, Any]:
 def table() -> str:
     """The module with the options of settings, of which all but the rows is kept."""
     having: dict[tuple[str, Option], list[str]] = {}
-    for command in RUNNING:
-        for row in schema.options(command).items():
+    for command in RUNS:
+        own = "train-bench" if command == TUNE else command
+        options: dict[str, Option] = {}
+        for kind in [*(kind for kind, run_by in RUN_BY.items() if run_by == own), own]:
+            options |= declared_options(COMMANDS[kind])
+        for row in options.items():
             having.setdefault(row, []).append(command)
     rows = []
     for (name, option), commands in having.items():
-        declared = {key: value for key, value in option._asdict().items() if value}
-        words = ", ".join(
-            f"{key}={json.dumps(value) if value is not True else value}" for key, value in declared.items()
-        )
-        rows.append(f"    ({json.dumps(name)}, {json.dumps(commands)}, Option({words})),")
-    before, begin, rest = TABLE.read_text().partition("ROWS: ")
-    return before + begin + rest.partition("\n")[0] + "\n" + "\n".join(rows) + "\n]\n"
+        declared = ", ".join(f"{key}={value!r}" for key, value in option._asdict().items() if value)
+        rows.append(f"    ({name!r}, {commands!r}, Option({declared})),")
+    head, begin, _ = TABLE.read_text().partition(ROWS)
+    return "\n".join([head + begin, *rows, "]\n"])
 
 
 def pages() -> dict[Path, str]:

@@ -170,7 +170,7 @@ def test_the_log_says_who_each_rank_is_and_has_a_line_for_every_handoff(tiny: Fi
         dict(pair.partition("=")[::2] for pair in shlex.split(line))
         for line in (tiny.run / "run.log").read_text().splitlines()
     ]
-    who = [line for line in lines if line["msg"].startswith("rank ")]
+    who = [line for line in lines if line["logger"] == "gpubench.worker" and line["msg"].startswith("rank ")]
     keys = ("level", "rank", "msg", "device", "threads", "first_evaluation", "last_evaluation", "evaluations")
     assert sorted(tuple(line[key] for key in keys) for line in who) == [
         ("INFO", "0", "rank 0 of 2", "cpu", "1", "0", "1", "5"),

@@ -90,7 +90,7 @@ AS_THE_PROGRAM = f"{DEFAULT}as the program does"
 
 
 def of_program(cls: "type[Section]", name: str) -> Any:
-    """Returns the field of the same setting of a program, which has it as it is unless a value is given.
+    """Returns the field of a program's setting that is the setting `name` of `cls`. Unset, the program decides.
 
     Its type leaves out the values that the probe cannot set. Raises TypeError for a setting that it never sets.
     """
@@ -172,8 +172,8 @@ def aliases(cls: type[Section]) -> Mapping[str, str]:
     return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
 
 
-def options(cls: type[Section]) -> dict[str, Option]:
-    """Returns the declared options of settings, by name, with what they take from the type and the description."""
+def declared_options(cls: type[Section]) -> dict[str, Option]:
+    """Returns the options that are declared, by name, with what each takes from the type and the description."""
     found: dict[str, Option] = {}
     for key, field in fields(cls).items():
         declared = setting(field)

@@ -28,11 +28,9 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
-from gpubench.settings.field import options as declared_options
 from gpubench.settings.keys import PROGRAM as PROGRAM
 from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
 from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
-from gpubench.settings.keys import RUN_BY, TUNE
 from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
     CompileMode,
@@ -603,14 +601,6 @@ _OF_COMMANDS: Sequence[type[RunSettings]] = (
 KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
 """The kinds of work. A command of one kind can run what another one of the same kind has run."""
 COMMANDS = {cls.command: cls for cls in _OF_COMMANDS}
-
-
-def options(command: str) -> dict[str, Option]:
-    """Returns the options of the settings of a command of gpubench, by name; see `settings.option`."""
-    own = "train-bench" if command == TUNE else command
-    of_program = next((kind for kind, by in RUN_BY.items() if by == own), own)
-    return declared_options(COMMANDS[of_program]) | declared_options(COMMANDS[own])
-
 
 CompletedSettings = RunSettings[Never]
 CompletedTrainSettings = TrainSettings[Never]
