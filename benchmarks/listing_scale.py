@@ -26,7 +26,8 @@ from processes import Spent, observe
 from tables import table
 
 from gpubench.settings.defaults import complete
-from gpubench.settings.loading import completed, load
+from gpubench.settings.keys import flatten
+from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,24 +49,25 @@ METRICS = (
 def write_runs(results: Path, number: int) -> list[Path]:
     """Writes the run directories, the oldest first."""
     drawn = random.Random(0)
-    texts = [configuration(size) for size in ("8", "16", "32")]
-    return [write_run(results, index, drawn, texts[index % len(texts)]) for index in range(number)]
+    known = [configuration(size) for size in ("8", "16", "32")]
+    return [write_run(results, index, drawn, known[index % len(known)]) for index in range(number)]
 
 
-def configuration(batch_size: str) -> str:
-    """Returns the config.yaml of a run, which is that of many others too."""
-    return completed(load(TrainSettings, "tiny", {"training.batch_size": batch_size}), complete).to_yaml()
+def configuration(batch_size: str) -> Configuration[Any]:
+    """Returns the configuration of a run, which is that of many others too."""
+    return completed(load(TrainSettings, "tiny", {"training.batch_size": batch_size}), complete)
 
 
-def write_run(results: Path, index: int, drawn: random.Random, config: str) -> Path:
+def write_run(results: Path, index: int, drawn: random.Random, config: Configuration[Any]) -> Path:
     began = FIRST + index * BETWEEN
     experiment = EXPERIMENTS[index % len(EXPERIMENTS)]
     run_id = f"{began:%Y%m%d-%H%M%S}-{index % 1000:03d}-{drawn.randrange(2**16):04x}"
     path = results / experiment / run_id
     path.mkdir(parents=True)
     failed = index % 10 == 3
-    (path / "config.yaml").write_text(config)
-    (path / "run.json").write_text(json.dumps(record(experiment, run_id, began, failed=failed), indent=2))
+    (path / "config.yaml").write_text(config.to_yaml())
+    settings = {"settings": flatten(config.settings.model_dump(mode="json"))}
+    (path / "run.json").write_text(json.dumps(record(experiment, run_id, began, failed=failed) | settings, indent=2))
     if not failed:
         (path / "summary.json").write_text(json.dumps(summary(drawn), indent=2))
     return path

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpubench.kinds import COMMANDS as COMMANDS
+from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
     from gpubench.runs.entries import Entry
@@ -57,6 +58,10 @@ def conditions(ctx: typer.Context, incomplete: str) -> Offered:
 
 def sort_keys(ctx: typer.Context, incomplete: str) -> Offered:
     return _quietly(lambda: _beginning(incomplete, _sort_keys(ctx)))
+
+
+def built_in_models(incomplete: str) -> Offered:
+    return _beginning(incomplete, sorted(MODELS))
 
 
 def devices(incomplete: str) -> Offered:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.commands import completion, options, output, program
-from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
+from gpubench.commands.options import INPUT
 from gpubench.commands.running import (
     check_trial_name,
     finish,
@@ -19,6 +19,7 @@ from gpubench.commands.running import (
 )
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.settings.option import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
@@ -45,28 +46,6 @@ Every setting of --print-config is an option by its dotted name: --training.opti
 Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory data, 130 interrupted.
 """
 
-Steps = Annotated[
-    str | None,
-    options.option("N", "Optimizer steps to record, without timing them; 3 by default, 5 for a program.", MEASUREMENT),
-]
-Predict = Annotated[
-    bool,
-    typer.Option("--predict", help="Predict the memory on a GPU; needs no GPU.", rich_help_panel=MEASUREMENT),
-]
-DeviceModel = Annotated[
-    str | None,
-    options.option(
-        "NAME", "GPU to predict for, such as h200 or a100-80gb.", MEASUREMENT, completed_by=completion.devices
-    ),
-]
-DeviceMemory = Annotated[str | None, options.option("SIZE", "Memory to fit into, such as 80GiB.", MEASUREMENT)]
-FindBatchSize = Annotated[
-    bool,
-    typer.Option("--find-batch-size", help="Find the largest batch size that fits.", rich_help_panel=MEASUREMENT),
-]
-Spare = Annotated[
-    str | None, options.option("P%", "Share of memory that this batch must leave free; 5% by default.", MEASUREMENT)
-]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -106,33 +85,26 @@ Html = Annotated[
 ]
 
 
+SETTINGS = {
+    "trust": ("model", "data", "precision", "batch_size", "inference", "world_size", "steps", "device"),
+    "vs_ref": ("predict", "device_model", "device_memory", "find_batch_size", "spare"),
+    "html": ("experiment", "results"),
+}
+
+
+@options.of_settings("memory", SETTINGS)
 def memory(
     ctx: typer.Context,
     snapshot: Snapshot = None,
     trace: Trace = None,
     config: options.Config = None,
     trust: options.Trust = False,
-    model: options.Model = None,
-    data: options.Data = None,
-    precision: options.Precision = None,
-    batch_size: options.BatchSize = None,
-    inference: options.Inference = False,
-    world_size: options.WorldSize = None,
-    steps: Steps = None,
-    device: options.Device = None,
     vs: options.Vs = None,
     vs_args: options.VsArguments = None,
     vs_ref: options.VsRef = None,
-    predict: Predict = False,
-    device_model: DeviceModel = None,
-    device_memory: DeviceMemory = None,
-    find_batch_size: FindBatchSize = False,
-    spare: Spare = None,
     check: Check = False,
     verify: Verify = False,
     html: Html = None,
-    experiment: options.Experiment = None,
-    results: options.Results = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,

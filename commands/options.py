@@ -3,8 +3,10 @@
 Their values stay text, because the settings parse and check them.
 """
 
+import inspect
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,16 +18,14 @@ from gpubench.commands.plain_help import PlainCommand
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.zoo import MODELS
+from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option
+from gpubench.settings.options import options
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
 
-MEASUREMENT, MODEL, OUTPUT = "Measurement", "Model and data", "Output"
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
-SAMPLING, PIPELINE, PROGRAM = "Sampling", "Pipeline", "Your program"
-
 
 LEAST_OF_A_KEY = 3
 """The length of an option, with its dashes, from which on the shell completes settings too: there are a hundred."""
@@ -63,7 +63,7 @@ class TakesProgram(TakesSettings):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
             border = args.index("--")
-            ctx.meta[PROGRAM] = args[border + 1 :]
+            ctx.meta[YOUR_PROGRAM] = args[border + 1 :]
             args = args[:border]
         rest = super().parse_args(ctx, args)
         if ctx.args and (which(ctx.args[0]) or Path(ctx.args[0]).is_file()):
@@ -80,7 +80,7 @@ class TakesProgram(TakesSettings):
 
 def program(ctx: typer.Context) -> list[str] | None:
     """Returns the program and its arguments that the user gave after `--`; None without `--`."""
-    found: list[str] | None = ctx.meta.get(PROGRAM)
+    found: list[str] | None = ctx.meta.get(YOUR_PROGRAM)
     return found
 
 
@@ -108,52 +108,57 @@ def option(
     )
 
 
+def of_settings(
+    command: str, after: Mapping[str, Sequence[str]], *, several: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds options of settings to a function that is a command. `overrides` returns their values.
+
+    `after` names the settings that --help lists, by the parameter of the function that they follow. Of the setting
+    `several`, the command measures several values in one table.
+    """
+    known = options(command)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function).parameters
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in own.items():
+            parameters.append(parameter)
+            parameters += [_parameter(each, known[each], several=each == several) for each in after.get(name, ())]
+
+        @wraps(function)
+        def call(**values: Any) -> None:
+            function(**{name: values[name] for name in own})
+
+        # This is where typer looks for the options.
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        return call
+
+    return decorate
+
+
+@cache  # commands share most of them
+def _parameter(name: str, shown: Option, *, several: bool) -> inspect.Parameter:
+    """Returns the parameter of a function from which typer makes the option of a setting."""
+    words = name.replace("_", "-")
+    metavar, sentence = shown.metavar, shown.help
+    if several:
+        metavar, sentence = f"{metavar}[,{metavar}...]", f"{sentence.removesuffix('.')}{shown.several}."
+    kind: Any = str | None
+    if metavar:
+        found_by = getattr(completion, shown.found_by) if shown.found_by else None
+        declared = option(metavar, sentence, shown.panel, f"--{words}", completed_by=found_by)
+    else:
+        kind, off = (bool | None, f"no-{words}") if shown.is_open else (bool, "")
+        names = f"--{words}/--{off}" if off else f"--{words}"
+        declared = typer.Option(names, help=sentence, rich_help_panel=shown.panel, show_default=False)
+    default = False if kind is bool else None
+    annotation = Annotated[kind, declared]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
 Config = Annotated[
     str | None, option("NAME|FILE", "Preset or YAML file with settings; options override it.", MODEL, values=presets())
-]
-Model = Annotated[
-    str | None, option("NAME", "Built-in model, module:callable, or folder with config.json.", MODEL, values=MODELS)
-]
-Data = Annotated[
-    str | None, option("SOURCE", "Source: synthetic, synthetic-host, image-folder, text or module:callable.", MODEL)
-]
-Precision = Annotated[str | None, option("fp32|tf32|amp|bf16", "Arithmetic of the forward and backward pass.", MODEL)]
-BatchSize = Annotated[str | None, option("N", "Samples per rank and forward pass.", MODEL)]
-BatchSizes = Annotated[
-    str | None, option("N[,N...]", "Samples per rank and forward pass; several sizes are measured in one table.", MODEL)
-]
-Inference = Annotated[
-    bool,
-    typer.Option(
-        "--inference",
-        help="Measure inference instead of training: latency and throughput of forward passes.",
-        rich_help_panel=MEASUREMENT,
-    ),
-]
-Steps = Annotated[str | None, option("N", "Steps measured in each repeat.", MEASUREMENT)]
-WorldSize = Annotated[str | None, option("N", "Number of ranks; each is one process.", MEASUREMENT)]
-WorldSizes = Annotated[
-    str | None,
-    option("N[,N...]", "Number of ranks; each is one process. Several numbers are measured in one table.", MEASUREMENT),
-]
-Repeats = Annotated[
-    str | None, option("N", "Number of repeats of the measurement, each in fresh processes.", MEASUREMENT)
-]
-TargetPrecision = Annotated[
-    str | None,
-    option(
-        "P%",
-        "Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.",
-        MEASUREMENT,
-    ),
-]
-MeasurePeak = Annotated[
-    bool,
-    typer.Option(
-        "--measure-peak",
-        help="Also measure the attainable FLOP/s, with a large matrix product.",
-        rich_help_panel=MEASUREMENT,
-    ),
 ]
 Vs = Annotated[
     list[str] | None,
@@ -165,35 +170,24 @@ Vs = Annotated[
         autocompletion=completion.assignments,
     ),
 ]
-SamplesPerStep = Annotated[
-    str | None,
-    option(
-        "N",
-        "Samples of one rank in each step of the program, where they are counted otherwise.",
-        PROGRAM,
-        "--samples-per-step",
-    ),
-]
 VsArguments = Annotated[
     str | None,
     option(
         "ARGUMENTS",
         "Also run the program with these arguments added, interleaved A B B A, and compare.",
-        PROGRAM,
+        YOUR_PROGRAM,
         "--vs-args",
     ),
 ]
 VsRef = Annotated[
     str | None,
     option(
-        "COMMIT", "Also run the program as of this git commit, interleaved A B B A, and compare.", PROGRAM, "--vs-ref"
+        "COMMIT",
+        "Also run the program as of this git commit, interleaved A B B A, and compare.",
+        YOUR_PROGRAM,
+        "--vs-ref",
     ),
 ]
-Device = Annotated[str | None, option("cpu|cuda", "Device to run on; by default cuda if there is a GPU.", MEASUREMENT)]
-Experiment = Annotated[
-    str | None, option("NAME", "Subdirectory of results that groups runs.", OUTPUT, completed_by=completion.experiments)
-]
-Results = Annotated[str | None, option("DIR", "Directory for run directories.", OUTPUT)]
 Name = Annotated[
     str | None, option("NAME", "Name of the run, by which other commands find it; see gpubench runs.", OUTPUT, "--name")
 ]
@@ -259,21 +253,15 @@ PrintConfig = Annotated[
 ]
 
 
-OF_PROGRAMS = ("samples_per_step",)
-"""The options with a setting that only programs of the user have."""
-
-
 def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     """Returns the settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
 
     Raises UsageError for an unknown option, or one that contradicts torchrun.
     """
-    from gpubench.settings.field import fields
-    from gpubench.settings.loading import canonical, parse_unknown_overrides
+    from gpubench.settings.loading import parse_unknown_overrides
 
-    known = fields(cls)
-    # What only a program has is refused with the other settings.
-    named = {name: value for name, value in given(ctx).items() if canonical(cls, name) in known or name in OF_PROGRAMS}
+    known = options(str(ctx.info_name))
+    named = {name: value for name, value in given(ctx).items() if name in known}
     found = named | parse_unknown_overrides(ctx.args, cls)
     return found | _world_size(found) if launched_by_torchrun() else found
 

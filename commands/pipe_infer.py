@@ -12,6 +12,7 @@ from gpubench.commands import completion, options, output
 from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
+from gpubench.settings.option import PIPELINE
 
 if TYPE_CHECKING:
     from gpubench.pipeline.resuming import Finished
@@ -38,83 +39,29 @@ Every setting of --print-config is an option by its dotted name: --pipeline.dead
 """
 
 
+Resume = Annotated[
+    str | None,
+    options.option(
+        "RUN", "A run that ended early: generate the missing samples.", PIPELINE, completed_by=completion.runs
+    ),
+]
+
+SETTINGS = {
+    "config": (
+        *("model", "unet", "step_ms", "prompts", "precision", "scheduler", "steps", "guidance_scale", "samples"),
+        *("seeds", "micro_batch", "world_size", "split", "in_flight", "verify", "baseline", "repeats"),
+    ),
+    "vs": ("device",),
+    "resume": ("inject", "experiment", "results"),
+}
+
+
+@options.of_settings("pipe-infer", SETTINGS, several="world_size")
 def pipe_infer(
     ctx: typer.Context,
     config: options.Config = None,
-    model: Annotated[str | None, options.option("DIR", "Folder of a local diffusers pipeline.", options.MODEL)] = None,
-    unet: Annotated[
-        str | None,
-        options.option(
-            "dummy|tiny|unet2d|sd15|sdxl", "Architecture with random weights, instead of --model.", options.MODEL
-        ),
-    ] = None,
-    step_ms: Annotated[
-        str | None, options.option("MS", "Duration of one evaluation of the dummy, in milliseconds.", options.MODEL)
-    ] = None,
-    prompts: Annotated[str | None, options.option("FILE", "Text file with one prompt per line.", options.MODEL)] = None,
-    precision: Annotated[
-        str | None, options.option("fp32|fp16|bf16", "Type of weights and latents.", options.MODEL)
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        options.option("CLASS", "Class name of a diffusers scheduler; the model's own by default.", options.SAMPLING),
-    ] = None,
-    steps: Annotated[str | None, options.option("N", "Denoising steps of each sample.", options.SAMPLING)] = None,
-    guidance_scale: Annotated[
-        str | None, options.option("X", "Scale of classifier-free guidance; 1 or less turns it off.", options.SAMPLING)
-    ] = None,
-    samples: Annotated[str | None, options.option("N", "Images to generate.", options.SAMPLING)] = None,
-    seeds: Annotated[
-        str | None,
-        options.option("S,S,...", "Seeds with each of which every prompt is made: 1,2,3 or 0-7.", options.SAMPLING),
-    ] = None,
-    micro_batch: Annotated[
-        str | None, options.option("N", "Images that are evaluated and handed over together.", options.SAMPLING)
-    ] = None,
-    world_size: options.WorldSizes = None,
-    split: Annotated[
-        str | None,
-        options.option(
-            "even|balanced|A,B,...",
-            "Evaluations per rank; with even, the last rank takes the remainder.",
-            options.PIPELINE,
-        ),
-    ] = None,
-    in_flight: Annotated[
-        str | None,
-        options.option("N", "Maximum number of hand-offs in flight on each side of a rank.", options.PIPELINE),
-    ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option(
-            "--verify/--no-verify",
-            help="Compare each sample bit by bit with single-process diffusers; default for small models.",
-            rich_help_panel=options.PIPELINE,
-            show_default=False,
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        options.option("off|sequential|replicas", "What to measure in addition, for comparison.", options.MEASUREMENT),
-    ] = None,
-    repeats: options.Repeats = None,
     vs: options.Vs = None,
-    device: options.Device = None,
-    resume: Annotated[
-        str | None,
-        options.option(
-            "RUN",
-            "A run that ended early: generate the missing samples.",
-            options.PIPELINE,
-            completed_by=completion.runs,
-        ),
-    ] = None,
-    inject: Annotated[
-        str | None,
-        options.option("FAULT", "Inject a fault, for tests: KIND,rank=R,sample=S[,seconds=T].", options.PIPELINE),
-    ] = None,
-    experiment: options.Experiment = None,
-    results: options.Results = None,
+    resume: Resume = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.commands import completion, options, output, program
-from gpubench.commands.options import INPUT, MEASUREMENT, OUTPUT
+from gpubench.commands.options import INPUT
 from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.settings.option import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.report.profile_tables import Arrangement
@@ -75,28 +76,26 @@ Verify = Annotated[
 ]
 
 
+SETTINGS = {
+    "trust": (
+        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size"),
+        *("repeats", "device"),
+    ),
+    "rows": ("experiment", "results"),
+}
+
+
+@options.of_settings("profile", SETTINGS)
 def profile(
     ctx: typer.Context,
     trace: Traces = None,
     against: Against = None,
     config: options.Config = None,
     trust: options.Trust = False,
-    model: options.Model = None,
-    data: options.Data = None,
-    precision: options.Precision = None,
-    batch_size: options.BatchSize = None,
-    inference: options.Inference = False,
-    steps: options.Steps = None,
-    samples_per_step: options.SamplesPerStep = None,
-    world_size: options.WorldSize = None,
-    repeats: options.Repeats = None,
-    device: options.Device = None,
     verify: Verify = False,
     html: Html = None,
     sort: options.SortTables = None,
     rows: options.TableRows = None,
-    experiment: options.Experiment = None,
-    results: options.Results = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import completion, options, output
-from gpubench.commands.options import OUTPUT
 from gpubench.commands.plain_help import PlainCommand
 from gpubench.errors import GpubenchError, UsageError
+from gpubench.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document

@@ -41,27 +41,23 @@ Built-in models: {", ".join(MODELS)}.
 """
 
 
+SETTINGS = {
+    "trust": (
+        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size"),
+        *("repeats", "target_precision", "measure_peak", "device"),
+    ),
+    "vs_ref": ("experiment", "results"),
+}
+
+
+@options.of_settings("train-bench", SETTINGS, several="batch_size")
 def train_bench(
     ctx: typer.Context,
     config: options.Config = None,
     trust: options.Trust = False,
-    model: options.Model = None,
-    data: options.Data = None,
-    precision: options.Precision = None,
-    batch_size: options.BatchSizes = None,
-    inference: options.Inference = False,
-    steps: options.Steps = None,
-    samples_per_step: options.SamplesPerStep = None,
-    world_size: options.WorldSize = None,
-    repeats: options.Repeats = None,
-    target_precision: options.TargetPrecision = None,
-    measure_peak: options.MeasurePeak = False,
-    device: options.Device = None,
     vs: options.Vs = None,
     vs_args: options.VsArguments = None,
     vs_ref: options.VsRef = None,
-    experiment: options.Experiment = None,
-    results: options.Results = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,

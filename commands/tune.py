@@ -84,19 +84,19 @@ LossMargin = Annotated[
 Resume = Annotated[Path | None, option("DIR", "Continue the search in this directory.", SEARCH, "--resume")]
 
 
+SETTINGS = {
+    "trust": (
+        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size", "device"),
+    ),
+    "resume": ("experiment", "results"),
+}
+
+
+@options.of_settings("tune", SETTINGS)
 def tune(
     ctx: typer.Context,
     config: options.Config = None,
     trust: options.Trust = False,
-    model: options.Model = None,
-    data: options.Data = None,
-    precision: options.Precision = None,
-    batch_size: options.BatchSize = None,
-    inference: options.Inference = False,
-    steps: options.Steps = None,
-    samples_per_step: options.SamplesPerStep = None,
-    world_size: options.WorldSize = None,
-    device: options.Device = None,
     memory: Memory = None,
     budget: Budget = None,
     runs: Runs = None,
@@ -105,8 +105,6 @@ def tune(
     keep_arithmetic: KeepArithmetic = False,
     loss_margin: LossMargin = None,
     resume: Resume = None,
-    experiment: options.Experiment = None,
-    results: options.Results = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,

@@ -15,7 +15,7 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
-from gpubench.settings.field import fields
+from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
@@ -87,7 +87,8 @@ def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[
     run = open_run(recorder.writer.path)
     subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome, wishes.most_peak)
     cls: type[RunSettings] = type(base.settings)
-    known = frozenset(fields(cls))
+    infers = bool(settings.get("inference"))
+    known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
     is_program = "program.command" in settings
     if is_program:
         known &= from_outside().keys()

@@ -1,6 +1,9 @@
-"""The parts of docs/ that are made from the code: every option of a command, every setting, every metric.
+"""What is made from declarations: the table of the options of settings, and the parts of docs/ that list every option,
+every setting and every metric.
 
-python tests/reference.py        # writes them into the pages, between two markers
+python tests/reference.py        # writes the table, and the parts of docs/ into the pages, between two markers
+
+The command line reads the table as it is imported, so this module imports it only once the table is written.
 """
 
 import functools
@@ -11,22 +14,23 @@ from typing import Any
 
 import typer
 
-from gpubench.commands import app, plain_help
+from gpubench.kinds import COMMANDS as RUNS
+from gpubench.kinds import RUN_KINDS, TUNE
 from gpubench.metrics import DEFINITIONS
-from gpubench.settings.field import aliases, fields
+from gpubench.settings import schema
+from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical
+from gpubench.settings.option import Option
 from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
+TABLE = Path(schema.__file__).with_name("options.py")
+ROWS = "ROWS: list[tuple[str, list[str], Option]] = ["
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
 
-RUNS = ("train-bench", "profile", "memory", "pipe-infer", "tune")
-"""The commands that run something."""
-OPEN = "; default: "
-"""What a description has before the default that is chosen for the model and the device."""
 PROGRAMS_OWN = ("as the program does", "the program's")
 """The default of a program's settings, in a description and in the table."""
 
@@ -34,8 +38,28 @@ PROGRAMS_OWN = ("as the program does", "the program's")
 @functools.cache
 def commands() -> dict[str, Any]:
     """The command line's own objects, by name."""
+    from gpubench.commands import app
+
     found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return found
+
+
+def table() -> str:
+    """The module with the options of settings, of which all but the rows is kept."""
+    having: dict[tuple[str, Option], list[str]] = {}
+    for command in RUNS:
+        own = "train-bench" if command == TUNE else command
+        options: dict[str, Option] = {}
+        for kind in [*(kind.command for kind in RUN_KINDS.values() if kind.run_by == own and kind.command != own), own]:
+            options |= declared_options(COMMANDS[kind])
+        for row in options.items():
+            having.setdefault(row, []).append(command)
+    rows = []
+    for (name, option), commands in having.items():
+        declared = ", ".join(f"{key}={value!r}" for key, value in option._asdict().items() if value)
+        rows.append(f"    ({name!r}, {commands!r}, Option({declared})),")
+    head, begin, _ = TABLE.read_text().partition(ROWS)
+    return "\n".join([head + begin, *rows, "]\n"])
 
 
 def pages() -> dict[Path, Callable[[], str]]:
@@ -63,6 +87,8 @@ def options(command: str) -> str:
     lines = (
         ["| option | what it does | setting |", "|---|---|---|"] if cls else ["| option | what it does |", "|---|---|"]
     )
+    from gpubench.commands import plain_help
+
     panels = plain_help.by_panel(commands()[command].params)
     for panel, parameters in panels.items():
         if panel and panel != plain_help.ARGUMENTS:
@@ -98,10 +124,14 @@ def _row(*cells: str) -> str:
 
 
 def _usage(parameter: Any) -> str:
+    from gpubench.commands import plain_help
+
     return ", ".join(f"`{form}`" for form in plain_help.usage(parameter))
 
 
 def _help(parameter: Any) -> str:
+    from gpubench.commands import plain_help
+
     said, default, variable = plain_help.explanation(parameter)
     return f"{said}{default and f' Default: `{default}`.'}{variable and f' Environment: `{variable}`.'}"
 
@@ -134,7 +164,7 @@ def settings() -> str:
     """A table of all settings for each set of commands that have them, with type, default and alias."""
     defaults: dict[Setting, dict[str, str]] = {}
     for command, cls in COMMANDS.items():
-        for setting, default in _of(cls):
+        for setting, default in settings_of(cls):
             defaults.setdefault(setting, {})[command] = default
     lines = ["## Options of every command", "", common_options()]
     for group in dict.fromkeys(tuple(by_command) for by_command in defaults.values()):
@@ -166,11 +196,11 @@ def _default(by_command: Mapping[str, str]) -> str:
     return "; ".join(f"{default} ({', '.join(names)})" for default, names in commands.items())
 
 
-def _of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
+def settings_of(cls: type[RunSettings]) -> Iterator[tuple[Setting, str]]:
     schema = cls.model_json_schema()
     for key, field in fields(cls).items():
         default = field.get_default()
-        meaning, _, chosen = (field.description or "").partition(OPEN)
+        meaning, _, chosen = (field.description or "").partition(DEFAULT)
         chosen = chosen.replace(*PROGRAMS_OWN)
         if default in (None, "", {}):
             shown = chosen
@@ -226,5 +256,6 @@ def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    TABLE.write_text(table())
     for path, make in pages().items():
         path.write_text(refreshed(path.read_text(), make()))

@@ -10,6 +10,7 @@ from recorded_runs import edit, write_run
 from gpubench.compare.comparability import (
     ORDER,
     Normalisation,
+    consequences,
     declarations,
     differences,
     headline,
@@ -104,6 +105,11 @@ def test_a_setting_is_the_same_to_a_comparison_whichever_command_has_it() -> Non
 
 def test_what_settings_depend_on_are_settings() -> None:
     assert {key for declared in declarations().values() for key in declared.depends_on} <= declarations().keys()
+
+
+def test_every_fact_that_a_setting_decides_in_any_command_is_known_to_be_a_consequence() -> None:
+    declared = (setting(field) for cls in COMMANDS.values() for field in fields(cls).values())
+    assert {fact for one in declared for fact in one.environment} <= consequences().keys()
 
 
 def test_the_same_run_differs_in_nothing() -> None:

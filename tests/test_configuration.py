@@ -460,6 +460,7 @@ def test_an_argument_on_the_command_line_is_read_as_in_yaml(text: str, value: An
     [
         ("model: {arguments: 5}", "a section of settings takes no value"),
         ("model: {arguments: {a: [1]}}", "is not a number, true, false, null or a text"),
+        ("model: {arguments: {a: .inf}}", "inf is not a finite number"),
         ("model: {arguments: {a: {b: 1}}}", "unknown setting 'model.arguments.a.b'"),
         ("model: {arguments: {1: 1}}", "unknown setting 'model.arguments.1'"),
     ],

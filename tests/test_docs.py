@@ -21,6 +21,7 @@ from gpubench.metrics import DEFINITIONS
 from gpubench.report import pipeline, steps
 from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, load, parse_assignments
+from gpubench.settings.options import ROWS
 from gpubench.settings.schema import COMMANDS
 
 ROOT = documents.ROOT
@@ -207,6 +208,15 @@ def test_tables_of_options_and_settings_are_those_of_the_code(page: Path) -> Non
     text = page.read_text()
     made = reference.pages()[page]()
     assert text == reference.refreshed(text, made), "python tests/reference.py writes them anew"
+
+
+def test_the_table_of_options_is_that_of_the_declarations() -> None:
+    assert reference.TABLE.read_text() == reference.table(), "python tests/reference.py writes it anew"
+
+
+def test_every_declared_option_is_in_the_help_of_a_command() -> None:
+    shown = {(name, one.name) for name, command in reference.commands().items() for one in command.params}
+    assert [name for name, commands, _ in ROWS if not any((one, name) in shown for one in commands)] == []
 
 
 def test_a_page_without_markers_is_refused() -> None:

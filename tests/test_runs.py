@@ -7,13 +7,15 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from recorded_runs import edit, write_run
 from running import disk
 
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError, RunFailed
-from gpubench.runs import directory
+from gpubench.runs import configuration, directory
 from gpubench.runs.directory import (
     COMPLETED,
+    CONFIG,
     FAILED,
     INTERRUPTED,
     RESERVED,
@@ -28,6 +30,7 @@ from gpubench.runs.directory import (
     create_directory,
     sample_file,
 )
+from gpubench.runs.entries import read
 from gpubench.runs.reader import Run
 from gpubench.schema import schema
 
@@ -206,3 +209,24 @@ def test_documents_hold_no_nan(tmp_path: Path) -> None:
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = Path(__file__).parent.parent / "docs" / "run-directory.schema.json"
     assert json.loads(published.read_text()) == schema()
+
+
+def test_settings_are_read_from_run_json_and_of_older_runs_from_config_yaml(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (path / CONFIG).write_text("training:\n  batch_size: 8  # default: the model's own\nseed: 3\n")
+    older = {"training.batch_size": 8, "seed": 3}
+    assert (Run.open(path).given, Run.open(path).chosen) == (older, frozenset({"training.batch_size"}))
+    assert read(str(path)).settings == older
+    edit(path / RUN, settings={"training.batch_size": 16, "model": {"name": "gpt2"}}, chosen=["model.name"])
+    (path / CONFIG).unlink()
+    later = {"training.batch_size": 16, "model.name": "gpt2"}
+    assert (Run.open(path).given, Run.open(path).chosen) == (later, frozenset({"model.name"}))
+    assert (read(str(path)).settings, read(str(path)).model) == (later, "gpt2")
+    assert Run.open(path).problems == []
+
+
+def test_the_settings_in_run_json_are_those_in_config_yaml(finished_run: Path) -> None:
+    text, run = (finished_run / CONFIG).read_bytes(), Run.open(finished_run)
+    assert run.record.settings == configuration.settings(text)
+    assert run.chosen == configuration.chosen(text)
+    assert {"model.name", "precision"} & run.chosen == {"precision"}

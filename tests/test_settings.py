@@ -1,10 +1,18 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import reference
 from pydantic import ValidationError
 
-from gpubench.settings.field import Section, fields
-from gpubench.settings.schema import CompletedTrainSettings, MemorySettings, TrainSettings
+from gpubench.settings.field import Section, fields, of_program, setting
+from gpubench.settings.schema import (
+    CompletedTrainSettings,
+    MemorySettings,
+    ProgramSettings,
+    TrainSettings,
+    from_outside,
+)
 from gpubench.settings.sections import MeasurementSettings, TrainingSettings
 
 
@@ -107,3 +115,22 @@ def test_a_fraction_of_more_than_the_whole_was_meant_as_a_percentage() -> None:
 @pytest.mark.parametrize(("text", "fraction"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02), (0.02, 0.02)])
 def test_a_target_is_a_fraction_or_a_percentage(text: Any, fraction: float) -> None:
     assert MeasurementSettings.model_validate({"target_precision": text}).target_precision == pytest.approx(fraction)
+
+
+def test_a_program_takes_a_setting_as_a_model_does_and_has_no_other_values_of_it() -> None:
+    of_models = {one.key: one.kind for one, _ in reference.settings_of(TrainSettings)}
+    of_programs = {one.key: one.kind for one, _ in reference.settings_of(ProgramSettings)}
+    shared = from_outside().keys() & of_models.keys()
+    assert shared == from_outside().keys() - {
+        *("data.persistent_workers", "performance.sdpa", "distributed.gradient_as_bucket_view"),
+    }
+    for key in shared:
+        assert set(of_programs[key].split(", ")) <= set(of_models[key].split(", ")), key
+        own, model = fields(ProgramSettings)[key], fields(TrainSettings)[key]
+        assert own.get_default() is None, key
+        assert replace(setting(own), depends_on=()) == replace(setting(model), depends_on=()), key
+
+
+def test_a_setting_that_the_probe_does_not_set_is_none_of_a_program() -> None:
+    with pytest.raises(TypeError, match=r"TrainingSettings\.momentum: declare how the probe sets it"):
+        of_program(TrainingSettings, "momentum")

@@ -175,6 +175,20 @@ def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
     assert "training.grad_accumulation" in printed  # with its reason
 
 
+def test_a_search_of_inference_tries_no_setting_of_training(tmp_path: Path) -> None:
+    bench = Bench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+
+    def looked_at(base: Configuration[Any]) -> set[str]:
+        found = look(base, bench, Wishes(), [])
+        return {one.name for one in found.treatments} | {one.name for one in found.untried}
+
+    of_training, of_inference = looked_at(of_tiny()), looked_at(of_tiny(inference=True))
+    assert of_training - of_inference == {
+        *("training.optimizer_impl", "training.read_loss", "model.activation_checkpointing"),
+        *("distributed.bucket_mb", "distributed.sync_gradients"),
+    }
+
+
 def test_a_setting_that_does_not_run_is_a_result(tmp_path: Path) -> None:
     def fails(settings: Settings) -> float:
         if settings["data.workers"] == 2:

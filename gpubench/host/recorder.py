@@ -132,6 +132,8 @@ class Recorder(ABC, Generic[S]):
             argv=argv,
             world_size=self.processes,
             git=self._git,
+            settings=self._values,
+            chosen=[key for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)],
             name=configuration.labels.name,
             tags=configuration.labels.tags,
         )

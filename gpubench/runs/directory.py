@@ -137,6 +137,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The run directory whose finished samples this run took over."""
     config_sha256: str | None = None
     """The sha256 of config.yaml; None in runs of gpubench 0.2.0 and older."""
+    settings: dict[str, Any] | None = None
+    """Every setting by dot-key; None in runs of gpubench 0.2.0 and older, whose settings are in config.yaml alone."""
+    chosen: list[str] = []
+    """The dot-keys of the settings that gpubench chose."""
     name: str | None = None
     """The name that the user gave the run."""
     tags: list[str] = []
@@ -204,6 +208,8 @@ class RunWriter:
         argv: Sequence[str],
         world_size: int,
         git: dict[str, Any] | None,
+        settings: Mapping[str, Any] | None = None,
+        chosen: Sequence[str] = (),
         name: str | None = None,
         tags: Sequence[str] = (),
     ) -> None:
@@ -225,6 +231,8 @@ class RunWriter:
             git=git,
             world_size=world_size,
             config_sha256=hashlib.sha256(config.encode(errors="backslashreplace")).hexdigest(),
+            settings=None if settings is None else dict(settings),
+            chosen=list(chosen),
             name=name,
             tags=sorted(tags),
         )

@@ -6,7 +6,7 @@ Much less is read than `reader.Run` and `tuning.result` read, because a listing 
 import os
 import re
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
 from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
+from gpubench.runs import configuration
 from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord
 from gpubench.settings.keys import flatten
 
@@ -114,7 +115,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
 
     @property
     def settings(self) -> dict[str, Any]:
-        """config.yaml by dot-key; empty if it cannot be read."""
+        """The settings by dot-key, as `reader.Run.settings` has them; empty if they cannot be read."""
         return self._details.settings
 
     @property
@@ -223,8 +224,10 @@ def read(folder: str) -> Entry:
     known = _attempt(path / RUN, _record, problems)
     record = _recorded(known) if known else _unreadable(path)
     summary = _attempt(path / SUMMARY, _summary, problems, is_due=record.status == COMPLETED) or _Summary()
-    settings = _attempt(path / CONFIG, _settings, []) or {}
-    settings = known.with_observed(settings) if known else settings
+    settings = known.settings if known else None
+    if settings is None:
+        settings = _attempt(path / CONFIG, configuration.settings, []) or {}
+    settings = known.with_observed(flatten(settings)) if known else settings
     workload = (known.workload if known else None) or {}
     environment = summary.environment or {}
     metrics = {one.name: one.figure for one in summary.metrics}
@@ -317,74 +320,3 @@ def _model(settings: dict[str, Any], workload: dict[str, Any]) -> str:
     found = (workload.get("model"), settings.get("model.name"), settings.get("model.unet"))
     named = next((str(name) for name in found if name), "?")
     return os.path.basename(named.rstrip("/")) or named  # noqa: PTH119
-
-
-_LINE = re.compile(r"( *)([A-Za-z_][\w-]*):(?: +(.*))?")
-_SPECIAL = tuple("|>&*!?%@`")  # the beginnings of values that may extend over several lines, or refer to others
-
-
-def _settings(content: bytes) -> dict[str, Any]:
-    """Returns config.yaml by dot-key, as `reader.Run.settings` does.
-
-    Parsing YAML takes most of the time of reading a run. The configurations that gpubench writes have one value on each
-    line, and mostly the same lines, so each line is parsed once. All others are parsed as a whole.
-    """
-    text = content.decode()
-    found = _by_line(text)
-    return flatten(_whole(text) if found is None else found)
-
-
-def _by_line(text: str) -> dict[str, Any] | None:
-    """Returns the mappings in text that has one plain key and value on each line; None for any other text."""
-    root: dict[str, Any] = {}
-    levels = [(0, root)]
-    opened: tuple[dict[str, Any], str] | None = None  # the key of the line before, if it has no value
-    for line in text.split("\n"):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            return None
-        indent, key, value = len(match[1]), match[2], match[3] or ""
-        if opened and indent > levels[-1][0]:
-            inner: dict[str, Any] = {}
-            opened[0][opened[1]] = inner
-            levels.append((indent, inner))
-        while indent < levels[-1][0]:
-            levels.pop()
-        mapping = levels[-1][1]
-        if indent != levels[-1][0] or key in mapping or not _is_plain(key):
-            return None
-        opened = None
-        if not value or value.startswith("#"):
-            mapping[key], opened = None, (mapping, key)
-            continue
-        try:
-            mapping[key] = _value(value)
-        except ValueError:
-            return None
-    return root
-
-
-@lru_cache(maxsize=1024)
-def _is_plain(key: str) -> bool:
-    """Returns whether YAML reads a key as text, unlike "yes" or "null"."""
-    from gpubench.settings import yaml_text  # imported here, because a listing from the cache does not need it
-
-    return bool(yaml_text.parse(key) == key)
-
-
-@lru_cache(maxsize=16384)
-def _value(text: str) -> Any:
-    """Returns a value on a single line, with or without a comment. Raises ValueError if it may be anything else."""
-    if text.startswith((*_SPECIAL, "- ")) or "\r" in text:
-        raise ValueError(text)
-    found = _whole(f"value: {text}")
-    return found["value"]
-
-
-def _whole(text: str) -> dict[str, Any]:
-    from gpubench.settings import yaml_text
-
-    plain = msgspec.json.encode(yaml_text.parse(text))  # YAML also knows dates, sets and NaN
-    return msgspec.json.decode(plain, type=dict[str, Any])

@@ -13,6 +13,7 @@ from gpubench.errors import RunDirectoryError
 from gpubench.events import Sample, Span
 from gpubench.findings import Findings
 from gpubench.foreign_files import BadLines
+from gpubench.runs import configuration
 from gpubench.runs.directory import (
     CONFIG,
     ENVIRONMENT,
@@ -30,8 +31,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.steps import StepTable, read_steps
 from gpubench.runs.summary import Summary
-from gpubench.settings import yaml_text
-from gpubench.settings.keys import FILLED_IN, flatten
+from gpubench.settings.keys import flatten
 from gpubench.telemetry import TelemetrySample, of_gpus
 from gpubench.trace.profile import Profile
 
@@ -80,8 +80,10 @@ class Run:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """config.yaml by dot-key; empty if it cannot be read."""
-        return self._by_key(CONFIG, _settings)
+        """The settings by dot-key, as the command line, the files and gpubench gave them; empty if unreadable."""
+        if self.record.settings is not None:
+            return flatten(self.record.settings)
+        return self._by_key(CONFIG, configuration.settings)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -90,18 +92,13 @@ class Run:
 
     @cached_property
     def chosen(self) -> frozenset[str]:
-        """The dot-keys of the settings that gpubench chose, according to the comments in config.yaml."""
-        found, section = set(), ""
+        """The dot-keys of the settings that gpubench chose."""
+        if self.record.settings is not None:
+            return frozenset(self.record.chosen)
         try:
-            lines = foreign_files.content(self.path / CONFIG).decode(errors="replace").splitlines()
+            return configuration.chosen(foreign_files.content(self.path / CONFIG))
         except OSError:
             return frozenset()
-        for line in lines:
-            key, _, rest = line.partition(":")
-            section = section if key.startswith(" ") else key
-            if f"# {FILLED_IN}" in rest:
-                found.add(f"{section}.{key.strip()}" if key.startswith(" ") else key)
-        return frozenset(found)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -215,16 +212,6 @@ class Run:
         return {}
 
 
-# Most runs of a group have equal settings and environments, and parsing YAML takes the most time.
-
-
-@lru_cache(maxsize=256)
-def _settings(text: bytes) -> dict[str, Any]:
-    found = yaml_text.parse(text)
-    plain = msgspec.json.encode(found)  # YAML also knows dates, sets and NaN, which no report could show
-    return flatten(msgspec.json.decode(plain, type=dict[str, Any]))
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # most runs of a group have equal environments
 def _environment(text: bytes) -> dict[str, Any]:
     return flatten(msgspec.json.decode(text, type=dict[str, Any]))

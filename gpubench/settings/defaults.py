@@ -30,6 +30,7 @@ from gpubench.settings.data_sources import (
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import (
+    COMMANDS,
     CompletedTrainSettings,
     Device,
     MemorySettings,
@@ -66,7 +67,7 @@ class Gaps:
 
     def filled(self) -> Any:
         """Returns the settings as an instance of the completed class. Raises SettingsError."""
-        cls: Any = self._class.__pydantic_generic_metadata__["origin"] or self._class
+        cls: Any = COMMANDS[self._class.command]
         return validate(cls[Never], self._values, {})
 
 

@@ -1,13 +1,16 @@
 """A setting as a field of a model: its default, what it means, and what a difference in it means to a comparison."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache, partial
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeVar
+
+from gpubench.settings.option import Option
 
 Open = TypeVar("Open", default=None, covariant=True)
 """What else than its type a setting can be that gpubench fills in: None before that, and Never, which has no values,
@@ -31,6 +34,8 @@ class FromOutside:
     """Where in the program the code belongs."""
     numbers: Literal["same", "rounding", "type"]
     """What it changes about the computed numbers: nothing, their last digits, or the type that they are computed in."""
+    meaning: str | None = None
+    """What the setting means for a program; None if its description says so."""
 
     def in_code(self, value: Any) -> str:
         """Returns the code for a value."""
@@ -45,6 +50,8 @@ class Setting:
     """What a difference in it is to the comparison of two runs."""
     alias: str | None = None
     """A short name of it on the command line, in overrides and in files."""
+    option: Option | None = None
+    """How --help lists it; None for one that is an option by its dotted name only."""
     depends_on: Sequence[str] = ()
     """The settings from which gpubench derives the value that the user leaves open, the closest first."""
     environment: Sequence[str] = ()
@@ -75,6 +82,24 @@ protocol = partial(_declare, "protocol")
 """A setting that decides how long and how often is measured. It is listed, and changes nothing about the verdicts."""
 uncompared = partial(_declare, "uncompared")
 """A setting without an influence on the measured figures. A difference in it is not listed."""
+
+
+DEFAULT = "; default: "
+"""What a description has before the default that is chosen for the model and the device, or that a program has."""
+AS_THE_PROGRAM = f"{DEFAULT}as the program does"
+
+
+def of_program(cls: "type[Section]", name: str) -> Any:
+    """Returns the field of a program's setting that is the setting `name` of `cls`. Unset, the program decides.
+
+    Its type leaves out the values that the probe cannot set. Raises TypeError for a setting that it never sets.
+    """
+    field = cls.model_fields[name]
+    declared = setting(field)
+    if declared.from_outside is None:
+        raise TypeError(f"{cls.__name__}.{name}: declare how the probe sets it in a program")
+    meaning = declared.from_outside.meaning or (field.description or "").partition(DEFAULT)[0]
+    return _declare(default=None, description=f"{meaning}{AS_THE_PROGRAM}", **vars(replace(declared, depends_on=())))
 
 
 def untaken(default: Any) -> Any:
@@ -145,3 +170,32 @@ def setting(field: FieldInfo) -> Setting:
 def aliases(cls: type[Section]) -> Mapping[str, str]:
     """Returns {alias: dot-key}. Where two settings have the same alias, it is that of the later one."""
     return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
+
+
+def declared_options(cls: type[Section]) -> dict[str, Option]:
+    """Returns the options that are declared, by name, with what each takes from the type and the description."""
+    found: dict[str, Option] = {}
+    for key, field in fields(cls).items():
+        declared = setting(field)
+        if option := declared.option:
+            sentence = (field.description or "").partition(DEFAULT)[0]
+            found[declared.alias or key] = option._replace(
+                metavar=option.metavar or "|".join(words(field.annotation)),
+                help=option.help or f"{sentence[0].upper()}{sentence[1:]}.",
+                is_open=is_switch(field) and field.get_default() is None,
+            )
+    return found
+
+
+def words(kind: Any) -> list[str]:
+    """Returns the words that are values of a type; none of one with other values only."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [*kind]
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [word for part in get_args(kind) for word in words(part)]
+
+
+def is_switch(field: FieldInfo) -> bool:
+    """Returns whether a setting can be true or false."""
+    return bool in (field.annotation, *get_args(field.annotation))

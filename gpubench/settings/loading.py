@@ -28,7 +28,7 @@ from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.ranks import launched_by_torchrun
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
-from gpubench.settings.field import Conflict, aliases, declared_key, fields, setting
+from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting
 from gpubench.settings.keys import (
     COMMAND_LINE,
     FILLED_IN,
@@ -62,7 +62,7 @@ def negations(cls: type[RunSettings]) -> Mapping[str, str]:
     The `no_` stands before the last name or before the section; before the last name or an alias alone where no other
     such setting has it. What is a name of its own is no negation.
     """
-    switches = [key for key, field in fields(cls).items() if bool in (field.annotation, *get_args(field.annotation))]
+    switches = [key for key, field in fields(cls).items() if is_switch(field)]
     short = Counter(key.rpartition(".")[2] for key in switches)
     found: dict[str, str] = {}
     for key in switches:
@@ -499,10 +499,8 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
         message = f"{unreadable[0]} = {str(values[unreadable[0]])!r} is not UTF-8, as a configuration is"
         hint = "rename it, or start gpubench in its folder and give a relative path"
         raise SettingsError(with_origins(message, unreadable[:1], origins), hint, keys=unreadable)
-    # Where `Open` is not replaced, pydantic reports each error twice: the value does not fit the type, and is not None.
-    model: type[S] = cls[None] if cls.__pydantic_generic_metadata__["parameters"] else cls  # type: ignore[index]
     try:
-        return model.model_validate(nest(values))
+        return cls.model_validate(nest(values))
     except ValidationError as error:
         found = [_describe(problem) for problem in _by_setting(cls, error.errors(include_url=False))]
     messages = [with_origins(message, keys, origins) for message, keys in found]
@@ -511,11 +509,13 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
 
 def _by_setting(cls: type[RunSettings], problems: Sequence["ErrorDetails"]) -> list["ErrorDetails"]:
     """Returns one problem for each setting: of one with several types, pydantic reports a problem with each of them."""
-    known, found = fields(cls), dict[tuple[int | str, ...], "ErrorDetails"]()
+    found = dict[tuple[int | str, ...], "ErrorDetails"]()
     for problem in problems:
-        place = problem["loc"]
-        longest = (place[:end] for end in range(len(place), 0, -1) if ".".join(map(str, place[:end])) in known)
-        place = next(longest, place) if problem["type"] != "value_error" else place
+        if problem["type"] == "none_required":  # reported of every setting that may be open, beside what is wrong
+            continue
+        parts = problem["loc"]  # after the setting come the types that the value does not have
+        longest_first = (parts[:end] for end in range(len(parts), 0, -1))
+        place = next((one for one in longest_first if declared_key(cls, ".".join(map(str, one)))), parts)
         if earlier := found.get(place):
             also = problem["msg"].removeprefix("Input should be ")
             problem = {**problem, "msg": f"{earlier['msg']}, or {also}"}

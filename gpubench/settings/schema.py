@@ -16,12 +16,13 @@ from gpubench.kinds import PROGRAM as PROGRAM
 from gpubench.kinds import PROGRAM_MEMORY as PROGRAM_MEMORY
 from gpubench.kinds import PROGRAM_PROFILE as PROGRAM_PROFILE
 from gpubench.settings.field import (
+    AS_THE_PROGRAM,
     Conflict,
     FromOutside,
     Open,
-    Place,
     Section,
     fields,
+    of_program,
     protocol,
     scale,
     setting,
@@ -30,8 +31,9 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
+from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
-    FITS,
+    CompileMode,
     DataSettings,
     DeviceMemory,
     DistributedSettings,
@@ -39,7 +41,9 @@ from gpubench.settings.sections import (
     FollowSettings,
     HasWarmup,
     LoggingSettings,
+    MatmulPrecision,
     MeasurementSettings,
+    Mebibytes,
     ModelSettings,
     Natural,
     PerformanceSettings,
@@ -51,6 +55,8 @@ from gpubench.settings.sections import (
     Seconds,
     Threads,
     TrainingSettings,
+    device_memory,
+    repeats,
     warmup_steps,
 )
 from gpubench.settings.seeds import seeds_of, shortest
@@ -67,6 +73,12 @@ def _refuse_mps(device: Any) -> Any:
     return device
 
 
+def _experiment(default: str) -> Any:
+    """Returns the field of the folder that groups runs."""
+    option = Option(OUTPUT, "NAME", found_by="experiments")
+    return uncompared(default, "subdirectory of results that groups runs", option=option)
+
+
 class RunSettings(Section, Generic[Open]):
     """What every command that starts workers can be asked."""
 
@@ -74,12 +86,13 @@ class RunSettings(Section, Generic[Open]):
     FIXED: ClassVar[Mapping[str, Any]] = {}
     """The settings that the command has from a similar one, and the only value that it acts by."""
     experiment: FolderName
-    results: Path = uncompared(Path("results"), "directory for run directories")
+    results: Path = uncompared(Path("results"), "directory for run directories", option=Option(OUTPUT, "DIR"))
     seed: Natural
     device: Annotated[Device, BeforeValidator(_refuse_mps)] | Open = treatment(
         None,
         "device to run on; default: cuda if there is a GPU, else cpu",
         environment=("variables.CUDA_VISIBLE_DEVICES",),
+        option=Option(MEASUREMENT, help="Device to run on; by default cuda if there is a GPU."),
     )
     performance: ProcessSettings[Open] = ProcessSettings()
     distributed: RankSettings = RankSettings()
@@ -99,20 +112,47 @@ class Precision(StrEnum):
 
 def _inference() -> Any:
     """Returns the field that turns a run of training into one of inference, which is other work."""
-    return workload(False, "measure inference instead of training: forward passes without gradients")
+    sentence = "Measure inference instead of training: latency and throughput of forward passes."
+    return workload(
+        False,
+        "measure inference instead of training: forward passes without gradients",
+        option=Option(MEASUREMENT, help=sentence),
+    )
 
 
 class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
     command: ClassVar[str] = "train-bench"
-    experiment: FolderName = uncompared("train-bench", "subdirectory of results that groups runs")
-    seed: Natural = treatment(0, "random seed of weights and data; each rank adds its rank number for data")
+    experiment: FolderName = _experiment("train-bench")
+    seed: Natural = treatment(
+        0,
+        "random seed of weights and data; each rank adds its rank number for data",
+        from_outside=FromOutside(
+            "torch.manual_seed({0}), random.seed({0}), numpy.random.seed({0})",
+            "start",
+            "type",
+            "random seed of torch, random and NumPy, set before the program's own code; a seed that it sets itself "
+            "remains",
+        ),
+    )
     precision: Precision | Open = treatment(
         None,
         "arithmetic of the forward and backward pass; default: bf16 on a GPU that supports it, amp on an "
         "older GPU, fp32 on a CPU",
         depends_on=("device",),
+        option=Option(MODEL),
+        from_outside=FromOutside(
+            {
+                "bf16": "with torch.autocast(device.type, torch.bfloat16): around the forward pass and the loss, and "
+                "no GradScaler",
+                "fp32": "no torch.autocast, and no GradScaler",
+            },
+            "model",
+            "type",
+            "bf16: autocast around the outermost modules, whose outputs stay fp32, and no gradient scaler; fp32: no "
+            "autocast",
+        ),
     )
     inference: bool = _inference()
     model: ModelSettings[Open] = ModelSettings()
@@ -152,12 +192,12 @@ class ProfileSettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench profile`: the run that train-bench would do, and one more repeat that is recorded."""
 
     command: ClassVar[str] = "profile"
-    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("profile")
     profiling: RecordedSettings = RecordedSettings()
 
 
 class OnceSettings(MeasurementSettings):
-    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(1)
 
 
 class MemorySettings(TrainSettings[Open], Generic[Open]):
@@ -169,7 +209,7 @@ class MemorySettings(TrainSettings[Open], Generic[Open]):
         "measurement.measure_peak": False,
         "logging.graph": False,
     }
-    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("memory")
     measurement: OnceSettings = OnceSettings()
     profiling: ProfilingSettings = untaken(ProfilingSettings())
     """Never: what is followed is not profiled, and no setting of it is taken."""
@@ -193,15 +233,22 @@ class Arithmetic(StrEnum):
 
 class DenoiserSettings(Section):
     name: Somewhere | None = workload(
-        None, "folder of a local diffusers pipeline; default: random weights, see model.unet", alias="model"
+        None,
+        "folder of a local diffusers pipeline; default: random weights, see model.unet",
+        alias="model",
+        option=Option(MODEL, "DIR"),
     )
     unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = workload(
-        None, "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU", alias="unet"
+        None,
+        "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU",
+        alias="unet",
+        option=Option(MODEL, help="Architecture with random weights, instead of --model."),
     )
     step_ms: Annotated[float, Field(ge=0, le=1e6)] = workload(
         20.0,
         "duration of one evaluation of the dummy model, in milliseconds",
         alias="step_ms",
+        option=Option(MODEL, "MS", "Duration of one evaluation of the dummy, in milliseconds."),
         idle_with={"model.unet": ("tiny", "unet2d", "sd15", "sdxl")},
     )
     height: Pixels | None = workload(None, "image height in pixels; default: the model's own")
@@ -210,16 +257,23 @@ class DenoiserSettings(Section):
 
 class SamplingSettings(Section, Generic[Open]):
     scheduler: str | None = workload(
-        None, "class name of the diffusers scheduler; default: the model's own", alias="scheduler"
+        None,
+        "class name of the diffusers scheduler; default: the model's own",
+        alias="scheduler",
+        option=Option(SAMPLING, "CLASS", "Class name of a diffusers scheduler; the model's own by default."),
     )
     options: str = workload("", "settings of the scheduler as key=value,key=value")
     steps: Positive | Open = workload(
-        None, "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU", alias="steps"
+        None,
+        "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU",
+        alias="steps",
+        option=Option(SAMPLING, "N", "Denoising steps of each sample."),
     )
     guidance_scale: Scale | None = workload(
         None,
         "scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional models",
         alias="guidance_scale",
+        option=Option(SAMPLING, "X"),
     )
     guidance_rescale: Annotated[float, Field(ge=0, le=1)] = workload(
         0.0, "share in which guidance is rescaled, against overexposure; of Stable Diffusion and SDXL"
@@ -232,15 +286,24 @@ class WorkSettings(Section, Generic[Open]):
         None,
         "images to generate; default: one for each prompt and each of work.seeds, or 8 if neither is given",
         alias="samples",
+        option=Option(SAMPLING, "N"),
     )
     seeds: Annotated[str | None, BeforeValidator(shortest)] = workload(
         None,
         "seeds with each of which every prompt is made, such as 1,2,3 or 0-7; default: prompts are used in turn, and "
         "sample i has seed + i",
         alias="seeds",
+        option=Option(SAMPLING, "S,S,...", "Seeds with each of which every prompt is made: 1,2,3 or 0-7."),
     )
-    micro_batch: Positive = scale(1, "images that are evaluated and handed over together", alias="micro_batch")
-    prompts: Somewhere | None = workload(None, "text file with one prompt per line", alias="prompts")
+    micro_batch: Positive = scale(
+        1,
+        "images that are evaluated and handed over together",
+        alias="micro_batch",
+        option=Option(SAMPLING, "N"),
+    )
+    prompts: Somewhere | None = workload(
+        None, "text file with one prompt per line", alias="prompts", option=Option(MODEL, "FILE")
+    )
     negative_prompt: str = workload("", "negative prompt")
 
     @property
@@ -254,11 +317,17 @@ class PipelineSettings(Section):
         "even",
         "evaluations per rank: even (the last rank takes the remainder), balanced, or a list such as 13,13,12,12",
         alias="split",
+        option=Option(
+            PIPELINE,
+            "even|balanced|A,B,...",
+            "Evaluations per rank; with even, the last rank takes the remainder.",
+        ),
     )
     in_flight: Annotated[int, Field(ge=1, le=64)] = treatment(
         2,
         "maximum number of hand-offs in flight on each side of a rank: received ahead, or sent and not yet taken",
         alias="in_flight",
+        option=Option(PIPELINE, "N", "Maximum number of hand-offs in flight on each side of a rank."),
         idle_with={"distributed.world_size": (1,)},
     )
     deadline: Seconds = protocol(
@@ -288,6 +357,7 @@ class InferenceMeasurement(RepeatSettings):
         "sequential",
         "what else to measure, for comparison: one rank alone, or also one complete model on every rank (replicas)",
         alias="baseline",
+        option=Option(MEASUREMENT, help="What to measure in addition, for comparison."),
     )
 
 
@@ -301,17 +371,28 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
 
     command: ClassVar[str] = "pipe-infer"
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": False}
-    experiment: FolderName = uncompared("pipe-infer", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("pipe-infer")
     seed: Natural = treatment(
         0, "random seed of the weights; the noise of sample i has seed + i, or its seed in work.seeds"
     )
     precision: Arithmetic | Open = treatment(
-        None, "type of weights and latents; default: fp16 on a GPU, else fp32", depends_on=("device",)
+        None,
+        "type of weights and latents; default: fp16 on a GPU, else fp32",
+        depends_on=("device",),
+        option=Option(MODEL),
     )
     verify: bool | Open = protocol(
-        None, "compare every sample bit by bit with single-process diffusers; default: true for small models"
+        None,
+        "compare every sample bit by bit with single-process diffusers; default: true for small models",
+        option=Option(
+            PIPELINE, help="Compare each sample bit by bit with single-process diffusers; default for small models."
+        ),
     )
-    inject: str | None = treatment(None, "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]")
+    inject: str | None = treatment(
+        None,
+        "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]",
+        option=Option(PIPELINE, "FAULT", "Inject a fault, for tests: KIND,rank=R,sample=S[,seconds=T]."),
+    )
     model: DenoiserSettings = DenoiserSettings()
     sampling: SamplingSettings[Open] = SamplingSettings()
     work: WorkSettings[Open] = WorkSettings()
@@ -357,29 +438,8 @@ class CommandSettings(Section):
         return shlex.split(self.command)
 
 
-def _of_program(
-    meaning: str,
-    code: str | Mapping[Any, str],
-    place: Place,
-    numbers: Literal["same", "rounding", "type"],
-    environment: Sequence[str] = (),
-    **more: Any,
-) -> Any:
-    """Returns the field of a setting that the probe changes in a program; see `FromOutside`."""
-    outside = FromOutside(code, place, numbers)
-    meaning = f"{meaning}; default: as the program does"
-    return treatment(None, meaning, environment=environment, from_outside=outside, **more)
-
-
 class ProgramOptimizer(Section):
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = _of_program(
-        "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
-        {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
-        | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
-        "optimizer",
-        "rounding",
-        training_only=True,
-    )
+    optimizer_impl: Literal["loop", "foreach", "fused"] | None = of_program(TrainingSettings, "optimizer_impl")
 
 
 class ProgramTraining(ProgramOptimizer, HasWarmup):
@@ -395,6 +455,9 @@ class ProgramTraining(ProgramOptimizer, HasWarmup):
         "samples of one rank in each step; default: as many as the batches have that the program draws or gives to "
         "the model",
         alias="samples_per_step",
+        option=Option(
+            YOUR_PROGRAM, "N", "Samples of one rank in each step of the program, where they are counted otherwise."
+        ),
         superseded_by="samples_per_step",
     )
 
@@ -405,91 +468,53 @@ class ProgramTraining(ProgramOptimizer, HasWarmup):
 
 
 class ProgramData(Section):
-    workers: Natural | None = _of_program(
-        "worker processes of every DataLoader of a map-style dataset, per rank",
-        "DataLoader(..., num_workers={})",
-        "loader",
-        "same",
-    )
-    pin_memory: bool | None = _of_program(
-        "copy batches to page-locked memory first, with a GPU", "DataLoader(..., pin_memory={})", "loader", "same"
-    )
-    prefetch: Positive | None = _of_program(
-        "batches that each DataLoader worker loads ahead", "DataLoader(..., prefetch_factor={})", "loader", "same"
-    )
-    persistent_workers: bool | None = _of_program(
-        "keep the DataLoader workers from one epoch to the next",
-        "DataLoader(..., persistent_workers={})",
-        "loader",
-        "same",
+    workers: Natural | None = of_program(DataSettings, "workers")
+    pin_memory: bool | None = of_program(DataSettings, "pin_memory")
+    prefetch: Positive | None = of_program(DataSettings, "prefetch")
+    persistent_workers: bool | None = treatment(
+        None,
+        f"keep the DataLoader workers from one epoch to the next{AS_THE_PROGRAM}",
+        from_outside=FromOutside("DataLoader(..., persistent_workers={})", "loader", "same"),
     )
 
 
 class ProgramArithmetic(Section):
-    channels_last: bool | None = _of_program(
-        "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
-        {
-            True: "model.to(memory_format=torch.channels_last), batch.to(memory_format=torch.channels_last)",
-            False: "model.to(memory_format=torch.contiguous_format), batch.contiguous()",
-        },
-        "model",
-        "rounding",
-    )
-    cudnn_benchmark: bool | None = _of_program(
-        "let cuDNN time its algorithms and use the fastest",
-        "torch.backends.cudnn.benchmark = {}",
-        "start",
-        "rounding",
-    )
-    matmul_precision: Literal["highest", "high", "medium"] | None = _of_program(
-        "value for torch.set_float32_matmul_precision", "torch.set_float32_matmul_precision({!r})", "start", "type"
-    )
-    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = _of_program(
-        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all",
-        {
-            "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
-            "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
-            "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
-            "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
-            "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
-        },
-        "model",
-        "rounding",
+    channels_last: bool | None = of_program(PerformanceSettings, "channels_last")
+    cudnn_benchmark: bool | None = of_program(PerformanceSettings, "cudnn_benchmark")
+    matmul_precision: MatmulPrecision | None = of_program(PerformanceSettings, "matmul_precision")
+    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = treatment(
+        None,
+        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all"
+        f"{AS_THE_PROGRAM}",
         environment=("math.sdp_flash", "math.sdp_mem_efficient", "math.sdp_cudnn", "math.sdp_math"),
+        from_outside=FromOutside(
+            {
+                "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
+                "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
+                "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
+                "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
+                "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
+            },
+            "model",
+            "rounding",
+        ),
     )
-    expandable_segments: bool | None = _of_program(
-        "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment",
-        "start",
-        "same",
-        environment=("variables.PYTORCH_CUDA_ALLOC_CONF",),
-    )
-    cpu_threads: Threads | None = _of_program(
-        "CPU threads of each rank", "torch.set_num_threads({})", "start", "rounding"
-    )
+    expandable_segments: bool | None = of_program(PerformanceSettings, "expandable_segments")
+    cpu_threads: Threads | None = of_program(PerformanceSettings, "cpu_threads")
 
 
 class ProgramPerformance(ProgramArithmetic):
-    compile: bool | None = _of_program(
-        "torch.compile the outermost modules, or with false nothing",
-        {True: "model = torch.compile(model)", False: "no torch.compile"},
-        "model",
-        "rounding",
-    )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
-        _of_program("torch.compile mode", "model = torch.compile(model, mode={!r})", "model", "rounding")
-    )
+    compile: bool | None = of_program(PerformanceSettings, "compile")
+    compile_mode: CompileMode | None = of_program(PerformanceSettings, "compile_mode")
 
 
 class ProgramDistributed(Section):
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] | None = _of_program(
-        "size of a DDP gradient bucket in MiB", "DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"
-    )
-    gradient_as_bucket_view: bool | None = _of_program(
-        "let the gradients of DDP be views of its buckets, which saves a copy and its memory",
-        "DistributedDataParallel(..., gradient_as_bucket_view={})",
-        "ddp",
-        "same",
+    bucket_mb: Mebibytes | None = of_program(DistributedSettings, "bucket_mb")
+    gradient_as_bucket_view: bool | None = treatment(
+        None,
+        "let the gradients of DDP be views of its buckets, which saves a copy and its memory" + AS_THE_PROGRAM,
+        training_only=True,
+        from_outside=FromOutside("DistributedDataParallel(..., gradient_as_bucket_view={})", "ddp", "same"),
     )
 
 
@@ -502,30 +527,15 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     command: ClassVar[str] = PROGRAM
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": True}
     """Whatever a program compiles is recorded as it runs."""
-    experiment: FolderName = uncompared("program", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("program")
     program: CommandSettings = CommandSettings()
     inference: bool = _inference()
     training: ProgramTraining = ProgramTraining()
     data: ProgramData = ProgramData()
-    precision: Literal["fp32", "bf16"] | None = _of_program(
-        "bf16: autocast around the outermost modules, whose outputs stay fp32, and no gradient scaler; fp32: no "
-        "autocast",
-        {
-            "bf16": "with torch.autocast(device.type, torch.bfloat16): around the forward pass and the loss, and no "
-            "GradScaler",
-            "fp32": "no torch.autocast, and no GradScaler",
-        },
-        "model",
-        "type",
-    )
+    precision: Literal["fp32", "bf16"] | None = of_program(TrainSettings, "precision")
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
-    seed: Natural | None = _of_program(  # type: ignore[assignment]  # no setting is filled in
-        "random seed of torch, random and NumPy, set before the program's own code; a seed that it sets itself remains",
-        "torch.manual_seed({0}), random.seed({0}), numpy.random.seed({0})",
-        "start",
-        "type",
-    )
+    seed: Natural | None = of_program(TrainSettings, "seed")  # type: ignore[assignment]  # no setting is filled in
     device: Device | Open = untaken(None)
 
     @model_validator(mode="after")
@@ -539,7 +549,7 @@ class ProgramProfileSettings(ProgramSettings[Open], Generic[Open]):
     """Settings of `gpubench profile -- PROGRAM`: the run that train-bench would do, and one more that is recorded."""
 
     command: ClassVar[str] = PROGRAM_PROFILE
-    experiment: FolderName = uncompared("profile", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("profile")
     profiling: RecordedSettings = RecordedSettings()
 
 
@@ -558,11 +568,11 @@ class ProgramFollowSettings(Section):
         "steady step, and what grows from step to step is seen from five on",
         alias="steps",
     )
-    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+    device_memory: DeviceMemory | None = device_memory()
 
 
 class OnceMeasured(RepeatSettings):
-    repeats: Positive = protocol(1, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(1)
 
 
 class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
@@ -570,7 +580,7 @@ class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
 
     command: ClassVar[str] = PROGRAM_MEMORY
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
-    experiment: FolderName = uncompared("memory", "subdirectory of results that groups runs")
+    experiment: FolderName = _experiment("memory")
     training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
     performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
     measurement: OnceMeasured = OnceMeasured()

@@ -3,6 +3,7 @@
 Durations are seconds and sizes bytes, unless a name says otherwise.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self
@@ -10,13 +11,27 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from gpubench.probe.length import MOST_WARMUP
-from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, uncompared, workload
+from gpubench.settings.field import (
+    Conflict,
+    FromOutside,
+    Open,
+    Section,
+    protocol,
+    scale,
+    treatment,
+    uncompared,
+    workload,
+)
+from gpubench.settings.option import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Mebibytes = Annotated[float, Field(gt=0, le=1e6)]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""
 
@@ -79,6 +94,8 @@ def _blocks(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number, and the JSON in which workers get it has no other")
     if isinstance(value, bool | int | float | str | None) and not (isinstance(value, int) and abs(value) >= 2**63):
         return value
     raise ValueError(f"{value!r} is not a number, true, false, null or a text")
@@ -87,9 +104,10 @@ def _scalar(value: Any) -> Any:
 class ModelSettings(Section, Generic[Open]):
     name: str | Open = workload(
         None,
-        "built-in name, module:callable, or folder with config.json; default: a ResNet sized for the device",
+        "built-in model, module:callable, or folder with config.json; default: a ResNet sized for the device",
         depends_on=("device",),
         alias="model",
+        option=Option(MODEL, "NAME", found_by="built_in_models"),
     )
     arguments: dict[str, Annotated[Any, AfterValidator(_scalar)]] = workload(
         {}, "arguments of module:callable, by name: numbers, true, false, null or texts (model.arguments.NAME=VALUE)"
@@ -104,7 +122,10 @@ class ModelSettings(Section, Generic[Open]):
 
 class DataSettings(Section, Generic[Open]):
     source: str = workload(
-        "synthetic", "synthetic | synthetic-host | image-folder | text | module:callable", alias="data"
+        "synthetic",
+        "source: synthetic, synthetic-host, image-folder, text or module:callable",
+        alias="data",
+        option=Option(MODEL, "SOURCE"),
     )
     path: Path | None = workload(None, "file or folder to read, for image-folder and text")
     samples: Positive = protocol(10_000, "samples in one epoch of synthetic data")
@@ -122,12 +143,26 @@ class DataSettings(Section, Generic[Open]):
         None,
         "DataLoader worker processes per rank; default: 0 on CPU, up to 8 on a GPU",
         depends_on=("device", "data.source", "distributed.world_size"),
+        from_outside=FromOutside(
+            "DataLoader(..., num_workers={})",
+            "loader",
+            "same",
+            "worker processes of every DataLoader of a map-style dataset, per rank",
+        ),
     )
     pin_memory: bool | Open = treatment(
-        None, "copy batches to page-locked memory first; default: true on a GPU", depends_on=("device",)
+        None,
+        "copy batches to page-locked memory first; default: true on a GPU",
+        depends_on=("device",),
+        from_outside=FromOutside(
+            "DataLoader(..., pin_memory={})", "loader", "same", "copy batches to page-locked memory first, with a GPU"
+        ),
     )
     prefetch: Positive = treatment(
-        2, "batches that each DataLoader worker loads ahead", idle_with={"data.workers": (0,)}
+        2,
+        "batches that each DataLoader worker loads ahead",
+        idle_with={"data.workers": (0,)},
+        from_outside=FromOutside("DataLoader(..., prefetch_factor={})", "loader", "same"),
     )
 
 
@@ -156,6 +191,7 @@ class TrainingSettings(HasWarmup, Generic[Open]):
         "samples per rank and forward pass; default: the model's own",
         depends_on=("model.name", "device"),
         alias="batch_size",
+        option=Option(MODEL, "N", several="; several sizes are measured in one table"),
     )
     grad_accumulation: Positive = scale(1, "forward and backward passes per optimizer step", training_only=True)
     steps: Positive | None = protocol(
@@ -163,6 +199,7 @@ class TrainingSettings(HasWarmup, Generic[Open]):
         "optimizer steps, or forward passes of inference, measured in each repeat; default: as many as fit in about a "
         "minute for all repeats, unless epochs or seconds is set",
         alias="steps",
+        option=Option(MEASUREMENT, "N", "Steps measured in each repeat."),
     )
     epochs: Positive | None = protocol(
         None, "measure this many passes over the data instead of a number of steps", alias="epochs"
@@ -173,7 +210,16 @@ class TrainingSettings(HasWarmup, Generic[Open]):
     warmup_steps: Natural | None = warmup_steps()
     optimizer: Literal["sgd", "adam", "adamw"] = workload("adamw", "torch.optim optimizer", training_only=True)
     optimizer_impl: Literal["auto", "loop", "foreach", "fused"] = treatment(
-        "auto", "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU", training_only=True
+        "auto",
+        "optimizer implementation; auto: fused on a GPU, PyTorch's default on a CPU",
+        training_only=True,
+        from_outside=FromOutside(
+            {impl: f"torch.optim.<Optimizer>(..., {impl}=True)" for impl in ("fused", "foreach")}
+            | {"loop": "torch.optim.<Optimizer>(..., foreach=False)"},
+            "optimizer",
+            "rounding",
+            "implementation of PyTorch's Adam, AdamW, SGD and Adagrad",
+        ),
     )
     read_loss: bool = treatment(
         False,
@@ -215,6 +261,7 @@ class ProcessSettings(Section, Generic[Open]):
         "CPU threads of each rank; default: physical cores / ranks",
         depends_on=("distributed.world_size",),
         environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
+        from_outside=FromOutside("torch.set_num_threads({})", "start", "rounding"),
     )
     omp_wait_policy: Literal["PASSIVE", "ACTIVE"] = treatment(
         "PASSIVE",
@@ -224,7 +271,8 @@ class ProcessSettings(Section, Generic[Open]):
     expandable_segments: bool = treatment(
         False,
         "use expandable segments in the CUDA caching allocator, which reduces fragmentation",
-        environment=("variables.PYTORCH_ALLOC_CONF",),
+        environment=("variables.PYTORCH_ALLOC_CONF", "variables.PYTORCH_CUDA_ALLOC_CONF"),
+        from_outside=FromOutside("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment", "start", "same"),
     )
 
 
@@ -233,19 +281,44 @@ class PerformanceSettings(ProcessSettings[Open], Generic[Open]):
         None,
         "NHWC memory format for convolutional models; default: true on a GPU",
         depends_on=("device", "model.name", "distributed.strategy"),
+        from_outside=FromOutside(
+            {
+                True: "model.to(memory_format=torch.channels_last), batch.to(memory_format=torch.channels_last)",
+                False: "model.to(memory_format=torch.contiguous_format), batch.contiguous()",
+            },
+            "model",
+            "rounding",
+            "NHWC memory format of the 4-D weights, and of the 4-D inputs of the outermost modules",
+        ),
     )
-    compile: bool = treatment(False, "torch.compile the model")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = treatment(
-        "default", "torch.compile mode", idle_with={"performance.compile": (False,)}
+    compile: bool = treatment(
+        False,
+        "torch.compile the model",
+        from_outside=FromOutside(
+            {True: "model = torch.compile(model)", False: "no torch.compile"},
+            "model",
+            "rounding",
+            "torch.compile the outermost modules, or with false nothing",
+        ),
+    )
+    compile_mode: CompileMode = treatment(
+        "default",
+        "torch.compile mode",
+        idle_with={"performance.compile": (False,)},
+        from_outside=FromOutside("model = torch.compile(model, mode={!r})", "model", "rounding"),
     )
     cudnn_benchmark: bool = treatment(
-        True, "let cuDNN time its algorithms and use the fastest", environment=("math.cudnn_benchmark",)
+        True,
+        "let cuDNN time its algorithms and use the fastest",
+        environment=("math.cudnn_benchmark",),
+        from_outside=FromOutside("torch.backends.cudnn.benchmark = {}", "start", "rounding"),
     )
-    matmul_precision: Literal["highest", "high", "medium"] | None = treatment(
+    matmul_precision: MatmulPrecision | None = treatment(
         None,
         "value for torch.set_float32_matmul_precision; default: highest for fp32, else high",
         depends_on=("precision",),
         environment=("math.float32_matmul_precision", "math.matmul_allow_tf32", "math.cudnn_allow_tf32"),
+        from_outside=FromOutside("torch.set_float32_matmul_precision({!r})", "start", "type"),
     )
 
 
@@ -255,6 +328,7 @@ class RankSettings(Section):
         "number of ranks; each is one process",
         environment=("variables.GLOO_SOCKET_IFNAME", "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         alias="world_size",
+        option=Option(MEASUREMENT, "N", several=". Several numbers are measured in one table"),
     )
     backend: Literal["nccl", "gloo"] | None = treatment(
         None,
@@ -274,11 +348,12 @@ class DistributedSettings(RankSettings):
         training_only=True,
         idle_with={"training.grad_accumulation": (1,), "distributed.world_size": (1,)},
     )
-    bucket_mb: Annotated[float, Field(gt=0, le=1e6)] = treatment(
+    bucket_mb: Mebibytes = treatment(
         25.0,
         "size of a DDP gradient bucket in MiB",
         training_only=True,
         idle_with={"distributed.world_size": (1,), "distributed.strategy": ("fsdp2",)},
+        from_outside=FromOutside("DistributedDataParallel(..., bucket_cap_mb={})", "ddp", "rounding"),
     )
     separate_reduce_scatter: bool = treatment(
         False,
@@ -289,12 +364,27 @@ class DistributedSettings(RankSettings):
     timeout: Seconds = protocol(300.0, "timeout of a collective after the warm-up, in seconds")
 
 
+def repeats(default: int) -> Any:
+    """Returns the field of the number of repeats."""
+    return protocol(
+        default,
+        "number of repeats of the measurement, each in fresh processes",
+        alias="repeats",
+        option=Option(MEASUREMENT, "N"),
+    )
+
+
 class RepeatSettings(Section):
-    repeats: Positive = protocol(3, "number of repeats of the measurement, each in fresh processes", alias="repeats")
+    repeats: Positive = repeats(3)
     target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
         None,
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
         alias="target_precision",
+        option=Option(
+            MEASUREMENT,
+            "P%",
+            "Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.",
+        ),
     )
     max_repeats: Positive = protocol(
         20, "maximum number of repeats with target_precision", idle_with={"measurement.target_precision": (None,)}
@@ -310,7 +400,10 @@ class RepeatSettings(Section):
 class MeasurementSettings(RepeatSettings):
     count_flops: bool = protocol(True, "count the floating-point operations of a step, after the timed steps")
     measure_peak: bool = protocol(
-        False, "time a large matrix product, as an upper limit of the attainable FLOP/s", alias="measure_peak"
+        False,
+        "time a large matrix product, as an upper limit of the attainable FLOP/s",
+        alias="measure_peak",
+        option=Option(MEASUREMENT, help="Also measure the attainable FLOP/s, with a large matrix product."),
     )
 
 
@@ -356,7 +449,16 @@ class ProfilingSettings(Section):
 
 
 DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(size_in_bytes)]
-FITS = "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device"
+
+
+def device_memory() -> Any:
+    """Returns the field of the memory to fit into."""
+    return treatment(
+        None,
+        "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
+        alias="device_memory",
+        option=Option(MEASUREMENT, "SIZE", "Memory to fit into, such as 80GiB."),
+    )
 
 
 class FollowSettings(Section):
@@ -367,16 +469,32 @@ class FollowSettings(Section):
         "optimizer steps to record; the first one allocates the optimizer state, the last one is "
         "reported as the steady step",
         alias="steps",
+        option=Option(
+            MEASUREMENT, "N", "Optimizer steps to record, without timing them; 3 by default, 5 for a program."
+        ),
     )
-    predict: bool = treatment(False, "predict the memory on a GPU instead of measuring; needs no GPU", alias="predict")
+    predict: bool = treatment(
+        False,
+        "predict the memory on a GPU instead of measuring; needs no GPU",
+        alias="predict",
+        option=Option(MEASUREMENT, help="Predict the memory on a GPU; needs no GPU."),
+    )
     device_model: str | None = treatment(
-        None, "GPU to predict for, such as h200; default: the GPU of this machine", alias="device_model"
+        None,
+        "GPU to predict for, such as h200 or a100-80gb; default: the GPU of this machine",
+        alias="device_model",
+        option=Option(MEASUREMENT, "NAME", found_by="devices"),
     )
-    device_memory: DeviceMemory | None = treatment(None, FITS, alias="device_memory")
+    device_memory: DeviceMemory | None = device_memory()
     spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
-        0.05, "fraction of the memory that the largest batch must leave free (0.05 or 5%)", alias="spare"
+        0.05,
+        "fraction of the memory that the largest batch must leave free (0.05 or 5%)",
+        alias="spare",
+        option=Option(MEASUREMENT, "P%", "Share of memory that this batch must leave free; 5% by default."),
     )
-    find_batch_size: bool = uncompared(False, "find the largest batch size that fits", alias="find_batch_size")
+    find_batch_size: bool = uncompared(
+        False, "find the largest batch size that fits", alias="find_batch_size", option=Option(MEASUREMENT)
+    )
     advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
     explain: bool = uncompared(
         False,
