@@ -24,6 +24,7 @@ OF_OTHERS = {
     "--disable-cuda-graph": "SGLang",
     "--compile": "an argument of a program",
     "--epochs": "an argument of a program",
+    "--gpu-bind": "Slurm",
     "--porcelain": "git",
     "--deleted": "git",
     "--detach": "git",
