@@ -44,7 +44,7 @@ BENCHMARKS = (
     Benchmark(
         "compare-peers",
         "How often are the verdicts of gpubench and other tools false?",
-        ("benchmarks/compare_peers.py", "--trials", "100"),
+        ("benchmarks/compare_peers.py", "--trials", "60"),
         "at most 5 % of gpubench's verdicts are false; intervals of single processes miss in at most 7 and 9 %; "
         "changes under a schedule are found as often as by Welch's test, within 5 points",
         3,
