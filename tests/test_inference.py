@@ -77,16 +77,16 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "known", "unshown"),
     [
-        ([1.0], [1.1], Known(0.01, 3), True),
-        ([1.0], [1.1], Known(0.01, 4), False),
-        ([1.0], [1.1], Known(0.01, 3, of_runs=True), True),
-        ([1.0, 1.01, 1.02, 1.03], [1.1], None, True),
-        ([1.1], [1.0, 1.01, 1.02, 1.03, 1.04], None, False),
-        ([1.0, 1.01], [1.1], Known(0.01, 4), False),
+        ([1.0], [1.1], Known(0.01, 5), True),
+        ([1.0], [1.1], Known(0.01, 6), False),
+        ([1.0], [1.1], Known(0.01, 5, of_runs=True), True),
+        ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [1.1], None, True),
+        ([1.1], [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06], None, False),
+        ([1.0, 1.01], [1.1], Known(0.01, 6), False),
         ([1.0, 1.01], [1.1, 1.11], None, False),
     ],
 )
-def test_five_equal_units_show_how_a_single_one_varies(
+def test_seven_equal_units_show_how_a_single_one_varies(
     ours: list[float], theirs: list[float], known: Known | None, unshown: bool
 ) -> None:
     found = ratio(units(*ours), units(*theirs), known=known)

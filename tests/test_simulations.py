@@ -375,9 +375,9 @@ def test_a_schedule_makes_no_false_verdict(drift: Drift, repeats: tuple[int, int
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-@pytest.mark.parametrize("repeats", [(1, 1), (1, 2), (3, 1), (1, 4), (1, 5), (5, 5)], ids=str)
+@pytest.mark.parametrize("repeats", [(1, 1), (1, 2), (3, 1), (1, 6), (1, 7), (5, 5)], ids=str)
 def test_two_clock_states_make_no_false_verdict_on_a_single_run(repeats: tuple[int, int], trials: int) -> None:
-    """Up to four repeats may well all be in one state and show no sign of the other."""
+    """A few repeats may well all be in one state and show no sign of the other."""
     assert simulate(Drift(offset=0.001, states=0.03), repeats, trials).changed <= 0.05 + slack(trials)
 
 

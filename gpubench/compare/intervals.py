@@ -21,11 +21,11 @@ CONFIDENCE = 0.95
 SIGNIFICANT = (1 - CONFIDENCE) / 2  # level of a one-sided test, so that it agrees with the two-sided interval
 POWER = 0.8
 MOST_REPEATS = 1000  # a larger number is reported as unknown
-SHOWN_BY = 5
+SHOWN_BY = 7
 """The number of equal units from which on they show how a single one varies.
 
-On a machine with two states that are equally likely, such as two clocks, all of `n` units are in one state and the next
-one is in the other with a probability of `2^-n`: 6 % with four, 3 % with five.
+On a machine with two states, such as two clocks, all of n units are in one state and the next one is in the other with
+a probability of at most 12 % with three units, 7 % with five and 5 % with seven, whatever the shares of the states.
 """
 ROUNDING = 1e-12  # fraction of a mean below which a difference is rounding error
 LARGEST = 700.0  # largest logarithm whose exponential is finite

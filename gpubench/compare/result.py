@@ -101,7 +101,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     assumed: float | None = None
     """By how much equal processes are assumed to differ, as a fraction, where a side is a single one.
 
-    None if at least five equal ones, of the other side or on record, show how they differ.
+    None if at least seven equal ones, of the other side or on record, show how they differ.
     """
     resolvable: float | None = None
     """The smallest relative change that as many new repeats find with 80 % power."""
