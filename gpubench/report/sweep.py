@@ -16,7 +16,7 @@ from gpubench.report import after_run, phrases
 from gpubench.report.document import Block, Command, Document, Paragraph, table
 from gpubench.report.run import LATENCIES
 from gpubench.runs.directory import FAILED
-from gpubench.runs.warnings import on_noise
+from gpubench.runs.warnings import more_repeats, on_noise
 
 COLUMNS = ("step_time", "throughput", "token_throughput", "energy_per_sample", "peak_memory_reserved")
 """The metrics of a table for training; one of inference has the latency in place of the step time."""
@@ -34,7 +34,7 @@ def document(paths: Sequence[Path]) -> Document:
     columns = [*LATENCIES, *COLUMNS[1:]] if runs[0].settings.get("inference") else OF_RANKS if by_ranks else COLUMNS
     known = [name for name in columns if any(name in run.metrics for run in runs)]
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
-    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows)
+    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows, loudest.settings)
     failures = [
         f"{_named(run)}: {run.record.error.get('message') or NO_MESSAGE}"
         for run in runs
@@ -91,10 +91,10 @@ def headline_of_ranks(runs: Sequence[RunEvidence]) -> str:
             not_faster.append(_ranks(run))
         else:
             unknown.append(_ranks(run))
-    against = f"than {_named(best)}"
+    against, more = f"than {_named(best)}", more_repeats(best.settings)
     rest = [
         f"{_listed(not_faster)} not faster {against}" if not_faster else "",
-        f"whether {_listed(unknown)} faster {against} is within the noise: raise --repeats" if unknown else "",
+        f"whether {_listed(unknown)} faster {against} is within the noise: {more}" if unknown else "",
     ]
     if best is not least:
         rest.insert(0, f"{_named(best)} pay, with {_gain(least, best)}")
