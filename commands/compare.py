@@ -67,6 +67,14 @@ def compare(
         ),
     ] = None,
     margin: options.Margin = "0.5%",
+    assume: Annotated[
+        str | None,
+        options.option(
+            "X%",
+            "Single equal runs differ by at most this, where no others show it; 5% by default.",
+            options.VERDICT,
+        ),
+    ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Compare runs even if their workloads differ.", rich_help_panel=options.VERDICT),
@@ -128,6 +136,11 @@ def compare(
             "--null compares nothing, so --fail-on and --html have no effect",
             "leave them out",
         ),
+        (
+            null and assume is not None,
+            "--null measures how runs differ, so --assume has no effect",
+            "leave --assume out",
+        ),
         (null and force, "--null compares nothing, so --force has no effect", "leave --force out"),
         (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} output", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
@@ -138,9 +151,11 @@ def compare(
     # Numerical libraries are imported only now, because help and usage errors do not need them.
     from gpubench.compare import compare as comparison
     from gpubench.compare import gate, inputs
+    from gpubench.compare.verdicts import ASSUMED
     from gpubench.report.terminal import Terminal
 
     fraction, conditions = fraction_of(margin), [gate.parse_condition(text) for text in fails]
+    assumed = ASSUMED if assume is None else fraction_of(assume, "--assume")
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
     if null:
@@ -153,7 +168,13 @@ def compare(
         output.write(_noise(comparison.only(learned, metric or ()), chosen, terminal), RETRY)
         return
     comparisons = comparison.compare(
-        found, margin=fraction, metrics=metric or (), force=force, conditions=conditions, left_out=left_out
+        found,
+        margin=fraction,
+        assumed=assumed,
+        metrics=metric or (),
+        force=force,
+        conditions=conditions,
+        left_out=left_out,
     )
     if html:
         output.write_file(html, _page(comparisons, found))
@@ -169,14 +190,14 @@ def _refuse(*contradictions: tuple[bool, str, str]) -> None:
             raise UsageError(message, hint)
 
 
-def fraction_of(text: str) -> float:
-    """Returns a margin as a fraction. Raises UsageError if it is none."""
+def fraction_of(text: str, option: str = "--margin") -> float:
+    """Returns the percentage of an option as a fraction. Raises UsageError if it is none."""
     from gpubench.compare.gate import percent
 
-    margin = percent(text)
-    if margin is None or margin >= 1:
-        raise UsageError(f"--margin {text!r} is not a percentage below 100 %", "for example --margin 0.5%")
-    return margin
+    found = percent(text)
+    if found is None or found >= 1:
+        raise UsageError(f"{option} {text!r} is not a percentage below 100 %", f"for example {option} 0.5%")
+    return found
 
 
 def _column(name: str | None, unit: str | None, better: Better | None) -> "Column | None":

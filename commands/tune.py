@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
-QUIETER = "smaller gains cannot be detected unless other programs are closed or --steps is raised"
+QUIETER = "to detect smaller gains, close other programs, or"
 TUNED = ("treatment", "scale")
 """The roles of the settings that can be tried."""
 NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
@@ -364,6 +364,7 @@ def _go_on(
     from gpubench.report import index
     from gpubench.report import tuning as report
     from gpubench.report.tuning import BUSY
+    from gpubench.runs.warnings import more_steps
     from gpubench.tuner import Tuner
     from gpubench.tuning import progress
     from gpubench.tuning.result import claim, save
@@ -384,7 +385,8 @@ def _go_on(
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
             tuner.advance(block)
             if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
-                terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {QUIETER}")
+                advice = f"{QUIETER} {more_steps(tuner.tuning.settings)}"
+                terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
     except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
     except GpubenchError as error:

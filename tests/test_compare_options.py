@@ -86,6 +86,8 @@ def result(outcome: Any, metric: str = "step_time") -> GateResult:
         (["a", "b", "--column", "ms"], "needs a --unit", "--unit ms"),
         (["a", "b", "--margin", "0.005"], "--margin '0.005' is not a percentage", "0.5%"),
         (["a", "b", "--margin", "-1%"], "--margin '-1%' is not a percentage", "0.5%"),
+        (["--null", "a", "--assume", "1%"], "so --assume has no effect", "leave --assume out"),
+        (["a", "b", "--assume", "2"], "--assume '2' is not a percentage", "--assume 0.5%"),
         (["a", "b", "--margin", "100%"], "--margin '100%' is not a percentage below 100 %", "0.5%"),
         (["a", "b", "--fail-on", "step_time>2"], "'2' is not a percentage", "step_time>2%"),
         (["a", "b", "--html", "."], "is a directory", "page.html"),
@@ -108,11 +110,27 @@ def test_a_request_that_makes_no_sense_is_refused_in_a_line(
 
 def test_what_was_asked_is_passed_on(command_line: CommandLine, canned: Callable[..., dict[str, Any]]) -> None:
     asked = canned(comparisons(comparison(verdict())))
-    options = ("--margin", "1 %", "--metric", "mfu", "--metric", "phase_*", "--force", "--skip-invalid")
+    options = (
+        "--margin",
+        "1 %",
+        "--assume",
+        "2%",
+        "--metric",
+        "mfu",
+        "--metric",
+        "phase_*",
+        "--force",
+        "--skip-invalid",
+    )
     done = command_line("compare", "a", "b", "c", *options, "--results", "elsewhere", "--fail-on", "mfu>2%")
     assert (done.code, done.stderr) == (0, "")
     assert (asked["names"], asked["results"], asked["skip_invalid"]) == (["a", "b", "c"], Path("elsewhere"), True)
-    assert (asked["margin"], asked["metrics"], asked["force"]) == (0.01, ["mfu", "phase_*"], True)
+    assert (asked["margin"], asked["assumed"], asked["metrics"], asked["force"]) == (
+        0.01,
+        0.02,
+        ["mfu", "phase_*"],
+        True,
+    )
     assert [condition.text for condition in asked["conditions"]] == ["mfu>2%"]
     assert asked["column"] is None
 

@@ -18,7 +18,7 @@ from gpubench.metrics import Metric
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
-from gpubench.runs.warnings import LONGER
+from gpubench.runs.warnings import longer
 from gpubench.telemetry import OtherLoad
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
@@ -181,7 +181,9 @@ def test_a_side_that_compiles_in_some_of_its_steady_steps_is_not_called_slower()
         return side(replace(found, summary=msgspec.structs.replace(found.summary, compiled=steps)), label=f"{steps}")
 
     some, most = compiling(2), compiling(20)
-    assert delay(some) == "torch.compile compiled code in 2 of 30 steady steps, which their times include: " + LONGER
+    assert delay(some) == "torch.compile compiled code in 2 of 30 steady steps, which their times include: " + longer(
+        {}
+    )
     assert (delay(most), delay(compiling(0))) == (None, None)
     for sides, rejected in (((compiling(0), some), "slower"), ((some, compiling(0)), "faster")):
         found = _rejections(*sides)

@@ -95,13 +95,14 @@ def test_a_share_is_never_told_in_powers_of_ten(fraction: float, shown: str) -> 
         ),
         ({"level": "step"}, "(95 % interval 2.6 to 3.7 %, from steps alone)"),
         (
-            {"level": "step", "assumed": 0.0024},
+            {"level": "step", "assumed": 0.0024, "units": (1, 1)},
             "from steps alone), beyond the 0.5 % margin, assuming that equal processes differ by at most 0.24 %",
         ),
         (
-            {"level": "step", "assumed": 0.015, "limit": 0.015, "limited_by": "processes"},
+            {"level": "step", "assumed": 0.015, "limit": 0.015, "limited_by": "processes", "units": (1, 1)},
             "from steps alone), beyond the 1.5 % by which equal processes are assumed to differ",
         ),
+        ({"units": (1, 1)}, "(95 % interval 2.6 to 3.7 %, from equal repeats on record), beyond the 0.5 % margin"),
         (
             {"ratio": 3.4, "interval": (3.1, 3.7)},
             "new is 3.40 x as slow as base in step time (95 % interval 3.10 to 3.70 x), beyond the 0.5 % margin",

@@ -1,11 +1,14 @@
 """What a metric's repeats tell: its mean, and one interval that every report shows."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
 
 from gpubench.metrics import Metric
 from gpubench.report import phrases
+from gpubench.runs import warnings
+from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import metric_of, relative_half_width
 
 T2 = 4.302652729911275  # Student's t, 2 degrees of freedom, 95 %
@@ -97,3 +100,27 @@ def test_ends_of_a_range_that_have_different_units_both_say_theirs() -> None:
     assert phrases.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).endswith(" ms")
     assert phrases.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).startswith("498 us to ")
     assert phrases.uncertainty(made("makespan", 240.0, 250.0, 280.0)).count("min") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "forbidden"),
+    [
+        ({"training.steps": "all"}, "--steps"),
+        ({"measurement.target_precision": 0.01}, "--repeats"),
+        ({}, "max_repeats"),
+    ],
+)
+def test_no_warning_advises_what_the_settings_forbid(settings: Mapping[str, object], forbidden: str) -> None:
+    noisy = made("throughput", 1.0, 100.0)
+    short, long = ([SteadyWindow(0, 0, 9, True, 0.0, end)] for end in (0.5, 60.0))
+    said = [
+        *warnings.on_noise(None, noisy, short, settings),
+        *warnings.on_noise(None, noisy, long, settings),
+        warnings.evaluated_rarely(1, 9, settings),
+        warnings.compiled_within(1, 9, settings),
+        warnings.not_settled([False], warnings.longer(settings)),
+        warnings.too_few_latencies(9, {"latency_p99": 100}, settings),
+    ]
+    assert len(said) == 6
+    assert all(one and ("raise " in one or "let the program run longer" in one) for one in said)
+    assert not any(forbidden in str(one) for one in said)

@@ -74,6 +74,26 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
     assert back.error == found.error
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "known", "unshown"),
+    [
+        ([1.0], [1.1], Known(0.01, 5), True),
+        ([1.0], [1.1], Known(0.01, 6), False),
+        ([1.0], [1.1], Known(0.01, 5, of_runs=True), True),
+        ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [1.1], None, True),
+        ([1.1], [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06], None, False),
+        ([1.0, 1.01], [1.1], Known(0.01, 6), False),
+        ([1.0, 1.01], [1.1, 1.11], None, False),
+    ],
+)
+def test_seven_equal_units_show_how_a_single_one_varies(
+    ours: list[float], theirs: list[float], known: Known | None, unshown: bool
+) -> None:
+    found = ratio(units(*ours), units(*theirs), known=known)
+    assert found
+    assert found.unshown == unshown
+
+
 def test_what_is_known_from_more_units_speaks_for_a_single_one() -> None:
     known = Known(0.01, 8)
     for baseline, candidate in ((units(1.0), units(1.1)), (units(1.0, 1.04), units(1.1))):

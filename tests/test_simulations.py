@@ -39,6 +39,7 @@ def quantiles_once() -> Iterator[None]:
 
 TRIALS = [50, pytest.param(1000, marks=pytest.mark.stress)]
 CHANGES = {"faster", "slower"}
+USUAL = Circumstances()
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,18 @@ class Outcomes:
     equivalent: float
 
 
-def simulate(drift: Drift, repeats: tuple[int, int], trials: int, slowdown: float = 1.0, seed: int = 7) -> Outcomes:
+def simulate(
+    drift: Drift,
+    repeats: tuple[int, int],
+    trials: int,
+    slowdown: float = 1.0,
+    seed: int = 7,
+    circumstances: Circumstances = USUAL,
+) -> Outcomes:
     rng = np.random.default_rng(seed)
     found: Counter[str] = Counter()
     for _ in range(trials):
-        verdict = compare(drift, repeats, slowdown, rng)
+        verdict = compare(drift, repeats, slowdown, rng, circumstances)
         assert verdict.interval
         found["covered"] += verdict.interval[0] <= slowdown <= verdict.interval[1]
         found["changed"] += verdict.verdict in CHANGES
@@ -68,10 +76,16 @@ def slack(trials: int) -> float:
     return 3 * math.sqrt(0.05 * 0.95) * (1 / math.sqrt(trials) - 1 / math.sqrt(1000))
 
 
-def compare(drift: Drift, repeats: tuple[int, int], slowdown: float, rng: np.random.Generator) -> Verdict:
+def compare(
+    drift: Drift,
+    repeats: tuple[int, int],
+    slowdown: float,
+    rng: np.random.Generator,
+    circumstances: Circumstances = USUAL,
+) -> Verdict:
     baseline, candidate = drift.side(rng, repeats[0]), drift.side(rng, repeats[1], slowdown)
     metric = baseline.runs[0].metrics["step_time"]
-    return judge(metric, baseline, candidate, Circumstances()).verdict
+    return judge(metric, baseline, candidate, circumstances).verdict
 
 
 @pytest.mark.parametrize("trials", TRIALS)
@@ -140,11 +154,18 @@ def test_one_slow_step_makes_no_verdict_wherever_it_is(place: int) -> None:
 
 
 def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_seven_per_mille_are_found() -> None:
-    """ResNet-50 on 41 machines with an H100 or H200: steps vary by 0.04 to 0.08 %, equal runs by 0.04 %."""
+    """ResNet-50 on 41 machines with an H100 or H200: steps vary by 0.04 to 0.08 %, equal runs by 0.04 %.
+
+    Of single runs it has to be stated that equal ones differ by so little, because their steps cannot show it.
+    """
     drift = Drift(steps=178, noise=0.0006, offset=0.0004)
-    equal = simulate(drift, (1, 1), 100)
+    stated = Circumstances(assumed=0.002)
+    equal = simulate(drift, (1, 1), 100, circumstances=stated)
     assert (equal.changed, equal.equivalent) == (0, 1)
-    assert simulate(drift, (1, 1), 100, slowdown=1.007).slower >= 0.99
+    assert simulate(drift, (1, 1), 100, 1.007, circumstances=stated).slower >= 0.99
+    unstated = simulate(drift, (1, 1), 100, slowdown=1.007)
+    assert (unstated.changed, unstated.equivalent) == (0, 0)
+    assert simulate(drift, (5, 5), 100, slowdown=1.007).slower >= 0.99
 
 
 @pytest.mark.parametrize("trials", TRIALS)
@@ -293,7 +314,7 @@ def test_the_gate_and_the_verdict_agree_on_single_runs() -> None:
     condition = parse_condition("step_time>0.5%")
     seen = set()
     for _ in range(100):
-        baseline, candidate = drift.side(rng, 1), drift.side(rng, 1, slowdown=1.017)
+        baseline, candidate = drift.side(rng, 1), drift.side(rng, 1, slowdown=1.06)
         judged = judge(baseline.runs[0].metrics["step_time"], baseline, candidate, Circumstances())
         (result,) = gate.judge([condition], [("b", [judged])])
         assert (judged.verdict.verdict == "slower") == (result.outcome == "regressed")
@@ -302,20 +323,20 @@ def test_the_gate_and_the_verdict_agree_on_single_runs() -> None:
 
 
 def test_a_slowdown_beyond_what_processes_may_differ_by_is_named_from_single_runs() -> None:
-    drift = Drift(steps=198, offset=0)  # steps vary by 0.5 %, so equal processes are assumed to differ by up to 1.3 %
-    assert simulate(drift, (1, 1), 100, slowdown=1.025).slower >= 0.95 - slack(100)
-    assert simulate(drift, (1, 1), 100, slowdown=1.01).changed == 0
+    drift = Drift(steps=198, offset=0)
+    assert simulate(drift, (1, 1), 100, slowdown=1.07).slower >= 0.95 - slack(100)
+    assert simulate(drift, (1, 1), 100, slowdown=1.04).changed == 0
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-@pytest.mark.parametrize("offset", [0.0025, 0.005])
-def test_single_runs_are_not_called_different_where_processes_differ_like_steps(offset: float, trials: int) -> None:
+@pytest.mark.parametrize("offset", [0.005, 0.015])
+def test_single_runs_are_not_called_different_where_processes_differ_by_less(offset: float, trials: int) -> None:
     assert simulate(Drift(steps=198, offset=offset), (1, 1), trials).changed <= 0.05 + slack(trials)
 
 
-def test_the_steps_of_single_runs_are_not_enough_where_processes_differ() -> None:
+def test_single_runs_are_not_enough_where_processes_differ_by_more_than_is_assumed() -> None:
     """Why a single repeat on a side comes with a warning: no statistic of one process knows how processes differ."""
-    assert simulate(Drift(steps=198, offset=0.01), (1, 1), 100).changed > 0.1
+    assert simulate(Drift(steps=198, offset=0.05), (1, 1), 100).changed > 0.1
 
 
 SCHEDULES = [
@@ -353,13 +374,24 @@ def test_a_schedule_makes_no_false_verdict(drift: Drift, repeats: tuple[int, int
     assert simulate(drift, repeats, trials).changed <= 0.05 + slack(trials)
 
 
+@pytest.mark.parametrize("trials", TRIALS)
+@pytest.mark.parametrize("repeats", [(1, 1), (1, 2), (3, 1), (1, 6), (1, 7), (5, 5)], ids=str)
+def test_two_clock_states_make_no_false_verdict_on_a_single_run(repeats: tuple[int, int], trials: int) -> None:
+    """A few repeats may well all be in one state and show no sign of the other."""
+    assert simulate(Drift(offset=0.001, states=0.03), repeats, trials).changed <= 0.05 + slack(trials)
+
+
 @pytest.mark.stress
 def test_two_clock_states_are_no_normal_distribution() -> None:
-    """Limits that docs/statistics.md states: three repeats in one state show no sign of the other."""
+    """Limits that docs/statistics.md states: a few repeats in one state show no sign of the other."""
     drift = Drift(offset=0.001, states=0.03)
-    assert simulate(drift, (5, 5), 1000).changed <= 0.05
     assert 0.02 <= simulate(drift, (3, 3), 1000).changed <= 0.06
-    assert 0.08 <= simulate(drift, (1, 3), 1000).changed <= 0.16
+    assert 0.08 <= simulate(drift, (2, 2), 1000).changed <= 0.16
+
+
+@pytest.mark.parametrize("drift", SCHEDULES)
+def test_twice_the_time_is_a_verdict_from_single_runs_whatever_their_schedule(drift: Drift) -> None:
+    assert simulate(drift, (1, 1), 50, slowdown=2).slower == 1
 
 
 @pytest.mark.parametrize("units", [6, *(pytest.param(units, marks=pytest.mark.stress) for units in (4, 12, 24))])
@@ -382,7 +414,7 @@ def test_the_resolvable_change_is_found_in_new_runs(units: int) -> None:
 
 def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
     rng = np.random.default_rng(3)
-    quiet, rough = (Drift(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.02))
+    quiet, rough = (Drift(steps=198, offset=offset).side(rng, 8) for offset in (0.0, 0.05))
     entries = [noise.learn(side, list(side.runs[0].metrics.values()), 0.005).metrics[0] for side in (quiet, rough)]
     assert entries[0].single_false_verdicts == 0
     assert entries[1].single_false_verdicts

@@ -63,7 +63,7 @@ def finish(search: Search, rates: Callable[[Combination], Result]) -> list[Block
 def test_the_best_of_256_combinations_is_found_in_the_runs_announced_while_the_machine_drifts(trials: int) -> None:
     found = endings(trials, lambda rng: drawn(rng, 0.02, drift=0.03))
     assert close(found) >= (0.95 if trials > 100 else 3 / 4)
-    assert np.mean([one.runs <= 55 for one in found]) >= 0.8
+    assert np.mean([one.runs <= 55 for one in found]) >= (0.8 if trials > 100 else 3 / 4)
     for kind, count in (("with others", 4 * trials), ("alone", 4 * trials), ("gain", trials)):
         assert covered(found, kind) >= 0.93 - 2 * math.sqrt(0.95 * 0.05 / count)
     assert np.mean([one.false_pairs > 0 for one in found]) <= 0.1
@@ -94,6 +94,45 @@ def test_combinations_that_do_not_run_are_data_and_not_the_end(trials: int) -> N
 def test_factors_of_several_levels_are_raced_beside_the_others(trials: int) -> None:
     found = endings(trials, lambda rng: levelled(rng, 0.01), seed=1)
     assert close(found) >= 3 / 4
+
+
+def test_a_quantity_is_one_number_wherever_it_is_shown() -> None:
+    for one in endings(3, lambda rng: drawn(rng, 0.02), seed=2):
+        found = one.conclusion
+        alone = {kept.factor: kept.alone for kept in found.contributions}
+        assert found.ladder[-1].gain == found.gain
+        if len(found.ladder) > 1:
+            assert found.ladder[0].gain == alone[found.ladder[0].factor]
+
+
+def test_a_setting_that_makes_no_difference_is_a_tie() -> None:
+    found = programmed(3, lambda one: Result(0.1 * one[0] - 0.05 * one[2])).conclude()
+    assert found.best == (1, 0, 0)
+    assert [kept.tie for kept in found.contributions] == [False]
+    assert {one.factor: one.reason for one in found.dropped} == {"setting 1": "tie", "setting 2": "slower"}
+    nothing_helps = programmed(2, lambda _: Result(0.0)).conclude()
+    assert {one.reason for one in nothing_helps.dropped} == {"no gain"}
+
+
+def test_the_confirmation_tries_the_neighbours_that_may_be_faster() -> None:
+    planted = Planted([(0.0, 0.15), (0.0, 0.0), (0.0, 0.0), (0.0, -0.2)], {}, 0.02, np.random.default_rng(1))
+    search = Search(planted.factors)
+    blocks: list[Block] = []
+    while block := search.next():
+        blocks.append(block)
+        search.record([planted.run(combination) for combination in block.runs])
+    rounds = [set(block.runs) for block in blocks if block.stage == "confirming" and len(block.runs) > 2]
+    assert rounds
+    for tried in rounds:
+        assert any(all(sum(map(int.__ne__, one, best)) <= 1 for one in tried) for best in tried)  # one level away
+        assert {(1, 1, 0, 0), (1, 0, 1, 0)} & tried
+        assert (1, 0, 0, 1) not in tried  # it is known to be slower
+
+
+def test_more_runs_are_made_while_they_do_not_decide() -> None:
+    runs = [solve(uneven(np.random.default_rng([4, trial]), 0.02)) for trial in range(3)]
+    assert max(one.runs for one in runs) > 55
+    assert all(one.runs <= one.announced for one in runs)
 
 
 def test_a_setting_with_more_noise_gets_more_runs_and_less_weight() -> None:

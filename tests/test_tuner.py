@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from gpubench import units
 from gpubench.compare.evidence import open_run
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
 from gpubench.report import tuning as report
@@ -242,6 +243,18 @@ def test_a_time_limit_leaves_runs_to_confirm(tmp_path: Path) -> None:
     assert found.runs == 0
     assert not found.keep
     assert "setting" in report.headline(found)
+
+
+def test_the_runs_and_the_time_of_the_first_look_are_counted_apart(tmp_path: Path) -> None:
+    found = msgspec.structs.replace(searched(tmp_path, Program(tmp_path, planted)), look_seconds=20.0)
+    found = msgspec.structs.replace(found, seconds=20.0 + 2.0 * found.runs)
+    assert found.seconds_a_run == 2
+    said = Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, found))
+    assert f"{found.runs} runs in {units.seconds(2.0 * found.runs)} after a first look of {units.seconds(20.0)}" in said
+    short = msgspec.structs.replace(
+        found, blocks=[], keep={}, conclusion=None, seconds=21.0, look_seconds=20.0, budget=25.0
+    )
+    assert "25 s are too little: the first look took 20 s and a run takes 10 s" in report.headline(short)
 
 
 @pytest.mark.parametrize("changes", [{"samples": 8}, {}])

@@ -12,7 +12,7 @@ from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain, find_causes, find_memory
 from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
-from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
+from gpubench.compare.verdicts import ASSUMED, DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
 from gpubench.compare.warnings import accountable, changed_machine, delay, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
 from gpubench.metrics import Metric
@@ -27,6 +27,7 @@ def compare(
     sides: Sequence[Side],
     *,
     margin: float = DEFAULT_MARGIN,
+    assumed: float = ASSUMED,
     metrics: Sequence[str] = (),
     force: bool = False,
     conditions: Sequence[Condition] = (),
@@ -35,14 +36,15 @@ def compare(
     """Compares every side after the first with the first, the baseline.
 
     `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
-    fraction from which on a change matters. `force` gives verdicts although the workloads differ. Raises UsageError if
+    fraction from which on a change matters, and `assumed` that by which equal processes differ at most, where too few
+    show it. `force` gives verdicts although the workloads differ. Raises UsageError if
     a metric or condition names nothing that both sides have.
     """
     baseline, *candidates = sides
     comparisons: list[Comparison] = []
     judged: list[tuple[str, Sequence[Judged]]] = []
     for candidate in candidates:
-        comparison, own = _compare(baseline, candidate, margin, metrics, force, conditions)
+        comparison, own = _compare(baseline, candidate, margin, assumed, metrics, force, conditions)
         comparisons.append(comparison)
         judged.append((candidate.label, own))
     return Comparisons(
@@ -74,6 +76,7 @@ def _compare(
     baseline: Side,
     candidate: Side,
     margin: float,
+    assumed: float,
     metrics: Sequence[str],
     force: bool,
     conditions: Sequence[Condition],
@@ -84,7 +87,7 @@ def _compare(
     withheld = None if force else withheld or _nothing_changed(baseline, candidate, comparable)
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
-    circumstances = Circumstances(margin, withheld, rejected, record, machine)
+    circumstances = Circumstances(margin, withheld, rejected, record, machine, assumed)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
     warnings = list(dict.fromkeys([*rejected.values(), *find_warnings(baseline, candidate)]))

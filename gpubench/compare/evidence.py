@@ -100,7 +100,7 @@ Series = NDArray[np.float64]
 PHASE = "phase_"
 RUNS_READ = 3  # runs of a group whose losses are read
 ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
-NOTHING = "run it again, with --steps beyond the warm-up"
+NOTHING = "run it again with more steps, or with fewer training.warmup_steps"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import Ratio, Sample, Steps
 from gpubench.compare.result import Noise, NullMetric
-from gpubench.compare.verdicts import pick, sample_of
+from gpubench.compare.verdicts import ASSUMED, pick, sample_of
 from gpubench.errors import RunDirectoryError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
@@ -152,8 +152,8 @@ def _false_verdicts(edges: Edges, band: float) -> float | None:
 
 
 def _misjudged(singles: Sequence[Ratio], margin: float) -> float | None:
-    """Returns the share of the pairs of single units that would be called a change, by their steps alone."""
-    wrong = [one.beyond(max(margin, one.assumed or 0.0)) < intervals.SIGNIFICANT for one in singles]
+    """Returns the share of the pairs of single units that would be called a change, by their steps and ASSUMED."""
+    wrong = [one.beyond(max(margin, ASSUMED)) < intervals.SIGNIFICANT for one in singles]
     return float(np.mean(wrong)) if wrong else None
 
 

@@ -99,9 +99,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     "machine" is the possible effect of the machine, "processes" the assumption in `assumed`.
     """
     assumed: float | None = None
-    """By how much two equal processes are assumed to differ, where the interval rests on steps alone, as a fraction.
+    """By how much equal processes are assumed to differ, as a fraction, where a side is a single one.
 
-    It is the range of the middle 80 % of the steps. None if the interval contains how repeats or runs differ.
+    None if at least seven equal ones, of the other side or on record, show how they differ.
     """
     resolvable: float | None = None
     """The smallest relative change that as many new repeats find with 80 % power."""

@@ -91,6 +91,12 @@ def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list
 
 
 DEFAULT_MARGIN = 0.005
+ASSUMED = 0.05
+"""The fraction by which equal processes are assumed to differ, at most, where too few show how they do.
+
+In public logs of GPU training it leaves at most 5 % false verdicts on pairs of equal runs, in each collection and in
+each benchmark of one. docs/statistics.md has the figures.
+"""
 COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
 """Metrics that are reproducible counts in a run that followed its memory, independent of the machine's state."""
 COUNTED = "counted, not timed"
@@ -121,6 +127,8 @@ class Circumstances:
     """The recorded noise of this workload on this machine."""
     disturbance: float = 0.0
     """The change of a time that the machine alone may cause, as a fraction; see `warnings.accountable`."""
+    assumed: float = ASSUMED
+    """By how much equal processes are assumed to differ, at most, where too few show how they do."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,8 @@ class _Case:
     """The threshold that a change must exceed, as a fraction."""
     limited_by: LimitedBy | None
     """What the limit allows for, if it is larger than the margin."""
+    assumed: float | None
+    """By how much equal processes are assumed to differ; None if enough show it, or for sizes in memory."""
     withheld: str | None
     beyond: float | None = None
     """The p-value of a change larger than the limit."""
@@ -251,9 +261,10 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
     found = _scaled(evidence.ratio(), scale)
     if is_speed(metric.unit) and circumstances.disturbance > limit:
         limit, limited_by = circumstances.disturbance, "machine"
-    if found and found.assumed and found.assumed > limit:
-        limit, limited_by = found.assumed, "processes"
-    case = _Case(evidence, scale, found, limit, limited_by, circumstances.withheld or scale.withheld)
+    assumed = circumstances.assumed if found and found.unshown and metric.unit != "B" else None
+    if assumed and assumed > limit:
+        limit, limited_by = assumed, "processes"
+    case = _Case(evidence, scale, found, limit, limited_by, assumed, circumstances.withheld or scale.withheld)
     if found is None:
         change = intervals.difference(evidence.ours, evidence.theirs, known=evidence.known)
         above = min(evidence.ours.mean, evidence.theirs.mean) > 0
@@ -353,7 +364,7 @@ def _verdict(
         noise_floor=evidence.floor,
         limit=case.limit,
         limited_by=case.limited_by,
-        assumed=found.assumed if found else None,
+        assumed=case.assumed,
         resolvable=power.resolvable(found.error, case.limit, case.level) if found and not exact else None,
         level=level,
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
@@ -399,9 +410,12 @@ def _two_sided(p_value: float | None) -> float | None:
 
 
 def _more_repeats(case: _Case, margin: float) -> int | None:
-    """Returns how many more repeats a side settle a change of the estimated size; None if more do not help."""
+    """Returns how many more repeats a side settle a change of the estimated size; None if more do not help.
+
+    They help against an assumption on processes, because they show how these differ.
+    """
     evidence, found = case.evidence, case.ratio
-    not_repeats = case.limit > margin or (evidence.known is not None and evidence.known.of_runs)
+    not_repeats = case.limited_by == "machine" or (evidence.known is not None and evidence.known.of_runs)
     if found is None or evidence.unit_spread is None or not_repeats:
         return None
     change = math.expm1(abs(math.log(found.estimate)))

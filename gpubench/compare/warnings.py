@@ -146,7 +146,7 @@ def delay(side: Side) -> str | None:
     Where most of them have, that is how the program runs.
     """
     compiled, steps = (sum(counts) for counts in zip(*map(_compiled_steps, side.runs), strict=True))
-    return warnings.compiled_within(compiled, steps) if 2 * compiled < steps else None
+    return warnings.compiled_within(compiled, steps, side.runs[0].settings) if 2 * compiled < steps else None
 
 
 def _compiled_steps(run: RunEvidence) -> tuple[int, int]:
@@ -206,7 +206,7 @@ def _diverged(run: RunEvidence) -> bool:
 
 def _compiled(side: Side) -> str | None:
     compiled, steps = (sum(counts) for counts in zip(*map(_compiled_steps, side.runs), strict=True))
-    return warnings.compiled_within(compiled, steps)
+    return warnings.compiled_within(compiled, steps, side.runs[0].settings)
 
 
 def _throttled(side: Side) -> str | None:
@@ -225,7 +225,7 @@ def _contended(side: Side) -> str | None:
 
 
 def _unsettled(side: Side) -> str | None:
-    longer = warnings.LONGER if side.runs[0].record else None
+    longer = warnings.longer(side.runs[0].settings) if side.runs[0].record else None
     return warnings.not_settled([window.settled for run in side.runs for window in run.windows], longer)
 
 
@@ -333,7 +333,7 @@ def _few(side: Side) -> str | None:
     number = sum(run.repeats for run in side.runs)
     if number >= ENOUGH_REPEATS:
         return None
-    more = warnings.MORE if side.runs[0].record else "give a folder of logs"
+    more = warnings.more_repeats(side.runs[0].settings) if side.runs[0].record else "give a folder of logs"
     return warnings.lone_repeat(number, more) or f"{number} repeats only, whose interval is wide: {more}"
 
 
@@ -345,7 +345,7 @@ def _short(side: Side) -> str | None:
     steps, worth = side.runs[0].metrics[metric].n, side.runs[0].metrics[metric].effective_n
     if worth is None or worth >= ENOUGH_STEPS:
         return None
-    more = "raise --steps" if side.runs[0].record else "give a longer log"
+    more = warnings.more_steps(side.runs[0].settings) if side.runs[0].record else "give a longer log"
     independent = units.counted(round(worth), "independent one")
     said = f"its {steps} steady steps have the information of {independent}"
     return f"{said}: an interval from steps alone is too narrow: {more}"

@@ -210,6 +210,11 @@ class Recorder(ABC, Generic[S]):
     def keep(self, event: events.Message) -> bool:
         """Keeps an event of this command. Returns False if the command has no use for this kind of event."""
 
+    @property
+    def flat_settings(self) -> Mapping[str, object]:
+        """The settings by dot-key."""
+        return flatten(self.settings.model_dump())
+
     @abstractmethod
     def completed(self) -> int:
         """Returns the number of complete repeats."""
@@ -231,10 +236,11 @@ class Recorder(ABC, Generic[S]):
         )
         # That one repeat only was completed of several is said by the status of the run.
         own = [one for one in found.warnings if wanted.repeats == 1 or one != warnings.lone_repeat(1)]
+        noisy = warnings.on_noise(beside, throughput, found.steady, self.flat_settings)
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
             found,
-            warnings=[*own, *warnings.on_noise(beside, throughput, found.steady), *warnings.collected(missed)],
+            warnings=[*own, *noisy, *warnings.collected(missed)],
             others=beside,
             environment=self._main_facts(known),
             sampling=sampling(self.telemetry),
@@ -409,7 +415,7 @@ class Recorder(ABC, Generic[S]):
                 mean, largest = units.seconds(took.mean), units.seconds(took.largest)
                 log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
             # reports print these beside the figures
-            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady)
+            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady, self.flat_settings)
             for warning in summary.warnings:
                 if warning not in shown:
                     log.warning("%s", warning)
@@ -742,6 +748,7 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
             matmul_precision=self.settings.performance.matmul_precision,
             device_memory=self.device.memory_bytes if self.device else None,
             inference=self.settings.inference,
+            settings=self.flat_settings,
         )
 
 

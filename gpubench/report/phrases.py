@@ -354,7 +354,7 @@ def _limit(verdict: Verdict) -> str:
 
 
 def _assumption(verdict: Verdict) -> str:
-    """Returns what a verdict on single processes rests on besides their steps; empty if it rests on repeats."""
+    """Returns what a verdict on a single process assumes; empty if enough equal ones show how they differ."""
     if verdict.assumed is None or verdict.limited_by == "processes":
         return ""
     return f", assuming that equal processes differ by at most {units.difference(verdict.assumed)}"
@@ -396,8 +396,12 @@ def _established(verdict: Verdict, ratio: float, baseline: str) -> str:
 
 
 def _between(edges: Sequence[str], unit: str, verdict: Verdict) -> str:
-    """Returns the interval as text; it says when the interval is from the steps of one process."""
+    """Returns the interval as text; between two single units it says what the interval is from."""
     if len(edges) != 2:
         return ""
-    over = ", from steps alone" if verdict.level == "step" else ""
+    over = ""
+    if verdict.level == "step":
+        over = ", from steps alone"
+    elif verdict.level and verdict.units == (1, 1):
+        over = f", from equal {verdict.level}s on record"
     return f" (95 % interval {edges[0]} to {edges[1]} {unit}{over})"

@@ -7,6 +7,7 @@ from gpubench.compare.evidence import RunEvidence
 from gpubench.compare.result import Verdict
 from gpubench.report import after_run, phrases
 from gpubench.report.sweep import cells
+from gpubench.runs.warnings import more_repeats
 
 COLUMNS = ("throughput", "sample_latency", "energy_per_sample", "peak_memory_reserved", "peak_memory_rss")
 
@@ -39,10 +40,10 @@ def headline(runs: Sequence[RunEvidence]) -> str:
             not_faster.append(_ranks(run))
         else:
             unknown.append(_ranks(run))
-    against = f"than {named(best)}"
+    against, more = f"than {named(best)}", more_repeats(best.settings)
     rest = [
         f"{_listed(not_faster)} not faster {against}" if not_faster else "",
-        f"whether {_listed(unknown)} faster {against} is within the noise: raise --repeats" if unknown else "",
+        f"whether {_listed(unknown)} faster {against} is within the noise: {more}" if unknown else "",
     ]
     if best is not least:
         rest.insert(0, f"{named(best)} pay, with {_gain(least, best)}")

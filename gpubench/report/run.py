@@ -179,7 +179,7 @@ def _measured(run: RunEvidence) -> str:
 def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     own = report_of(run)
-    doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows)
+    doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows, run.settings)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))

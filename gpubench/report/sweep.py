@@ -46,7 +46,7 @@ def document(paths: Sequence[Path]) -> Document:
     sweep = cast("Sweep", import_module(runs[0].kind.swept_by))
     known = [name for name in sweep.columns(runs[0]) if any(name in run.metrics for run in runs)]
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
-    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows)
+    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows, loudest.settings)
     failures = [
         f"{sweep.named(run)}: {run.record.error.get('message') or NO_MESSAGE}"
         for run in runs

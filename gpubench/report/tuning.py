@@ -45,6 +45,7 @@ CHANGES = {
 """What a setting changes about the numbers, in words."""
 REASONS = {
     "slower": "slower",
+    "tie": "tie",
     "no gain": "no gain beyond the noise",
     "does not run": "does not run",
     "rejected": "rejected",
@@ -142,7 +143,8 @@ def _too_little(tuning: Tuning) -> str:
     """Returns why the limit left no run of a setting."""
     if tuning.budget is None:
         return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
-    return f"{units.about(tuning.budget)} are too little: a run takes {units.about(tuning.seconds_a_run)}"
+    look = f"the first look took {units.about(tuning.look_seconds)} and " if tuning.look_seconds else ""
+    return f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}"
 
 
 def _is_busy(found: Conclusion) -> bool:
@@ -155,8 +157,10 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
         spread = units.percent(found.noise.sigma)
         made = units.counted(tuning.runs, "run")
         on = f" on {tuning.device}" if tuning.device else ""
+        look = f" after a first look of {units.seconds(tuning.look_seconds)}" if tuning.look_seconds else ""
+        took = units.seconds(tuning.seconds - tuning.look_seconds)
         yield Paragraph(
-            f"{made} in {units.seconds(tuning.seconds)}{on}; equal runs differ by {spread} (standard deviation); "
+            f"{made} in {took}{on}{look}; equal runs differ by {spread} (standard deviation); "
             f"intervals are 95 %{FRESH if found.gain else ''}",
             "quiet",
         )
@@ -195,7 +199,7 @@ def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[
     return {
         "setting": said(tuning.of_level(one.factor, one.level)),
         "step by step": gain(rung.gain).partition(" [")[0] if rung else "",
-        "with the others": _cell(one.with_others),
+        "with the others": _cell(one.with_others, ", tie" if one.tie else ""),
         "alone": _cell(one.alone),
         "memory": memory(tuning, one.factor, one.level),
         "changes": CHANGES[treatment.numbers],
@@ -203,18 +207,18 @@ def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[
     }
 
 
-def _cell(estimate: Estimate | None) -> Cell:
+def _cell(estimate: Estimate | None, remark: str = "") -> Cell:
     if estimate is None:
         return Cell("")
     style: Style = "better" if estimate.low > 1 else "worse" if estimate.high < 1 else "inconclusive"
-    return Cell(gain(estimate), style=style)
+    return Cell(gain(estimate) + remark, style=style)
 
 
 def _left_out(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     known = [one for one in found.dropped if tuning.has_run(one.factor, one.level)]
     rows = [_dropped(tuning, found, one) for one in known]
     unclear = _is_busy(found) and not tuning.keep
-    first = [row for row, one in zip(rows, known, strict=True) if not unclear or one.reason != "no gain"]
+    first = [row for row, one in zip(rows, known, strict=True) if not unclear or one.reason not in ("no gain", "tie")]
     title = "Tried and not kept"
     yield table(
         title,
@@ -235,8 +239,8 @@ def _rest(left: int) -> str:
 def _dropped(tuning: Tuning, found: Conclusion, one: Dropped) -> dict[str, str | Cell]:
     why = REASONS[one.reason]
     kept = next((each.level for each in found.contributions if each.factor == one.factor), None)
-    if tuning.keep and kept and one.reason == "no gain":
-        why = f"{said(tuning.of_level(one.factor, kept))} is kept"
+    if tuning.keep and kept and one.reason in ("no gain", "tie"):
+        why = f"{'tie, ' * (one.reason == 'tie')}{said(tuning.of_level(one.factor, kept))} is kept"
     return {
         "setting": said(tuning.of_level(one.factor, one.level)),
         "gain": _cell(one.gain),
@@ -271,10 +275,9 @@ def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
         for rung in found.ladder
         if tuning.has_run(rung.factor, rung.level)
     ]
-    proved = [("all, confirmed", found.gain)] if found.gain and any(found.best) else []
-    if drawing := bar_charts.gains("gain step by step", [*steps, *proved]):
+    if drawing := bar_charts.gains("gain step by step", steps):
         note = "Each setting is added to those above it. Whiskers: 95 % intervals."
-        note += " The last row is from fresh runs alone." if proved else ""
+        note += " The last row is from fresh runs alone." if found.gain else ""
         yield Figure("From the baseline to the result", drawing, note, shape="rows")
     pairs = [one for one in found.interactions if all(map(tuning.has_run, one.factors, one.levels))]
     factors = list(dict.fromkeys(name for pair in pairs for name in pair.factors))
@@ -344,6 +347,7 @@ def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:
     found = {
         "started": tuning.started,
         "took": units.seconds(tuning.seconds),
+        "first look": units.seconds(tuning.look_seconds) if tuning.look_seconds else "",
         "runs": str(tuning.runs),
         "memory limit": units.size(tuning.most_peak) if tuning.most_peak else "none",
         "limit of runs": str(tuning.most_runs or "none"),

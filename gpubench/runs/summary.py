@@ -179,12 +179,14 @@ def summarise(
     matmul_precision: str | None = None,
     device_memory: int | None = None,
     inference: bool = False,
+    settings: warnings.Settings = warnings.NONE,
 ) -> Summary:
     """Returns the summary of the repeats. Metrics whose value is unknown are absent.
 
     `device_name` is None on a CPU. `device_memory` is in bytes; None if unknown. `gpus` are the indices of the run's
     GPUs in `telemetry`. `matmul_precision` is how float32 products were computed; None if it follows from `precision`.
-    The steps of `inference` have a latency, and those of its ranks do not belong together.
+    The steps of `inference` have a latency, and those of its ranks do not belong together. `settings` are those of the
+    run.
     """
     found = [measured for repeat in repeats if (measured := measure(repeat))]
     peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
@@ -218,8 +220,9 @@ def summarise(
             measured_peak=measured_peak,
             diverged=min((since for one in found if (since := _diverged(one)) is not None), default=None),
             samples=None if inference else samples,
+            settings=settings,
         )
-        + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found)),
+        + warnings.collected((_unknown_quantiles if inference else _rare_evaluation)(found, settings)),
         work=[] if inference else [measured.repeat.work for measured in found],
         samples=samples,
     )
@@ -259,19 +262,19 @@ def _latency(measured: Measured) -> Floats:
     return np.concatenate([sum(steps.phase(name) for name in LATENCY) for steps in measured.ranks.values()])
 
 
-def _rare_evaluation(found: Sequence[Measured]) -> str | None:
+def _rare_evaluation(found: Sequence[Measured], settings: warnings.Settings) -> str | None:
     """Warns of evaluation in a few steps, for the repeat in which it is in the fewest."""
     counts = [(int(np.count_nonzero(one.steps.phase("evaluation"))), one.window.steps) for one in found]
-    return warnings.evaluated_rarely(*min(counts)) if counts else None
+    return warnings.evaluated_rarely(*min(counts), settings) if counts else None
 
 
-def _unknown_quantiles(found: Sequence[Measured]) -> str | None:
+def _unknown_quantiles(found: Sequence[Measured], settings: warnings.Settings) -> str | None:
     """Warns of the quantiles for which the repeat with the fewest latencies has too few."""
     fewest = min((len(_latency(measured)) for measured in found), default=0)
     unknown = {
         name: stats.least_values(share) for name, share in QUANTILES.items() if stats.least_values(share) > fewest
     }
-    return warnings.too_few_latencies(fewest, unknown) if found else None
+    return warnings.too_few_latencies(fewest, unknown, settings) if found else None
 
 
 def _times(metrics: Metrics[Measured], *, inference: bool) -> None:

@@ -18,8 +18,27 @@ CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
 OFTEN = 5  # evaluations in a repeat whose share of the time is known well
 SHORT = 1.0  # seconds; a shorter repeat is longer with more steps before more repeats are worth their start
-LONGER = "raise training.warmup_steps or --steps"
 MORE = "raise --repeats"
+
+
+Settings = Mapping[str, object]
+"""The settings of a run by dot-key. What a warning advises is possible beside them."""
+NONE: Settings = {}
+
+
+def more_steps(settings: Settings) -> str:
+    """Returns how to measure more steps; `--steps all` measures all that a program has."""
+    return "let the program run longer" if settings.get("training.steps") == "all" else "raise --steps"
+
+
+def longer(settings: Settings) -> str:
+    """Returns how to measure steps that are later than the warm-up."""
+    return f"raise training.warmup_steps or {more_steps(settings).removeprefix('raise ')}"
+
+
+def more_repeats(settings: Settings) -> str:
+    """Returns how to measure more repeats; a target precision decides their number, up to a limit."""
+    return "raise measurement.max_repeats" if settings.get("measurement.target_precision") else MORE
 
 
 def of_training(
@@ -32,16 +51,18 @@ def of_training(
     measured_peak: PeakMeasured | None,
     diverged: int | None,
     samples: StepSamples | None = None,
+    settings: Settings = NONE,
 ) -> list[str]:
     """Returns the warnings on training, in the order of summary.json.
 
     `diverged` is the first step from which on no known loss of a repeat is finite; None if there is none.
     `unknown_peak` is the GPU and the precision whose published peak is unknown; None if it is known or not needed.
+    `settings` are those of the run.
     """
     return collected(
         lone_repeat(len(windows)),
         held_down(throttled),
-        not_settled([window.settled for window in windows]),
+        not_settled([window.settled for window in windows], longer(settings)),
         not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),
         contradictory(metrics.get("throughput"), metrics.get("step_time"), samples),
         not_finite(diverged),
@@ -52,9 +73,14 @@ def of_training(
     )
 
 
-def on_noise(load: OtherLoad | None, throughput: Metric | None, windows: Sequence[SteadyWindow]) -> list[str]:
-    """Returns the warnings on noise, the most important first. Reports show them beside the figures."""
-    return collected(too_noisy(throughput, windows), contended(load), others_on_gpus(load))
+def on_noise(
+    load: OtherLoad | None, throughput: Metric | None, windows: Sequence[SteadyWindow], settings: Settings = NONE
+) -> list[str]:
+    """Returns the warnings on noise, the most important first. Reports show them beside the figures.
+
+    `settings` are those of the run.
+    """
+    return collected(too_noisy(throughput, windows, settings), contended(load), others_on_gpus(load))
 
 
 def collected(*warnings: str | None) -> list[str]:
@@ -75,16 +101,19 @@ def held_down(shares: Mapping[str, float]) -> str | None:
     return f"clocks were throttled by {', '.join(reasons)} of the steady time" if reasons else None
 
 
-def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow]) -> str | None:
-    """Warns of an interval that is wider than a factor of two. `windows` are what was measured of each repeat."""
+def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow], settings: Settings = NONE) -> str | None:
+    """Warns of an interval that is wider than a factor of two.
+
+    `windows` are what was measured of each repeat, and `settings` are those of the run.
+    """
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
     repeats = units.counted(len(metric.repeats), "repeat")
     said = f"{units.words(metric.name)} varies too much over {repeats} to quote it"
     shortest = min((window.end - window.start for window in windows), default=SHORT)
     if shortest < SHORT:
-        return f"{said}: the shortest one measured {units.seconds(shortest)}; raise --steps"
-    return f"{said}: {MORE}, or use a quieter machine"
+        return f"{said}: the shortest one measured {units.seconds(shortest)}; {more_steps(settings)}"
+    return f"{said}: {more_repeats(settings)}, or use a quieter machine"
 
 
 def contended(load: OtherLoad | None) -> str | None:
@@ -131,11 +160,11 @@ def imprecise(throughput: Metric | None, target: float | None, repeats: int, mos
 # Of training
 
 
-def evaluated_rarely(steps: int, of: int) -> str | None:
+def evaluated_rarely(steps: int, of: int, settings: Settings = NONE) -> str | None:
     """Warns of an evaluation in a few of the steady steps of a repeat: one more or less changes its time notably."""
     if not 0 < steps < OFTEN:
         return None
-    return f"evaluation is in {steps} of {of} steady steps of a repeat, so its time is rough: raise --steps"
+    return f"evaluation is in {steps} of {of} steady steps of a repeat, so its time is rough: {more_steps(settings)}"
 
 
 def not_applied(missed: Mapping[str, str]) -> str | None:
@@ -145,18 +174,19 @@ def not_applied(missed: Mapping[str, str]) -> str | None:
     return "; ".join(f"{key} was not applied: {reason}" for key, reason in missed.items())
 
 
-def compiled_within(compiled: int, steps: int) -> str | None:
+def compiled_within(compiled: int, steps: int, settings: Settings = NONE) -> str | None:
     """Warns of steady steps in which torch.compile compiled code of a program; `steps` are all steady steps."""
     if not compiled:
         return None
-    return f"torch.compile compiled code in {compiled} of {steps} steady steps, which their times include: {LONGER}"
+    said = f"torch.compile compiled code in {compiled} of {steps} steady steps, which their times include"
+    return f"{said}: {longer(settings)}"
 
 
-def not_settled(settled: Sequence[bool], longer: str | None = LONGER) -> str | None:
+def not_settled(settled: Sequence[bool], advice: str | None) -> str | None:
     """Warns of repeats whose warm-up may reach beyond half of their steps. `settled` has one entry per repeat."""
     number = settled.count(False)
     said = f"{number} of {len(settled)} repeats may not have reached the end of the warm-up"
-    return (f"{said}: {longer}" if longer else said) if number else None
+    return (f"{said}: {advice}" if advice else said) if number else None
 
 
 def not_closed(errors: Sequence[float]) -> str | None:
@@ -201,12 +231,12 @@ def skipped_steps(skipped: Sequence[float]) -> str | None:
     return said if number else None
 
 
-def too_few_latencies(fewest: int, needed: Mapping[str, int]) -> str | None:
+def too_few_latencies(fewest: int, needed: Mapping[str, int], settings: Settings = NONE) -> str | None:
     """Warns of quantiles that a repeat with `fewest` steps does not tell. `needed` has the steps that each takes."""
     if not needed:
         return None
     named = " and ".join(f"{units.words(name)} ({steps} steps)" for name, steps in needed.items())
-    return f"no {named}: the shortest repeat has {units.counted(fewest, 'steady step')}: raise --steps"
+    return f"no {named}: the shortest repeat has {units.counted(fewest, 'steady step')}: {more_steps(settings)}"
 
 
 def no_mfu(unknown_peak: tuple[str, str] | None) -> str | None:

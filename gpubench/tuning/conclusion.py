@@ -7,7 +7,9 @@ from typing import Literal
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.knowledge import Estimate, Stage
 
-Reason = Literal["slower", "no gain", "does not run", "rejected", "memory"]
+Reason = Literal["slower", "tie", "no gain", "does not run", "rejected", "memory"]
+"""Why a level is not kept. With a tie, the result is as fast as far as the runs tell: the interval of the difference
+contains 0, and it is expected to be below 1 %."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,11 @@ class Contribution:
     factor: str
     level: int
     with_others: Estimate | None
-    """Its gain with all other kept levels: best against best without it, from the confirmation's runs alone."""
+    """Its gain with all other kept levels: best against best without it."""
     alone: Estimate | None
     """Its gain alone against the baseline."""
+    tie: bool = False
+    """Whether the result is as fast without it, as far as the runs tell."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,10 @@ class Rung:
     factor: str
     level: int
     gain: Estimate
-    """The gain over the baseline with this level and those of the steps before it, from all runs of the search."""
+    """The gain over the baseline with this level and those of the steps before it, from all runs of the search.
+
+    At the last step it is the gain of the conclusion, where there is one.
+    """
 
 
 @dataclass(frozen=True)

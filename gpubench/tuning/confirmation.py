@@ -61,14 +61,19 @@ class Confirmation:
         self._noises = [(squares + spread[0], self.own_df + spread[1]), (squares, self.own_df)]
         self._counts = {arm: sum(run.arm == arm for run in runs) for arm in self._arms}
 
-    def log_ratio(self, one: Arm, other: Arm, least: int = 2) -> tuple[float, Error] | None:
-        """Returns the logarithm of the ratio of two arms, with its error; None without `least` runs of each."""
-        if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < least or self.own_df <= 0:
+    def log_ratio(self, one: Arm, other: Arm) -> tuple[float, Error] | None:
+        """Returns the logarithm of the ratio of two arms, with its error; None without two runs of each."""
+        if one == other or min(self._counts.get(arm, 0) for arm in (one, other)) < 2 or self.own_df <= 0:
             return None
         contrast = self._contrast(one, other)
         scale = self._scale(contrast)
         errors = [Error(scale * math.sqrt(squares / df), df) for squares, df in self._noises]
         return float(contrast @ self._effects), max(errors, key=Error.half_width)
+
+    @property
+    def combinations(self) -> list[Combination]:
+        """The combinations that were run for the choice, in their order."""
+        return [combination for combination, proves in self._arms if not proves]
 
     def half_width(self, one: Arm, other: Arm, sigma: float) -> float:
         """Returns the half-width that the 95 % interval of the logarithm of their ratio has with this noise.

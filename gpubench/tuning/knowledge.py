@@ -120,16 +120,6 @@ class Knowledge:
         return interval_of(float(found.mean()), 1.96 * float(found.std()))
 
     @property
-    def doubtful_noise(self) -> float:
-        """The noise of the noisiest level that the best combination has or may have, in units of the baseline's."""
-        found = [1.0]
-        for (place, level), factor in self.posterior.noises.factors.items():
-            gain, deviation = self.gain(with_level(self.best, place, level), with_level(self.best, place, 0))
-            if gain + deviation > 0:
-                found.append(factor)
-        return max(found)
-
-    @property
     def regret(self) -> float:
         """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
         best = self.rates[:, self.candidates.index(self.best)]

@@ -71,7 +71,9 @@ class Tuning(Struct, frozen=True, kw_only=True):
     started: str
     """UTC, ISO 8601."""
     seconds: float
-    """The time that the search has taken so far."""
+    """The time that the search has taken so far, its first look included."""
+    look_seconds: float = 0.0
+    """The time of the first look; 0 if it is unknown."""
     settings: dict[str, Any]
     """The complete settings of the baseline, by dot-key."""
     workload: dict[str, Any] = {}
@@ -106,13 +108,13 @@ class Tuning(Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> int:
-        """The number of runs so far."""
+        """The number of runs so far, besides the first look."""
         return sum(len(block.runs) for block in self.blocks)
 
     @property
     def seconds_a_run(self) -> float:
-        """The mean time of a run so far, those of the first look included."""
-        return self.seconds / (self.runs + LOOK_RUNS)
+        """The mean time of a run so far; of one of the first look while there is none."""
+        return (self.seconds - self.look_seconds) / self.runs if self.runs else self.look_seconds / LOOK_RUNS
 
     def alone(self, name: str, level: int) -> tuple[int, ...]:
         """Returns the combination with one level of the treatment `name` and nothing else."""

@@ -64,13 +64,14 @@ DOUBT_OF_TIME = 1.1  # factor by which the runs of a confirmation may well take 
 LONG = 0.1  # share of the time left from which on a run is too long for what it tells
 LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
+CLOSE = 0.01  # difference in log throughput up to which two combinations may be a tie
 FALSE_PAIRS = 0.05  # expected number of interactions that are named although there are none
 NARROW = 0.01  # half-width of an interval in log throughput that is narrow enough for any purpose
 CONFIRMED = 0.27  # share of the runs that are kept for the confirmation
 USUAL_NOISE = 0.03  # in log throughput, up to which the usual number of runs is planned
 NOISE_DOUBT = 1.2  # factor by which noise may well be larger than it was in a few runs
-NOISIER = 1.6  # factor of the noise with a level from which on more runs are made
-UNEVEN_MORE = 0.6  # additional runs for such a level, in units of the usual number
+UNDECIDED = 0.005  # an expected loss in log throughput for which more runs are made than planned
+UNDECIDED_MORE = 0.6  # these runs, in units of the usual number
 MOST_MORE = 2.5  # additional runs for more noise, in units of the usual number
 WHY: Mapping[Stage, str] = {
     "noise": "The settings as they are, to see how much equal runs differ.",
@@ -110,8 +111,10 @@ class Search:
         """What the last runs compare with the baseline: what is left of `_chosen` by the rounds before them."""
         self._proving = 0  # the block with which they began
         self._latest: Knowledge | None = None
-        self._noisier = 1.0
-        """The noise of the noisiest level in question, by what was known before the confirmation."""
+        self._expected = 0.0
+        """The gain of `_final` that was expected then, in log throughput."""
+        self._undecided = False
+        """Whether the planned runs did not decide which combination is the best, so that more are made."""
         self._times = Durations((), 1.0)
 
     def next(self) -> Block | None:
@@ -136,8 +139,6 @@ class Search:
         left = block.runs[len(block_results) :]
         self._pending = Block(block.stage, left, block.why) if left else None
         self._blocks += not left
-        if self._chosen is None and block.stage in ("screening", "choosing") and (known := self._knowledge()):
-            self._noisier = known.doubtful_noise
 
     def limit(self, limit: Limit) -> None:
         """Sets what the search may use from now on. The number of runs is never exceeded."""
@@ -152,7 +153,7 @@ class Search:
     def planned(self) -> Plan:
         """Returns the runs of each stage.
 
-        After the noise is known, the total is exceeded only if a level turns out to have more noise than the baseline.
+        After the noise is known, the total is exceeded only if it does not decide which combination is the best.
         """
         made = self._made()
         most = self._most()
@@ -169,7 +170,7 @@ class Search:
             choosing = 0 if self._chosen else max(0, left - self._confirmation_runs())
             stages["choosing"] += choosing
             stages["confirming"] += left - choosing
-        return Plan(stages, len(self._runs), most if self._chosen else self._most(uneven=True))
+        return Plan(stages, len(self._runs), most if self._chosen else self._most(undecided=True))
 
     def standing(self) -> Sequence[Standing]:
         """Returns what is known of each level of each factor, for a table that is updated as results come in."""
@@ -192,17 +193,17 @@ class Search:
         if known is None:
             return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self.noise())
         fresh = self._confirmation()
-        best, level = self._pruned(known, fresh)
+        best, level = self._confirmed(known, fresh)
         gain = _interval(fresh, self._headline(best), self._headline(self._baseline), level)
         return Conclusion(
             best=best,
             proved=gain is not None and gain.low > 1 and not known.limits.why_not(best),
             gain=gain,
-            contributions=self._contributions(known, fresh, best, gain),
+            contributions=self._contributions(known, best, gain),
             pairs=self._pairs(known),
             interactions=self._interactions(known, best),
-            ladder=self._ladder(known, best),
-            dropped=self._dropped(known, fresh, best),
+            ladder=self._ladder(known, best, gain),
+            dropped=self._dropped(known, best),
             tried=self._tried(),
             noise=self.noise(),
         )
@@ -221,6 +222,10 @@ class Search:
         if self._chosen is None:
             kept = self._confirmation_runs()
             block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
+            if block is None and not self._undecided and known.regret > UNDECIDED:
+                self._undecided = True
+                left, kept = self._most() - len(self._runs), self._confirmation_runs()
+                block = self._choose(known, left, kept)
             if block is None and not known.clear_gain:
                 block = self._choose(known, left, 0)  # what a confirmation would need finds out whether it needs it
             if block:
@@ -280,10 +285,11 @@ class Search:
         if self._allowed() is not None:
             return None if narrow else self._confirm_in_limit(left, rounds)
         room = left - PROOF_ROUNDS * 2  # which are kept for the proof
-        arms = _parts(self._chosen)
-        runs = arms[: room // max(1, ROUNDS - rounds)]
-        if narrow or len(runs) < 2 or (rounds >= ROUNDS and room < len(arms)):
-            self._final, self._proving = self._pruned(known, fresh)[0], self._blocks
+        parts = _parts(self._chosen)
+        runs = [*parts, *_rivals(known, self._chosen)][: room // max(1, ROUNDS - rounds)]
+        if narrow or len(runs) < 2 or (rounds >= ROUNDS and room < len(parts)):
+            self._final, self._proving = self._confirmed(known, fresh)[0], self._blocks
+            self._expected = known.gain(self._final, self._baseline)[0]
             return self._prove(known, self._final, left)
         return self._block("confirming", runs, left)
 
@@ -298,14 +304,15 @@ class Search:
     def _prove(self, known: Knowledge, final: Combination, left: int) -> Block | None:
         """Returns a round of the final combination and the baseline, until their ratio is known well enough.
 
-        Nothing is chosen after these runs, so that the gain that they give is as likely to be too small as too large.
+        Nothing is chosen after these runs, and their results do not decide when they end, so that the gain they give is
+        as likely to be too small as too large.
         """
         fresh, rounds = self._confirmation(), self._blocks - self._proving
         if final == self._baseline or left < 2:
             return None
         if fresh and rounds >= PROOF_ROUNDS and fresh.own_df >= LEAST_DF:
             width = fresh.half_width((final, True), (self._baseline, True), known.posterior.sigma)
-            if width <= max(NARROW, known.gain(final, self._baseline)[0] / 2):
+            if width <= max(NARROW, self._expected / 2):
                 return None
         return self._block("confirming", [final, self._baseline], left)
 
@@ -365,8 +372,8 @@ class Search:
     def _made(self) -> dict[Stage, int]:
         return {stage: sum(run.stage == stage for run in self._runs) for stage in STAGES}
 
-    def _most(self, uneven: bool = False) -> int:
-        """Returns the number of runs in all; with `uneven`, that which a level with more noise would lead to."""
+    def _most(self, undecided: bool = False) -> int:
+        """Returns the number of runs in all; with `undecided`, that to which an open choice would lead."""
         allowed = self._allowed()
         if allowed is not None:
             return allowed
@@ -374,8 +381,8 @@ class Search:
         mixed = self._screening_runs() + max(mains, CHOOSING) + CONFIRMING
         doubt = NOISE_DOUBT if self._made()["noise"] > NOISE_RUNS else 1
         more = min(MOST_MORE, max(0.0, (doubt * self._first_noise() / USUAL_NOISE) ** 2 - 1))
-        if uneven or self._noisier > NOISIER:
-            more = max(more, UNEVEN_MORE)
+        if undecided or self._undecided:
+            more = max(more, UNDECIDED_MORE)
         return NOISE_RUNS + mains + mixed + int(mixed * more)
 
     def _allowed(self) -> int | None:
@@ -444,36 +451,36 @@ class Search:
         """Returns the runs of a combination that prove the gain."""
         return combination, self._final is not None
 
-    def _pruned(self, known: Knowledge, fresh: Confirmation | None) -> tuple[Combination, float]:
+    def _confirmed(self, known: Knowledge, fresh: Confirmation | None) -> tuple[Combination, float]:
         """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
         if self._final is not None and not known.limits.why_not(self._final):
             return self._final, SIGNIFICANT
         if self._chosen is None or fresh is None:
             return self._chosen or known.best, SIGNIFICANT
-        measured = [one for one in without_each(self._chosen) if fresh.log_ratio((one, False), (self._chosen, False))]
-        arms = [one for one in measured if not known.limits.why_not(one)]
-        gains = [known.gain(one, self._chosen)[0] for one in arms]
         shared = SIGNIFICANT / (len(_arms(self._chosen)) - 1)  # by all that this may have become the best of
         if known.limits.why_not(self._chosen):
             return known.best, shared
-        if not gains or max(gains) < -NO_MATTER:
-            return self._chosen, SIGNIFICANT
-        return arms[int(np.argmax(gains))], shared
+        simpler = set(without_each(self._chosen))
+        worth = {
+            one: known.gain(one, self._chosen)[0] + (NO_MATTER if one in simpler else -NO_MATTER)
+            for one in fresh.combinations
+            if fresh.log_ratio((one, False), (self._chosen, False)) and any(one) and not known.limits.why_not(one)
+        }
+        best = max(worth, key=worth.__getitem__, default=self._chosen)
+        return (best, shared) if worth.get(best, 0.0) > 0 else (self._chosen, SIGNIFICANT)
 
-    def _contributions(
-        self, known: Knowledge, fresh: Confirmation | None, best: Combination, gain: Estimate | None
-    ) -> list[Contribution]:
-        chosen = self._chosen or best
+    def _contributions(self, known: Knowledge, best: Combination, gain: Estimate | None) -> list[Contribution]:
         found = []
         for place, level in enumerate(best):
             if not level:
                 continue
             alone = with_level(self._baseline, place, level)
-            with_others = _interval(fresh, (chosen, False), (with_level(chosen, place, 0), False), least=1)
-            if best == alone:  # its gain beside no others, alone and of all is the same
-                with_others = gain or with_others
-            by_itself = (with_others if best == alone else None) or known.estimate(alone, self._baseline)
-            found.append(Contribution(self._factors[place].name, level, with_others, by_itself))
+            by_itself = known.estimate(alone, self._baseline)
+            with_others = known.estimate(best, with_level(best, place, 0))
+            if best == alone and gain:  # its gain beside no others, alone and of all is the same
+                by_itself = with_others = gain
+            name, tie = self._factors[place].name, _is_tie(known, with_level(best, place, 0), best)
+            found.append(Contribution(name, level, with_others, by_itself, tie))
         return found
 
     def _pairs(self, known: Knowledge) -> list[Interaction]:
@@ -507,7 +514,7 @@ class Search:
             found.append(Interaction(names, (level, level_of_other), effect))
         return found
 
-    def _ladder(self, known: Knowledge, best: Combination) -> list[Rung]:
+    def _ladder(self, known: Knowledge, best: Combination, whole: Estimate | None) -> list[Rung]:
         found: list[Rung] = []
         reached, left = self._baseline, {place for place, level in enumerate(best) if level}
         while left:
@@ -515,11 +522,11 @@ class Search:
             place = max(left, key=lambda place: known.gain(steps[place], reached)[0])
             reached = steps[place]
             left.remove(place)
-            gain = known.estimate(reached, self._baseline)
+            gain = (None if left else whole) or known.estimate(reached, self._baseline)
             found.append(Rung(self._factors[place].name, best[place], gain))
         return found
 
-    def _dropped(self, known: Knowledge, fresh: Confirmation | None, best: Combination) -> list[Dropped]:
+    def _dropped(self, known: Knowledge, best: Combination) -> list[Dropped]:
         found = []
         for place, level in self._terms.mains:
             if best[place] == level:
@@ -528,6 +535,8 @@ class Search:
             why = known.limits.level(place, level) or known.limits.why_not(with_it)
             gain = None if known.limits.level(place, level) else known.estimate(with_it, without)
             reason: Reason = "slower" if gain and gain.high < 1 else "no gain"
+            if any(best) and _is_tie(known, with_it, best):
+                reason = "tie"
             if why:
                 reason = "does not run" if why == DOES_NOT_RUN else "memory" if why == MEMORY else "rejected"
             found.append(Dropped(self._factors[place].name, level, reason, gain, why))
@@ -550,6 +559,29 @@ class Search:
         return found
 
 
+def _is_tie(known: Knowledge, one: Combination, other: Combination) -> bool:
+    """Tells whether two combinations are equally fast as far as the runs tell, and are expected to be nearly so."""
+    ratio = known.estimate(one, other)
+    return ratio.low <= 1 <= ratio.high and abs(math.log(ratio.ratio)) < CLOSE
+
+
+def _neighbours(known: Knowledge, combination: Combination) -> list[Combination]:
+    """Returns the combinations that differ from this one in one level and may be kept."""
+    levels = ((place, level) for place, some in enumerate(known.open) for level in some if level != combination[place])
+    found = (with_level(combination, place, level) for place, level in levels)
+    return [one for one in found if not known.limits.why_not(one)]
+
+
+def _rivals(known: Knowledge, chosen: Combination) -> list[Combination]:
+    """Returns the neighbours of the chosen combination that have as many levels or more and may be faster.
+
+    The most promising come first.
+    """
+    simpler = {chosen, *without_each(chosen)}
+    bounds = {one: sum(known.gain(one, chosen)) for one in _neighbours(known, chosen) if one not in simpler}
+    return sorted((one for one, bound in bounds.items() if bound > 0), key=bounds.__getitem__, reverse=True)
+
+
 def _arms(best: Combination) -> list[Combination]:
     """Returns the runs of a round of the confirmation: the best, the baseline, and the best without each level."""
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
@@ -560,8 +592,6 @@ def _parts(best: Combination) -> list[Combination]:
     return [best, *without_each(best)]
 
 
-def _interval(
-    fresh: Confirmation | None, one: Arm, other: Arm, level: float = SIGNIFICANT, least: int = 2
-) -> Estimate | None:
-    found = fresh.log_ratio(one, other, least) if fresh else None
+def _interval(fresh: Confirmation | None, one: Arm, other: Arm, level: float) -> Estimate | None:
+    found = fresh.log_ratio(one, other) if fresh else None
     return interval_of(found[0], found[1].half_width(level)) if found else None
