@@ -453,7 +453,7 @@ def test_updates_of_a_critic_belong_to_the_step_of_the_generator(tmp_path: Path,
     found = probed(tmp_path, run, seconds=seconds)
     planned = found.events["planned"]["steps"] if seconds and "planned" in found.events else 120
     assert len(found.steps) == min(planned, 120)  # it ends before a plan that its first steps made too long
-    assert [step["samples"] for step in found.steps[2:4]] == [84, 24]
+    assert [step["samples"] for step in found.steps[2:4]] == [80, 20]  # what the optimizer with the most is given
     assert "heartbeat" in found.names
 
 

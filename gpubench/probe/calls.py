@@ -127,8 +127,8 @@ class CallProbe(Probe):
             part = self._timeline.part
             part.first = part.first or id(module)
             if part.first == id(module):
-                part.forwarded += self._size((args, kwargs))
-                self._model = self._model or type(unwrapped(module)).__name__
+                part.forwarded += self._size(module, (args, kwargs))
+                self._given.model = self._given.model or type(unwrapped(module)).__name__
             with self._timeline.phase(FORWARD):
                 result = self._treatments.call(call, module, args, kwargs)
             self._end_call(module)
