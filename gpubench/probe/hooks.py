@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 from multiprocessing.util import Finalize
@@ -33,13 +33,14 @@ from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, Batches, in_words
-from .counted import BY_HAND, Counted
+from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .facts import facts, open_store, peak_memory, place
 from .given import Calls
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .modules import parameters_of
 from .observed import Places, autocast_of, of_loader, of_optimizers, of_process, samples_in
+from .own_optimizers import own_optimizers
 from .recording import Recording, is_profiled
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
@@ -176,6 +177,10 @@ class Probe:
         self._counted = Counted()
         self._passes = 0
         """The backward passes until the last update."""
+        self._own: dict[int, ByHand] | None = None
+        """What stands for the optimizers of no class of torch.optim, by identity; None until they are looked for."""
+        self._without_own = 0
+        """The number of backward passes from which on each is a step, as no such optimizer has updated."""
         self._sample_shape = ""
         self._host: Host | None = None
         self._repeat = self._sent = 0
@@ -410,8 +415,32 @@ class Probe:
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
-        if self._counted.by_hand and not known:
+        if not self._counted.by_hand or known:
+            return
+        if self._own is None:
+            self._own = {}
+            self._look_for_own_optimizers()
+        if self._counted.passes >= self._without_own:
             self._end_part(BY_HAND)
+
+    def _look_for_own_optimizers(self) -> None:
+        """Measures the optimizers that are of no class of torch.optim, and gives them time to update once."""
+        for cls in own_optimizers():
+            with suppress(TypeError):  # a class of an extension module, which cannot be changed
+                stand_in(cls, "step", self._own_step)
+                if "zero_grad" in vars(cls):
+                    stand_in(cls, "zero_grad", self._zero_gradients)
+                self._without_own = self._counted.passes + PASSES_WITHOUT_OPTIMIZER
+
+    def _own_step(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._own is None or self._made or not self._watches() or self._timeline.is_in(OPTIMIZER):
+            return call(optimizer, *args, **kwargs)
+        with self._timeline.phase(OPTIMIZER):
+            result = call(optimizer, *args, **kwargs)
+        if self._counted.passes > self._passes:
+            self._updates += 1
+            self._end_part(self._own.setdefault(id(optimizer), ByHand()))
+        return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
@@ -605,7 +634,9 @@ class Probe:
         self._drawn.update(part)
         if (samples := self._given.update(part.first, optimizer)) is not None:
             part.forwarded = samples
-        self._timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) < 2)
+        self._timeline.end_part(
+            self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2
+        )
         if self._following:
             with self._unbroken():
                 if self._host is None:
