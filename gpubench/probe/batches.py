@@ -40,7 +40,7 @@ UNTIMED = frozenset({"backward", "optimizer", "end"})
 """The phases that evaluation does not have, so that their marks stay."""
 INDICES = "indices drawn by"
 CONSTANT = "samples in the batches of"
-DIMENSION = "first dimension of the tensors in the batches of"
+DIMENSION = "entries of the tensors in the batches of"
 ROWS = "rows of the batches that the dataset makes for"
 """What the samples of a batch are, before the name of its DataLoader."""
 OF_MODEL = "entries of the first tensor that {} is given"
