@@ -10,6 +10,7 @@ from probing import Measured, probed
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, l1_loss, mse_loss
 
+from gpubench.probe import hooks
 from gpubench.probe.batches import size_of
 
 STEPS = 12
@@ -254,6 +255,24 @@ def test_an_uncertain_number_of_samples_is_said_with_what_to_do(tmp_path: Path, 
     message = said(probed(tmp_path, train))
     assert reason in message
     assert ("--samples-per-step" in message) is bool(reason)
+
+
+def test_evaluation_by_its_mode_alone_is_said_where_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "MUCH_EVALUATION", 0.0)
+    model = nn.Linear(3, 1)
+
+    def loss() -> Tensor:
+        model.eval()
+        with torch.no_grad():
+            batch = torch.cat([torch.randn(2, 3) + model(torch.randn(2, 3)) for _ in range(100)])
+        model.train()
+        return model(batch).square().mean()  # type: ignore[no-any-return]
+
+    found = probed(tmp_path, lambda: times(model, loss))
+    assert "in evaluation mode" in said(found)
+    assert {step["samples"] for step in found.steps[3:]} == {200}
 
 
 @pytest.mark.parametrize(

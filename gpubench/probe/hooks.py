@@ -59,6 +59,12 @@ UNCERTAIN = (
     "the number of samples in a step is uncertain, because no DataLoader tells it: {}; set --samples-per-step N if it "
     "is another one"
 )
+IN_EVALUATION_MODE = (
+    "evaluation is the time in which the model is in evaluation mode, {:.0%} of the steps: if the updates use its "
+    "results, as those of rollouts, that time is training"
+)
+MUCH_EVALUATION = 0.25
+"""The share of evaluation in a program without a DataLoader from which on that is said."""
 SHARED = "several optimizers update in a step, and its samples are those of the optimizer with the most"
 NO_RHYTHM = (
     "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
@@ -201,7 +207,7 @@ class Probe:
         """The time for the steps, from which their number follows; None if it is known, or not wanted."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
-        self._time = 0.0
+        self._time = self._elapsed = self._evaluated = 0.0
         self._samples: int | None = None
         """The samples of each step, where the user has set them."""
 
@@ -907,6 +913,8 @@ class Probe:
             self._durations.append(step["total"])
         self._sent += 1
         self._time += step["total"]
+        self._elapsed += step["total"]
+        self._evaluated += step["phases"].get(EVALUATION, 0.0)
         return step
 
     def _held_steps(self) -> Iterator[dict[str, Any]]:
@@ -998,8 +1006,12 @@ class Probe:
             host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
 
     def _report_doubt(self, host: Host) -> None:
-        """Says that the number of samples in a step is uncertain, and why."""
-        if host.rank or self._repeat or self._samples is not None or self._drawn.trained:
+        """Says what is uncertain in a program without a DataLoader: the number of samples in a step, and evaluation."""
+        if host.rank or self._repeat or self._drawn.trained:
+            return
+        if self._evaluated > MUCH_EVALUATION * self._elapsed:
+            host.warn(IN_EVALUATION_MODE.format(self._evaluated / self._elapsed))
+        if self._samples is not None:
             return
         if doubt := self._given.doubt() or (SHARED if 2 * self._shared > self._sent else ""):
             host.warn(UNCERTAIN.format(doubt))
