@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,27 @@ def test_an_uncertain_number_of_samples_is_said_with_what_to_do(tmp_path: Path, 
     message = said(probed(tmp_path, train))
     assert reason in message
     assert ("--samples-per-step" in message) is bool(reason)
+
+
+class OfNested(nn.Module):
+    """A model that is given tensors without a shape, whose layer is given them too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        with suppress(Exception):
+            self.layer(batch, batch, batch)
+        whole = batch.to_padded_tensor(0.0)
+        return self.layer(whole, whole, whole)[0].mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_a_shape_do_no_harm(tmp_path: Path) -> None:
+    model = OfNested()
+    found = probed(tmp_path, lambda: times(model, lambda: model(torch.nested.nested_tensor([torch.rand(3, 4)] * 2))))
+    assert (found.code, len(found.steps)) == (0, STEPS)
 
 
 def test_evaluation_by_its_mode_alone_is_said_where_it_takes_long(

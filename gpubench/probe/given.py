@@ -111,7 +111,7 @@ class Calls:
     def call(self, root: torch.nn.Module, given: Any) -> None:
         """Takes up a call in training that no other outermost module makes."""
         mine = self._given.setdefault(id(root), Given())
-        tensor = first_tensor(given)
+        tensor, shape = _first(given)
         if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self._is_made(tensor):
             return
         parameter = next(parameters_of(root), None)
@@ -121,7 +121,7 @@ class Calls:
         if tensor is not None and again:
             return
         mine.calls.append(Call(self.size(root, given), ref(tensor) if tensor is not None else None, version))
-        mine.shape = tuple(tensor.shape) if type(tensor) is torch.Tensor else ()
+        mine.shape = shape
 
     def returned(self, result: Any) -> None:
         """Takes up what a call of an outermost module has returned."""
@@ -135,7 +135,10 @@ class Calls:
         """Takes up a call of a layer within that of an outermost module."""
         if not isinstance(module, LAYERS):
             return
-        found = _sequences(module, args[0] if args else next(iter(kwargs.values()), None))
+        try:
+            found = _sequences(module, args[0] if args else next(iter(kwargs.values()), None))
+        except Exception:  # a tensor without a shape, as a nested one
+            return
         for key, mine in self._given.items():
             if found and key not in self._by_loss and mine.calls and len(mine.shape) > 1:
                 length, sequences = found
@@ -258,6 +261,16 @@ class Calls:
 
 def _divides(samples: int, rows: set[int]) -> bool:
     return any(each % samples == 0 for each in rows)
+
+
+def _first(given: Any) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """Returns the first tensor of a call and its shape, which is () where it has none."""
+    tensor = None
+    try:
+        tensor = first_tensor(given)
+        return tensor, tuple(map(int, tensor.shape)) if tensor is not None else ()
+    except Exception:  # what it is given is of the program's own class, or a tensor without a shape, as a nested one
+        return tensor, ()
 
 
 def _size(given: Any, dimension: int) -> int:
