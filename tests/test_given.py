@@ -1,7 +1,7 @@
 """What the samples of a program without a DataLoader are, and what is said where they are uncertain."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from probing import Measured, probed
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, l1_loss, mse_loss
+from torch.utils.data import DataLoader, IterableDataset
 
 from gpubench.probe import hooks
 from gpubench.probe.batches import size_of
@@ -242,11 +243,24 @@ def of_two_views() -> None:
     times(model, lambda: cosine_similarity(model(torch.randn(8, 3)), model(torch.randn(8, 3))).mean())
 
 
+class Sentences(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(STEPS):
+            yield torch.rand(9, 8, 4), torch.rand(7, 8)
+
+
+def of_made_batches() -> None:
+    model = nn.Linear(4, 1)
+    loader = iter(DataLoader(Sentences(), batch_size=None))
+    times(model, lambda: model(next(loader)[0]).mean())
+
+
 @pytest.mark.parametrize(
     ("train", "reason"),
     [
         (of_rays, "Linear is given 96 entries, but its loss has 8"),
         (of_two_views, "Linear is given several batches before a backward pass"),
+        (of_made_batches, "the tensors in a batch all have another first dimension"),
         (of_critic, "several optimizers update in a step"),
         (lambda: of_sequences(Recurrent(nn.LSTM(4, 8)))(), ""),
         (of_attacks, ""),

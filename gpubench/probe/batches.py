@@ -58,6 +58,8 @@ class Loader:
     """The updates in a row before which only batches of it were drawn, as for evaluation."""
     counted: str = ""
     """How the samples of its batches are counted."""
+    doubtful: bool = False
+    """Whether no two parts of a batch have as many entries, so that nothing shows which of them are samples."""
     sampler: int = 0
     """The identity of its sampler."""
     ahead: bool | None = None
@@ -129,6 +131,8 @@ class Batches:
         self._waiting: list[Stretch] = []
         self.trained = self.drawing = False
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
+        self.doubtful = False
+        """Whether it is uncertain what the samples of a batch for training are."""
         self._decisions = 0
         self._doubted: Loader | None = None
         self._undecided: list[Stream] = []
@@ -188,6 +192,7 @@ class Batches:
             size, stream.loader.counted = known, INDICES
         else:
             size, stream.loader.counted = size_of(batch), DIMENSION
+            stream.loader.doubtful = stream.loader.doubtful or _disagree(batch)
         stream.drawn += 1
         if stream.ahead:
             size, stream.held = stream.held, size
@@ -360,6 +365,7 @@ class Batches:
             self._counting.pop(id(loader), None)
             return
         part.drawn += stretch.samples
+        self.doubtful = self.doubtful or loader.doubtful
         if stretch.samples:
             self._counting.setdefault(id(loader), (loader.counted, loader.sampler))
 
@@ -421,6 +427,14 @@ def size_of(batch: Any) -> int:
         return max(sizes, key=sizes.count) if sizes else 0
     except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
         return 0
+
+
+def _disagree(batch: Any) -> bool:
+    try:
+        sizes = list(_sizes(batch))
+    except Exception:  # the batch is the program's own class
+        return False
+    return len(sizes) > 1 and len(set(sizes)) == len(sizes)
 
 
 def _makes_batches(stream: Stream, rows: int) -> bool:

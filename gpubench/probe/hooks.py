@@ -56,8 +56,8 @@ WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each 
 FIRST = "the first steps, {} so far"
 LOOKING = "looking for the updates that make a step, {} so far"
 UNCERTAIN = (
-    "the number of samples in a step is uncertain, because no DataLoader tells it: {}; set --samples-per-step N if it "
-    "is another one"
+    "the number of samples in a step is uncertain, because no sampler tells it: {}; set --samples-per-step N if it is "
+    "another one"
 )
 IN_EVALUATION_MODE = (
     "evaluation is the time in which the model is in evaluation mode, {:.0%} of the steps: if the updates use its "
@@ -65,6 +65,7 @@ IN_EVALUATION_MODE = (
 )
 MUCH_EVALUATION = 0.25
 """The share of evaluation in a program without a DataLoader from which on that is said."""
+DIFFERENT = "the tensors in a batch all have another first dimension"
 SHARED = "several optimizers update in a step, and its samples are those of the optimizer with the most"
 NO_RHYTHM = (
     "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
@@ -1006,14 +1007,16 @@ class Probe:
             host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
 
     def _report_doubt(self, host: Host) -> None:
-        """Says what is uncertain in a program without a DataLoader: the number of samples in a step, and evaluation."""
-        if host.rank or self._repeat or self._drawn.trained:
+        """Says that the number of samples in a step is uncertain, or what evaluation is, and why."""
+        if host.rank or self._repeat:
             return
-        if self._evaluated > MUCH_EVALUATION * self._elapsed:
+        if not self._drawn.trained and self._evaluated > MUCH_EVALUATION * self._elapsed:
             host.warn(IN_EVALUATION_MODE.format(self._evaluated / self._elapsed))
-        if self._samples is not None:
-            return
-        if doubt := self._given.doubt() or (SHARED if 2 * self._shared > self._sent else ""):
+        if self._drawn.trained:
+            doubt = DIFFERENT if self._drawn.doubtful else ""
+        else:
+            doubt = self._given.doubt() or (SHARED if 2 * self._shared > self._sent else "")
+        if doubt and self._samples is None:
             host.warn(UNCERTAIN.format(doubt))
 
     def _end_without_host(self) -> NoReturn:
