@@ -203,6 +203,12 @@ def of_accumulated_batch() -> None:
     times(model, loss)
 
 
+def of_long_episodes() -> None:
+    """An update follows more calls than are kept."""
+    model = nn.Linear(3, 1)
+    times(model, lambda: torch.stack([model(torch.randn(1, 3)) for _ in range(1100)]).sum())
+
+
 KNOWN: dict[str, tuple[Train, int]] = {
     "sequences for an LSTM": (of_sequences(Recurrent(nn.LSTM(4, 8))), 8),
     "sequences for an LSTM with batches first": (of_sequences(Recurrent(nn.LSTM(4, 8, batch_first=True)), 12), 12),
@@ -218,6 +224,7 @@ KNOWN: dict[str, tuple[Train, int]] = {
     "a critic": (of_critic, 16),
     "two passes with other parameters": (of_sharpness, 8),
     "one batch for several": (of_accumulated_batch, 32),
+    "long episodes": (of_long_episodes, 1100),
 }
 
 

@@ -39,6 +39,8 @@ LAYERS = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention, t
 """The layers that tell which dimension of their input counts samples."""
 COLOURS = (1, 3, 4)
 """The first dimensions of a picture."""
+LATEST, MOST_CALLS = 64, 1024
+"""The calls among which the same tensor is looked for, and those that are kept until a backward pass follows."""
 MOST_MADE = 8
 """The number of results that are known as such."""
 
@@ -64,7 +66,7 @@ class Given:
     calls: list[Call] = field(default_factory=list)
     """Those that no backward pass has followed yet."""
     counted: list[Call] = field(default_factory=list)
-    """Those that one has followed."""
+    """The latest of those that one has followed."""
     shape: tuple[int, ...] = ()
     """The shape of the first tensor of the last call that counts."""
 
@@ -72,6 +74,7 @@ class Given:
         self.samples += call.samples
         self.largest = max(self.largest, call.samples)
         self.counted.append(call)
+        del self.counted[:-LATEST]
 
 
 class Calls:
@@ -116,12 +119,16 @@ class Calls:
             return
         parameter = next(parameters_of(root), None)
         version = getattr(parameter, "_version", 0)
-        again = [each for each in mine.calls if each.tensor and each.tensor() is tensor]
+        again = [each for each in mine.calls[-LATEST:] if each.tensor and each.tensor() is tensor]
         again += [each for each in mine.counted if each.tensor and each.tensor() is tensor and each.version != version]
         if tensor is not None and again:
             return
         mine.calls.append(Call(self.size(root, given), ref(tensor) if tensor is not None else None, version))
         mine.shape = shape
+        if len(mine.calls) > MOST_CALLS:
+            for each in mine.calls[:-LATEST]:
+                mine.count(each)
+            del mine.calls[:-LATEST]
 
     def returned(self, result: Any) -> None:
         """Takes up what a call of an outermost module has returned."""
@@ -155,7 +162,7 @@ class Calls:
         sizes = {call.samples for _, call in calls}
         rows: set[int] = set()
         if len(sizes) > 1 or self._looks > 0:
-            self._looks -= 1  # unless it leaves a doubt, see `_compare`
+            self._looks -= 1  # which `_compare` takes back where it leaves a doubt
             for loss in losses:
                 rows.update(_rows(loss))
         for key, mine in self._given.items():
