@@ -1,6 +1,10 @@
-"""A program that trains and evaluates, whose modules take turns, or that calls none, as its argument says."""
+"""A program that trains and evaluates, whose modules take turns, that serves two at once, or that calls none.
+
+Its argument says which.
+"""
 
 import sys
+import threading
 import time
 
 import torch
@@ -28,3 +32,32 @@ elif kind == "turns":  # in training mode, which is most likely a mistake
             encoded = encoder(torch.rand(8, 16))
             for _ in range(2):
                 model(encoded)
+elif kind == "threads":
+    both_here = threading.Barrier(2)
+
+    class Served(nn.Module):
+        """A model whose calls begin in pairs, and which has calls of other modules inside."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 4)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            both_here.wait()
+            for _ in range(5):
+                made = self.inner(batch)
+                time.sleep(0.001)
+            return made
+
+    served = Served().eval()
+
+    @torch.inference_mode()
+    def answer() -> None:
+        served(torch.rand(8, 16))
+
+    for _ in range(30):
+        pair = [threading.Thread(target=answer) for _ in range(2)]
+        for each in pair:
+            each.start()
+        for each in pair:
+            each.join()

@@ -125,6 +125,7 @@ EVENTS = {
     "two loaders whose batches are used in turn": ("l C u C B U " * 3 + "-l l C u C B U -u l C u C B U", [2] * 5),
     "labels that are made first": ("u c t C B U " * 6, [1, 1, 2, 2, 2, 2]),
     "nested loaders": ("o t C B U t C B U -t " * 2, [2, 1, 2, 1]),
+    "nested loaders, once that is known": ("o t C B U t C B U -t " * 4, [2, 1, 2, 1, 1, 1, 1, 1]),
     "activations that are collected first": ("!t c !t c !t c C B U " * 3 + "-t !t c !t c C B U", [3, 3, 3, 2]),
     "no module that is seen": ("t B U " * 2 + "!v !v -v t B U", [1, 1, 1]),
     "no backward pass that is seen": ("t C U " * 2 + "!v c -v t C U", [1, 1, 1]),
@@ -172,6 +173,8 @@ def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: lis
         ("t C B", [OTHER, DATA_WAIT, OTHER, FORWARD, OTHER]),
         ("v c v c -v t C B", [OTHER, EVALUATION, EVALUATION, DATA_WAIT, OTHER, FORWARD, OTHER]),
         ("t v c -v C B", [OTHER, DATA_WAIT, OTHER, EVALUATION, EVALUATION, FORWARD, OTHER]),
+        ("-t c c t C B", [OTHER, DATA_WAIT, EVALUATION, DATA_WAIT, OTHER, FORWARD, OTHER]),
+        ("-t c c v C B", [OTHER, DATA_WAIT, OTHER, DATA_WAIT, OTHER, FORWARD, OTHER]),
         ("!v c !v c S -v t C B", [OTHER, EVALUATION, EVALUATION, OTHER, DATA_WAIT, OTHER, FORWARD, OTHER]),
     ],
 )
@@ -193,7 +196,11 @@ def test_evaluation_lasts_from_its_first_batch_to_what_is_none(words: str, phase
         elif word in ("C", "c"):
             seen.called(len(part.marks), trains=word == "C")
             part.marks += [(FORWARD, Mark(0)), (OTHER, Mark(0))] if word == "C" else []
-        elif word[0] == "-":
+        elif word == "-v":
+            seen.end_pass()
+        elif word == "-t":
+            seen.begin(one, len(part.marks), evaluates=False)
+            part.marks += [(DATA_WAIT, Mark(0)), (OTHER, Mark(0))]
             seen.end_pass()
         else:
             if seen.begin(one, len(part.marks), evaluates=word[0] == "!"):
@@ -401,9 +408,18 @@ def checked_by_a_loader(loop: Loop) -> None:
             gradients_off_inside(loop)
 
 
+def attacked_in_evaluation_mode(loop: Loop) -> None:
+    for (batch,) in batches(12):
+        loop.model.eval()
+        change = torch.zeros_like(batch, requires_grad=True)
+        (gradient,) = torch.autograd.grad(loop.model(batch + change).mean(), change)
+        loop.model.train()
+        loop.step(batch + gradient.sign())
+
+
 TRAINING: list[Callable[[Loop], None]] = [
     with_a_frozen_mode, pseudo_labelled, in_turn, collected_first, by_lbfgs, by_lbfgs_over_all_batches,
-    one_state_at_a_time, by_an_actor_and_its_critic, by_a_solver, checked_by_a_loader,
+    one_state_at_a_time, by_an_actor_and_its_critic, by_a_solver, checked_by_a_loader, attacked_in_evaluation_mode,
 ]  # fmt: skip
 
 

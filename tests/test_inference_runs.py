@@ -202,6 +202,16 @@ def test_modules_that_take_turns_make_one_step_and_training_mode_a_warning(
     assert "model.eval()" in done.stderr
 
 
+def test_calls_in_several_threads_at_once_all_count_and_those_inside_of_them_do_not(
+    serve: Callable[..., Finished],
+) -> None:
+    done = serve("threads", "--training.warmup_steps=5")
+    steps = done.lines("steps.jsonl")
+    assert (done.code, len(steps)) == (0, 25)
+    assert [step["samples"] for step in steps[1:]] == [16] * 24  # of the call that is measured and of one beside it
+    assert "calls of the model began in another thread" in done.stderr
+
+
 def test_a_program_that_calls_no_model_is_an_error(serve: Callable[..., Finished]) -> None:
     done = serve("nothing")
     assert done.code == 1

@@ -8,6 +8,8 @@ as those of `zip(labelled, unlabelled)`, belong together, and the samples of all
 What is seen of a batch that no backward pass follows: whether gradients were off, or the modules in evaluation mode,
 when it was drawn; whether modules were called then; whether the pass over the data ended; and whether its DataLoader
 has trained before. Calls without gradients alone are no evaluation: teachers, target networks and rollouts make them.
+They are evaluation after a pass over the data for training, if the next batch comes from a DataLoader that has trained
+before, and not from one that may hold their results. Evaluation mode between each batch and its update is none.
 
 A program may draw each batch while it still has the one before it, as Accelerate does. Its first part draws one batch
 more than it uses, and the last one fewer. The samples of such a batch count where the next one is drawn.
@@ -30,13 +32,15 @@ REGULAR = 3
 """Updates in a row with a batch of the same pass over a DataLoader, after which such batches count as training."""
 DOUBTS = 2
 """Updates in a row that follow a batch drawn as for evaluation, after which its DataLoader counts as training."""
+NESTS = 2
+"""Batches for each of which a pass over another DataLoader has trained, after which such batches are no samples."""
 MOST_WAITING = 4096
 """The largest number of batches whose indices are known before they arrive."""
 UNTIMED = frozenset({"backward", "optimizer", "end"})
 """The phases that evaluation does not have, so that their marks stay."""
 INDICES = "indices drawn by"
 CONSTANT = "samples in the batches of"
-DIMENSION = "entries of the first tensor in the batches of"
+DIMENSION = "entries of the tensors in the batches of"
 ROWS = "rows of the batches that the dataset makes for"
 """What the samples of a batch are, before the name of its DataLoader."""
 OF_MODEL = "entries of the first tensor that {} is given"
@@ -48,10 +52,14 @@ class Loader:
     """What is known of a DataLoader."""
 
     trains: bool = False
+    nests: int = 0
+    """The number of its batches for each of which a pass over another DataLoader has trained more than once."""
     doubts: int = 0
     """The updates in a row before which only batches of it were drawn, as for evaluation."""
     counted: str = ""
     """How the samples of its batches are counted."""
+    doubtful: bool = False
+    """Whether no two parts of a batch have as many entries, so that nothing shows which of them are samples."""
     sampler: int = 0
     """The identity of its sampler."""
     ahead: bool | None = None
@@ -78,6 +86,8 @@ class Stream:
     held: int = 0
     uneven: bool = False
     """Whether the rows of a batch were others than `Loader.rows`, as those of the last batch are."""
+    within: tuple[Stream, int] | None = None
+    """The pass whose batch was drawn before the first one of this pass, without a call in between, and its batches."""
     trains: bool = False
     seen: int = 0
     """The number of the last decision about a batch of it; `row` is the number of such decisions in a row."""
@@ -121,12 +131,18 @@ class Batches:
         self._waiting: list[Stretch] = []
         self.trained = self.drawing = False
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
+        self.doubtful = False
+        """Whether it is uncertain what the samples of a batch for training are."""
         self._decisions = 0
         self._doubted: Loader | None = None
         self._undecided: list[Stream] = []
         """Those whose batches may be drawn ahead, or two for each update."""
         self._settled = 0
         """The backward passes since the last update."""
+        self._between = False
+        """Whether a pass over data for training has ended, and no module has been called since."""
+        self._inside = 0
+        """The successive decisions about a batch that trains before which the modules were in evaluation mode."""
         self._counting: dict[int, tuple[str, int]] = {}
         """How the samples of the loaders that train are counted, by the identity of the loader."""
 
@@ -148,6 +164,7 @@ class Batches:
         self.drawing = True
         stream = self._stream_of(iterator)
         last = self._waiting[-1] if self._waiting else None
+        self._nest(stream, last)
         if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
             self._waiting.append(Stretch(stream, evaluates, began))
             return True
@@ -175,6 +192,7 @@ class Batches:
             size, stream.loader.counted = known, INDICES
         else:
             size, stream.loader.counted = size_of(batch), DIMENSION
+            stream.loader.doubtful = stream.loader.doubtful or _disagree(batch)
         stream.drawn += 1
         if stream.ahead:
             size, stream.held = stream.held, size
@@ -189,11 +207,15 @@ class Batches:
         last.stream.held = 0
         if not last.samples:
             self._waiting.pop()
+        self._between = last.stream.trains and not self._waiting
 
     # What else the program does.
 
     def called(self, marks: int, *, trains: bool) -> None:
         """Takes up that an outermost module is called: `trains` with gradients, in training mode."""
+        if not self._waiting and self._between and not trains:
+            self._waiting.append(Stretch(Stream(Loader()), evaluates=True, began=marks - 1))
+        self._between = False
         if not self._waiting:
             return
         last = self._waiting[-1]
@@ -241,12 +263,21 @@ class Batches:
             if trains:
                 self._count(stretch, part)
             until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
-            if not trains:
+            if not trains and (known or stretch.stream.drawn):
                 ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
                 _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
                 _rename(part, stretch.began, until, EVALUATION, OTHER)
+        if verdicts[-1]:
+            self._look_inside(part, waiting[-1].began)
         return verdicts[-1]
+
+    def _look_inside(self, part: Part, began: int) -> None:
+        """Takes no evaluation mode for evaluation that each batch has before its update, as an attack may have."""
+        evaluates = any(phase == EVALUATION for phase, _ in part.marks[began:])
+        self._inside = self._inside + 1 if evaluates else 0
+        if self._inside >= REGULAR:
+            _rename(part, began, len(part.marks), EVALUATION, OTHER)
 
     def update(self, part: Part) -> None:
         """Decides about the batches so far, which an update follows now."""
@@ -318,10 +349,23 @@ class Batches:
             stream.held = 0
         return True
 
+    def _nest(self, stream: Stream, last: Stretch | None) -> None:
+        """Takes up that a batch is drawn, perhaps for a batch of another DataLoader, such as a task or a client."""
+        if not stream.drawn and last and last.samples and last.stream is not stream and not last.called:
+            stream.within = last.stream, last.stream.drawn
+        elif stream.drawn and stream.within:
+            outer, drawn = stream.within
+            outer.loader.nests += stream.trains and outer.drawn == drawn
+            stream.within = None
+
     def _count(self, stretch: Stretch, part: Part) -> None:
         loader = stretch.stream.loader
-        part.drawn += stretch.samples
         self.trained = loader.trains = stretch.stream.trains = True
+        if loader.nests >= NESTS:
+            self._counting.pop(id(loader), None)
+            return
+        part.drawn += stretch.samples
+        self.doubtful = self.doubtful or loader.doubtful
         if stretch.samples:
             self._counting.setdefault(id(loader), (loader.counted, loader.sampler))
 
@@ -374,12 +418,23 @@ def _length(found: Any, *, collated: bool) -> int | None:
 
 
 def size_of(batch: Any) -> int:
-    """Returns the number of samples in a batch: the first dimension of its first tensor; 0 without a tensor."""
+    """Returns the number of samples in a batch; 0 without a tensor.
+
+    It is the first dimension that most of its parts have, or that of the first tensor if none is the most common.
+    """
     try:
-        tensor = first_tensor(batch)
-        return int(tensor.size(0)) if tensor is not None and tensor.dim() else 0
+        sizes = list(_sizes(batch))
+        return max(sizes, key=sizes.count) if sizes else 0
     except Exception:  # the batch is the program's own class, or a tensor without a shape, as a nested one
         return 0
+
+
+def _disagree(batch: Any) -> bool:
+    try:
+        sizes = list(_sizes(batch))
+    except Exception:  # the batch is the program's own class
+        return False
+    return len(sizes) > 1 and len(set(sizes)) == len(sizes)
 
 
 def _makes_batches(stream: Stream, rows: int) -> bool:

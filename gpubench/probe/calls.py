@@ -6,15 +6,18 @@ the wait for a DataLoader, or else the phase "other". Where the program trains b
 belongs to no step.
 
 The outermost modules are found by wrapping the call of every module. The wrapper is taken away while a module found is
-called, so that torch.compile never compiles it, and for good after SEARCHED calls. Calls may come from several threads;
-one that begins while another one runs is not measured.
+called, so that torch.compile never compiles it, and for good after SEARCHED calls. Calls may come from several threads,
+as those of a server with a thread for each request. One that begins while another one is measured is no step: its
+samples count in the step that ends next.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+from types import FrameType
 from typing import Any, Callable, Mapping
 
 import torch
@@ -40,6 +43,21 @@ RECORDS_GRADIENTS = (
 )
 
 
+_CALL = {
+    getattr(torch.nn.Module, name).__code__
+    for name in ("_call_impl", "_wrapped_call_impl")
+    if hasattr(torch.nn.Module, name)
+}
+"""What runs in every call of a module."""
+
+
+class _Here(threading.local):
+    """What a thread does."""
+
+    calls = False
+    """Whether it is in a call of an outermost module."""
+
+
 def install(variables: Mapping[str, str]) -> None:
     """Installs the hooks and the treatments that the environment variables name."""
     CallProbe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
@@ -53,9 +71,14 @@ class CallProbe(Probe):
         self._trains = False
         """Whether the program has made an optimizer, so that calls in training mode with gradients are training."""
         self._calling = threading.Lock()
-        """Held while an outermost module is called."""
-        self._overlapping = 0
-        """Calls of outermost modules that began while another thread called one."""
+        """Held while a call of an outermost module is measured."""
+        self._here = _Here()
+        self._beside = threading.Lock()
+        """Held while the calls are counted that begin while another thread is in one that is measured."""
+        self._overlapping = self._samples_beside = 0
+        """The number of these calls, and the samples of those that have ended and count in no step yet."""
+        self._first = 0
+        """The identity of the module whose samples count."""
         self._calls = self._in_training_mode = self._with_gradients = 0
         self._interrupted = False
         """Whether the program has trained since the last call of inference."""
@@ -96,6 +119,8 @@ class CallProbe(Probe):
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or self._over or self._calling.locked() or self._draws_now() or not _computes(module):
             return call(module, *args, **kwargs)
+        if self._here.calls or (id(module) not in self._roots and _in_module()):  # the outer call began unseen
+            return call(module, *args, **kwargs)
         self._end_search()  # first, because the wrapper of the class calls what it finds now
         self._roots[id(module)] = module
         if "model" not in self._found and (place := self._places.here()):
@@ -110,33 +135,56 @@ class CallProbe(Probe):
             if self._forked and not is_compiling() and id(module) in self._roots and get_worker_info() is None:
                 self._tell_of_fork()
             return call(module, *args, **kwargs)
-        if not self._calling.acquire(blocking=False):
-            self._overlapping += self._thread != threading.get_ident()
+        if self._here.calls:
             return call(module, *args, **kwargs)
+        self._here.calls = True
         try:
-            self._end_search()
-            if not self._infers(module):
-                self._interrupted = True
-                return call(module, *args, **kwargs)
-            if self._thread != threading.get_ident():  # the waits of this thread are measured from now on
-                self._timeline.leave_all_but(0)
-                self._thread = threading.get_ident()
-            if self._interrupted:
-                self._timeline.restart()
-                self._interrupted = False
-            part = self._timeline.part
-            part.first = part.first or id(module)
-            if part.first == id(module):
-                part.forwarded += self._size((args, kwargs))
-                self._model = self._model or type(unwrapped(module)).__name__
-            with self._timeline.phase(FORWARD):
-                result = self._treatments.call(call, module, args, kwargs)
-            self._end_call(module)
-            self._searches -= 1
-            self._search()
-            return result
+            if not self._calling.acquire(blocking=False):
+                return self._call_beside(call, module, args, kwargs)
+            try:
+                return self._call_measured(call, module, args, kwargs)
+            finally:
+                self._calling.release()
         finally:
-            self._calling.release()
+            self._here.calls = False
+
+    def _call_measured(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        self._end_search()
+        if not self._infers(module):
+            self._interrupted = True
+            return call(module, *args, **kwargs)
+        if self._thread != threading.get_ident():  # the waits of this thread are measured from now on
+            self._timeline.leave_all_but(0)
+            self._thread = threading.get_ident()
+        if self._interrupted:
+            self._timeline.restart()
+            self._interrupted = False
+        part = self._timeline.part
+        part.first = part.first or id(module)
+        if part.first == id(module):
+            self._first = self._first or id(module)
+            part.forwarded += self._size(module, (args, kwargs)) + self._take_beside()
+            self._given.model = self._given.model or type(unwrapped(module)).__name__
+        with self._timeline.phase(FORWARD):
+            result = self._treatments.call(call, module, args, kwargs)
+        self._end_call(module)
+        self._searches -= 1
+        self._search()
+        return result
+
+    def _call_beside(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Calls a module while another thread is in a call that is measured."""
+        result = call(module, *args, **kwargs)
+        if self._infers(module):
+            with self._beside:
+                self._overlapping += 1
+                self._samples_beside += self._size(module, (args, kwargs)) if id(module) == self._first else 0
+        return result
+
+    def _take_beside(self) -> int:
+        with self._beside:
+            samples, self._samples_beside = self._samples_beside, 0
+        return samples
 
     # What they share.
 
@@ -188,7 +236,7 @@ class CallProbe(Probe):
             if self._overlapping:
                 self._host.warn(
                     f"{self._overlapping} of {self._overlapping + self._calls} calls of the model began in another "
-                    "thread while one was measured, and are not counted: the throughput of all threads is higher"
+                    "thread while one was measured: their samples count, and the latency is that of the others"
                 )
         super()._finish()
 
@@ -196,3 +244,13 @@ class CallProbe(Probe):
 def _computes(module: torch.nn.Module) -> bool:
     """Returns whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
     return get_worker_info() is None and next(parameters_of(module), None) is not None
+
+
+def _in_module() -> bool:
+    """Returns whether the calling thread is in the call of a module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        if frame.f_code in _CALL:
+            return True
+        frame = frame.f_back
+    return False

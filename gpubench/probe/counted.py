@@ -11,11 +11,11 @@ PASSES_WITHOUT_OPTIMIZER = 8
 A check of a model before its optimizer is made takes fewer."""
 
 
-class _ByHand:
+class ByHand:
     """Stands for the optimizer of such a program."""
 
 
-BY_HAND = _ByHand()
+BY_HAND = ByHand()
 
 
 class Counted:

@@ -14,9 +14,10 @@ import json
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 from multiprocessing.util import Finalize
@@ -32,14 +33,16 @@ from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, Batches, in_words
-from .counted import BY_HAND, Counted
+from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .facts import facts, open_store, peak_memory, place
+from .given import Calls
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .modules import parameters_of
-from .observed import Places, autocast_of, first_tensor, is_vector, of_loader, of_optimizers, of_process, samples_in
+from .observed import Places, autocast_of, of_loader, of_optimizers, of_process, samples_in
+from .own_optimizers import own_optimizers
 from .recording import Recording, is_profiled
-from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Given, Part, Regions, Timeline
+from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
@@ -52,6 +55,18 @@ LONGEST_SETUP = 4096
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
 FIRST = "the first steps, {} so far"
 LOOKING = "looking for the updates that make a step, {} so far"
+UNCERTAIN = (
+    "the number of samples in a step is uncertain, because no sampler tells it: {}; set --samples-per-step N if it is "
+    "another one"
+)
+IN_EVALUATION_MODE = (
+    "evaluation is the time in which the model is in evaluation mode, {:.0%} of the steps: if the updates use its "
+    "results, as those of rollouts, that time is training"
+)
+MUCH_EVALUATION = 0.25
+"""The share of evaluation in a program without a DataLoader from which on that is said."""
+DIFFERENT = "the tensors in a batch all have another first dimension"
+SHARED = "several optimizers update in a step, and its samples are those of the optimizer with the most"
 NO_RHYTHM = (
     "the {} optimizers of the program update in no rhythm, so that each update counts as a step; the throughput counts "
     "all samples, but the time of a step is that of any optimizer"
@@ -137,6 +152,8 @@ class Probe:
         """Whether this process is a fork of a rank, of which the host is told if it trains too."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
         """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
+        self._most_roots = 0
+        """The largest number of them that the host knows of."""
         self._optimizers: WeakSet[Any] = WeakSet()
         """The optimizers whose modules have been looked for."""
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -156,10 +173,9 @@ class Probe:
         small share of it, as that of a critic before the generator is called again."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
-        self._batch: Callable[[], torch.Tensor | None] = lambda: None
-        """The tensor that an outermost module was given last as its batch; `_batches` is the number of them."""
-        self._updated_with = (0, 0)
-        """The number of the batch that was counted last, and the identity of the optimizer that has updated with it."""
+        self._given = Calls(self._roots)
+        self._shared = 0
+        """The steps in which several optimizers have updated with samples of their own."""
         self._started = (0, 0, 0)
         """Of the iterator whose workers have started and have made no batch yet: its identity, or 0 without one, and
         the numbers of parts and of marks before that.
@@ -168,9 +184,13 @@ class Probe:
         self._counted = Counted()
         self._passes = 0
         """The backward passes until the last update."""
+        self._own: dict[int, ByHand] | None = None
+        """What stands for the optimizers of no class of torch.optim, by identity; None until they are looked for."""
+        self._without_own = 0
+        """The number of backward passes from which on each is a step, as no such optimizer has updated."""
         self._sample_shape = ""
         self._host: Host | None = None
-        self._repeat = self._sent = self._batches = 0
+        self._repeat = self._sent = 0
         self._held_at = 0.0
         """When the steps were sent last that the updates held back would make."""
         self._graphs = compiled_graphs()
@@ -188,11 +208,9 @@ class Probe:
         """The time for the steps, from which their number follows; None if it is known, or not wanted."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
-        self._time = 0.0
+        self._time = self._elapsed = self._evaluated = 0.0
         self._samples: int | None = None
         """The samples of each step, where the user has set them."""
-        self._model = ""
-        """The class of the module whose batches are counted where no DataLoader is."""
 
     def install(self) -> None:
         self._treatments.install()
@@ -290,28 +308,50 @@ class Probe:
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not self._watches():
             return call(module, *args, **kwargs)
-        if id(module) not in self._roots:  # such as a copy of the model, whose weights are averages
-            if not (module.training and torch.is_grad_enabled()) and not self._timeline.is_in(FORWARD):
-                self._drawn.called(0, trains=False)
+        inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
+        if id(module) not in self._roots and (inner or not self._adopt(module)):
+            if not inner and not (module.training and torch.is_grad_enabled()):
+                self._drawn.called(len(self._timeline.part.marks), trains=False)
             return call(module, *args, **kwargs)
         # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
-        if self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD):
+        if inner:
             return call(module, *args, **kwargs)
         evaluates = self._evaluates()
-        part, trains = self._timeline.part, not evaluates and torch.is_grad_enabled()
-        self._drawn.called(len(part.marks), trains=trains)
+        trains = not evaluates and torch.is_grad_enabled()
+        self._drawn.called(len(self._timeline.part.marks), trains=trains)
         if not trains:
-            return call(module, *args, **kwargs)
-        part.first = part.first or id(module)
-        if part.first == id(module):  # others get the same samples, as an actor and its critic do
-            samples = self._counted.forward(self._size((args, kwargs)))
-            part.forwarded += 0 if self._again else samples
-        if not self._drawn.trained and not self._again:
-            self._give(part, module, (args, kwargs))
+            return self._note_result(call(module, *args, **kwargs))
+        self._count(module, (args, kwargs))
         with self._timeline.phase(FORWARD):
             if self._following:
                 self._following.called(module, (args, kwargs))
-            return self._treatments.call(call, module, args, kwargs)
+            result = self._treatments.call(call, module, args, kwargs)
+        return self._note_result(result)
+
+    def _count(self, module: torch.nn.Module, given: Any) -> None:
+        """Counts the samples of a call in training."""
+        part = self._timeline.part
+        part.first = part.first or id(module)
+        if part.first == id(module):  # others get the same samples, as an actor and its critic do
+            samples = self._counted.forward(self._size(module, given))
+            part.forwarded += 0 if self._again else samples
+        if not self._drawn.trained and not self._again:
+            self._given.call(module, given)
+
+    def _note_result(self, result: Any) -> Any:
+        if not self._drawn.trained:
+            self._given.returned(result)
+        return result
+
+    def _adopt(self, module: torch.nn.Module) -> bool:
+        """Takes a module for an outermost one that is of the class of one, such as a copy that an inner loop trains."""
+        if type(module) in self._wrapped and not self._following and module.training and torch.is_grad_enabled():
+            first = next(parameters_of(module), None)
+            if first is not None and first.requires_grad:
+                self._roots[id(module)] = module
+                self._models[id(module)] = unwrapped(module)
+                return True
+        return False
 
     def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         changed = call(module, *args, **kwargs)
@@ -336,9 +376,11 @@ class Probe:
             return call(tensors, *args, **kwargs)
         self._forget_set_up()
         tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
-        for loss in _listed(tensors):
+        losses = _listed(tensors)
+        for loss in losses:
             self._keep_loss(loss)
         self._counted.passes += 1
+        self._given.settle(losses)
         if self._drawn.settle(self._timeline.part):
             self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
             self._timeline.rebase(OTHER)
@@ -358,12 +400,19 @@ class Probe:
         inputs, *more = args or (kwargs.pop("inputs", ()),)
         inputs = tuple(inputs) if isinstance(inputs, IteratorType) else inputs  # it works only once
         again = kwargs.get("create_graph", more[2:3] == [True])
-        trains = not again and any(isinstance(each, torch.nn.Parameter) for each in _listed(inputs))
+        parameters = any(isinstance(each, torch.nn.Parameter) for each in _listed(inputs))
+        trains = parameters and not again
         outputs = tuple(outputs) if isinstance(outputs, IteratorType) else outputs
         if trains:
-            for loss in _listed(outputs):
+            losses = _listed(outputs)
+            for loss in losses:
                 self._keep_loss(loss)
             self._counted.passes += 1
+            self._given.settle(losses)
+        elif again and (parameters or any(getattr(each, "grad_fn", None) is not None for each in _listed(inputs))):
+            self._given.settle_inner(_listed(outputs))
+        elif not again and not kwargs.get("retain_graph", more[1:2] == [True]):
+            self._given.reject()
         with self._timeline.phase(BACKWARD):
             result = call(outputs, inputs, *more, **kwargs)
         if trains:
@@ -373,8 +422,32 @@ class Probe:
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
-        if self._counted.by_hand and not known:
+        if not self._counted.by_hand or known:
+            return
+        if self._own is None:
+            self._own = {}
+            self._look_for_own_optimizers()
+        if self._counted.passes >= self._without_own:
             self._end_part(BY_HAND)
+
+    def _look_for_own_optimizers(self) -> None:
+        """Measures the optimizers that are of no class of torch.optim, and gives them time to update once."""
+        for cls in own_optimizers():
+            with suppress(TypeError):  # a class of an extension module, which cannot be changed
+                stand_in(cls, "step", self._own_step)
+                if "zero_grad" in vars(cls):
+                    stand_in(cls, "zero_grad", self._zero_gradients)
+                self._without_own = self._counted.passes + PASSES_WITHOUT_OPTIMIZER
+
+    def _own_step(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._own is None or self._made or not self._watches() or self._timeline.is_in(OPTIMIZER):
+            return call(optimizer, *args, **kwargs)
+        with self._timeline.phase(OPTIMIZER):
+            result = call(optimizer, *args, **kwargs)
+        if self._counted.passes > self._passes:
+            self._updates += 1
+            self._end_part(self._own.setdefault(id(optimizer), ByHand()))
+        return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
@@ -521,57 +594,10 @@ class Probe:
         self._timeline.rebase(EVALUATION if evaluates else OTHER)
         return evaluates
 
-    def _size(self, given: Any) -> int:
-        """Returns the number of samples that a module is given: the first dimension of the first tensor.
-
-        It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
-        """
-        size, shape = samples_in(given)
-        self._sample_shape = self._sample_shape or shape
-        return min(size, 1) if size and not shape and is_vector(first_tensor(given)) else size
-
-    def _give(self, part: Part, module: torch.nn.Module, batch: Any) -> None:
-        """Counts the samples of a call where no DataLoader is known.
-
-        What is computed with gradients from an earlier call has the samples of that one, as the steps of a solver do.
-        """
-        given = part.given.get(id(module))
-        if given is None:
-            given = part.given[id(module)] = Given()
-        tensor = first_tensor(batch)
-        if given.samples and given.passes == self._counted.passes and getattr(tensor, "grad_fn", None) is not None:
-            return
-        samples = self._size(batch)
-        given.samples += samples
-        given.largest = max(given.largest, samples)
-        given.batch, given.passes = self._number(tensor), self._counted.passes
-
-    def _counted_in(self, part: Part, optimizer: Any) -> Given:
-        """Returns what the module was given whose samples are those of a part.
-
-        It is the one that is called first, as the generator is before its critic, unless the optimizer updates another
-        one that gets larger batches, as the critic does after an actor has chosen an action.
-        """
-        chosen, found = part.given[part.first], part.first
-        if len(part.given) > 1 and (groups := getattr(optimizer, "param_groups", None)):
-            larger = [(key, given) for key, given in part.given.items() if given.largest > chosen.largest]
-            updated = {id(each) for group in groups for each in group["params"]} if larger else set()
-            for key, given in larger:
-                root = self._roots.get(key)
-                if root is not None and any(id(each) in updated for each in root.parameters()):
-                    chosen, found = given, key
-                    break
-        if not self._model and (root := self._roots.get(found)) is not None:
-            self._model = type(unwrapped(root)).__name__
-        return chosen
-
-    def _number(self, tensor: torch.Tensor | None) -> int:
-        """Returns the number of a batch, by its first tensor: that of the last one if it is the same tensor."""
-        if tensor is None:
-            return 0
-        if self._batch() is not tensor:
-            self._batch, self._batches = ref(tensor), self._batches + 1
-        return self._batches
+    def _size(self, module: torch.nn.Module, given: Any) -> int:
+        """Returns the number of samples that a module is given, and notes their shape."""
+        self._sample_shape = self._sample_shape or samples_in(given)[1]
+        return self._given.size(module, given)
 
     def _note_loader(self, iterator: Any) -> None:
         """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
@@ -613,15 +639,11 @@ class Probe:
         part = self._timeline.part
         part.graphs = compiled_graphs()
         self._drawn.update(part)
-        if part.first in part.given:
-            given = self._counted_in(part, optimizer)
-            part.forwarded = given.samples
-            if given.batch and given.batch == self._updated_with[0] and id(optimizer) != self._updated_with[1]:
-                part.forwarded = 0  # an update of the actor with the batch of the critic
-            else:
-                self._updated_with = given.batch, id(optimizer)
-            part.given.clear()
-        self._timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) < 2)
+        if (samples := self._given.update(part.first, optimizer)) is not None:
+            part.forwarded = samples
+        self._timeline.end_part(
+            self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2
+        )
         if self._following:
             with self._unbroken():
                 if self._host is None:
@@ -737,7 +759,9 @@ class Probe:
         found = self._known is None or len(self._roots) > self._known
         unknown = self._counted.passes > self._passes and not called
         self._looks -= 0 if found else 1 if unknown else 1 / LONGEST_PERIOD
-        if (found or self._looks <= 0) and self._end_search():
+        ended = (found or self._looks <= 0) and self._end_search()
+        if ended or (self._most_roots and len(self._roots) > self._most_roots):
+            self._most_roots = len(self._roots)
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
                 stand_in(cls, "__call__", self._call_wrapped)
                 self._wrapped.add(cls)
@@ -774,6 +798,8 @@ class Probe:
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
             inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
+            if inner and not self._drawn.trained:
+                self._given.layer(module, args, kwargs)
             first = next(parameters_of(module), None)
             if first is not None:
                 self._autocast = autocast_of(first) or self._autocast
@@ -888,6 +914,8 @@ class Probe:
             self._durations.append(step["total"])
         self._sent += 1
         self._time += step["total"]
+        self._elapsed += step["total"]
+        self._evaluated += step["phases"].get(EVALUATION, 0.0)
         return step
 
     def _held_steps(self) -> Iterator[dict[str, Any]]:
@@ -922,7 +950,13 @@ class Probe:
         """Returns the samples of a step."""
         if self._samples is not None:
             return self._samples
-        return sum(part.drawn if self._drawn.trained else part.forwarded for part in parts)
+        if self._drawn.trained:
+            return sum(part.drawn for part in parts)
+        found: Counter[int] = Counter()
+        for part in parts:
+            found[part.optimizer] += part.forwarded
+        self._shared += sum(samples > 0 for samples in found.values()) > 1
+        return max(found.values())
 
     def _samples_from(self) -> str:
         """Returns what the samples are, as a part of a sentence; empty if they are unknown."""
@@ -930,7 +964,7 @@ class Probe:
             return "set by --samples-per-step"
         if self._drawn.trained:
             return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
-        return OF_MODEL.format(self._model) if self._model else ""
+        return OF_MODEL.format(self._given.model) if self._given.model else ""
 
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
@@ -944,6 +978,7 @@ class Probe:
             wall = self._timeline.end()
             self._send_steps(ended=True)
             self._report_rhythm(self._host)
+            self._report_doubt(self._host)
             if self._compiled:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
@@ -970,6 +1005,19 @@ class Probe:
             host.warn(ONE_OF_SEVERAL.format(len(self._made)))
         elif rhythm.changed and rhythm.changed < rhythm.complete:
             host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
+
+    def _report_doubt(self, host: Host) -> None:
+        """Says that the number of samples in a step is uncertain, or what evaluation is, and why."""
+        if host.rank or self._repeat:
+            return
+        if not self._drawn.trained and self._evaluated > MUCH_EVALUATION * self._elapsed:
+            host.warn(IN_EVALUATION_MODE.format(self._evaluated / self._elapsed))
+        if self._drawn.trained:
+            doubt = DIFFERENT if self._drawn.doubtful else ""
+        else:
+            doubt = self._given.doubt() or (SHARED if 2 * self._shared > self._sent else "")
+        if doubt and self._samples is None:
+            host.warn(UNCERTAIN.format(doubt))
 
     def _end_without_host(self) -> NoReturn:
         """Ends a program whose host was killed, as the host would have ended it."""

@@ -35,19 +35,6 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class Given:
-    """What an outermost module is given in a part of the loop, where no DataLoader is known."""
-
-    samples: int = 0
-    largest: int = 0
-    """The samples of its largest call."""
-    batch: int = 0
-    """The number of the first tensor that it was given last, which is another one if the tensor is."""
-    passes: int = 0
-    """The backward passes of the program before its last call that counts."""
-
-
-@dataclass
 class Part:
     """The loop from one update of an optimizer to the next. The last mark is the first one of the next part."""
 
@@ -64,8 +51,6 @@ class Part:
     """The identity of the outermost module that is called first; 0 before that."""
     forwarded: int = 0
     """The samples that went through that module, or through another one that the update is of."""
-    given: dict[int, Given] = field(default_factory=dict)
-    """What the outermost modules are given, by identity; empty after the part, and where a DataLoader is known."""
     skipped: bool = False
     graphs: int = 0
     """The graphs that torch.compile had compiled in this process at the end of the part."""

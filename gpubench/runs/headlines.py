@@ -49,8 +49,10 @@ def program(
     """
     number, device = workload.get("samples_per_step"), workload.get("device")
     step = f", {units.counted(number, 'sample')} a step" if number and "memory.steps" not in settings else ""
-    if samples and not (samples.even and samples.usual == (number or 0) * ranks):
+    if samples and not samples.even:
         step = f", {samples.mean / ranks:.4g} samples a step on average"
+    elif samples and samples.usual != (number or 0) * ranks:
+        step = f", {samples.usual / ranks:.4g} samples a step"
     place = f" on {device}" if device else ""
     return f"{_of_inference(settings)}{settings['program.command']}{step}{over(ranks)}{place}"
 

@@ -1,0 +1,344 @@
+"""Counts the samples of a program that draws from no DataLoader: those that its outermost modules are given.
+
+The samples of a call are the entries of a dimension of its first tensor: the first one, or the second one if a layer in
+the module that takes sequences first, or the loss, shows that it is the second one that counts samples. What a call is
+given counts once, where the program
+
+- computes with gradients from an earlier call, as the steps of a solver do
+- gives the same tensor again before a backward pass, or with other parameters
+- gives what a module has returned, as the critic is given what the generator has made
+- differentiates by the input alone, as an attack does
+
+and where calls of different sizes precede a backward pass, those as large as its loss count, which the choice of an
+action is not. `doubt` says what remains uncertain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Mapping
+from weakref import ref
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import PackedSequence
+
+from .modules import parameters_of
+from .observed import first_tensor, is_vector
+from .treatments import unwrapped
+
+MOST_NODES = 64
+"""The nodes of a loss's graph in which its rows are looked for."""
+MOST_LOOKS = 32
+"""The backward passes whose losses are looked at, where the calls before them are all of one size."""
+DOUBTFUL = 0.5
+"""The share of updates from which on what is uncertain about them is said."""
+LAYERS = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
+"""The layers that tell which dimension of their input counts samples."""
+COLOURS = (1, 3, 4)
+"""The first dimensions of a picture."""
+LATEST, MOST_CALLS = 64, 1024
+"""The calls among which the same tensor is looked for, and those that are kept until a backward pass follows."""
+MOST_MADE = 8
+"""The number of results that are known as such."""
+
+
+@dataclass(eq=False)
+class Call:
+    """What a module is given in a call."""
+
+    samples: int
+    tensor: ref[torch.Tensor] | None
+    version: int | None
+    """The version of the module's first parameter, which changes when it does; None for a call in an inner loop."""
+
+
+@dataclass
+class Given:
+    """What an outermost module is given from one update to the next."""
+
+    samples: int = 0
+    """Those of the calls that a backward pass has followed."""
+    largest: int = 0
+    """The samples of the largest one of them."""
+    calls: list[Call] = field(default_factory=list)
+    """Those that no backward pass has followed yet."""
+    counted: list[Call] = field(default_factory=list)
+    """The latest of those that one has followed."""
+    shape: tuple[int, ...] = ()
+    """The shape of the first tensor of the last call that counts."""
+
+    def count(self, call: Call) -> None:
+        self.samples += call.samples
+        self.largest = max(self.largest, call.samples)
+        self.counted.append(call)
+        del self.counted[:-LATEST]
+
+
+class Calls:
+    """The calls of the outermost modules of the thread that trains."""
+
+    def __init__(self, roots: Mapping[int, torch.nn.Module]) -> None:
+        """`roots` are the outermost modules that are called in training, by identity."""
+        self._roots = roots
+        self._given: dict[int, Given] = {}
+        """What they are given in this part of the loop."""
+        self._dimensions: dict[int, int] = {}
+        """The dimension that counts the samples of each, as far as something shows it."""
+        self._by_loss: set[int] = set()
+        """Those for which the loss has shown it."""
+        self._last: tuple[ref[torch.Tensor] | None, int] = None, 0
+        """The tensor that was counted last, and the identity of the optimizer that has updated with it."""
+        self._counting: Counter[int] = Counter()
+        """The updates by the optimizer that had samples to count."""
+        self._doubts: dict[str, tuple[int, str]] = {}
+        """What is uncertain by the name of the reason: (number of times, the last one in words)."""
+        self._made: deque[StorageWeakRef] = deque(maxlen=MOST_MADE)
+        """Where the modules' last results are."""
+        self._looks = MOST_LOOKS
+        self.model = ""
+        """The class of the module whose samples count."""
+
+    def size(self, root: torch.nn.Module, given: Any) -> int:
+        """Returns the number of samples in a call of the module with the arguments and keyword arguments `given`.
+
+        It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
+        """
+        try:
+            return _size(given, self._dimensions.get(id(root), 0))
+        except Exception:  # what it is given is of the program's own class, or a tensor without a shape
+            return 0
+
+    def call(self, root: torch.nn.Module, given: Any) -> None:
+        """Takes up a call in training that no other outermost module makes."""
+        mine = self._given.setdefault(id(root), Given())
+        tensor, shape = _first(given)
+        if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self._is_made(tensor):
+            return
+        parameter = next(parameters_of(root), None)
+        version = getattr(parameter, "_version", 0)
+        again = [each for each in mine.calls[-LATEST:] if each.tensor and each.tensor() is tensor]
+        again += [each for each in mine.counted if each.tensor and each.tensor() is tensor and each.version != version]
+        if tensor is not None and again:
+            return
+        mine.calls.append(Call(self.size(root, given), ref(tensor) if tensor is not None else None, version))
+        mine.shape = shape
+        if len(mine.calls) > MOST_CALLS:
+            for each in mine.calls[:-LATEST]:
+                mine.count(each)
+            del mine.calls[:-LATEST]
+
+    def returned(self, result: Any) -> None:
+        """Takes up what a call of an outermost module has returned."""
+        try:
+            if (tensor := first_tensor(result)) is not None:
+                self._made.append(StorageWeakRef(tensor.untyped_storage()))
+        except Exception:  # of the program's own class, or a tensor without a storage
+            pass
+
+    def layer(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Takes up a call of a layer within that of an outermost module."""
+        if not isinstance(module, LAYERS):
+            return
+        try:
+            found = _sequences(module, args[0] if args else next(iter(kwargs.values()), None))
+        except Exception:  # a tensor without a shape, as a nested one
+            return
+        for key, mine in self._given.items():
+            if found and key not in self._by_loss and mine.calls and len(mine.shape) > 1:
+                length, sequences = found
+                if mine.shape[1] == sequences != mine.shape[0] and length in (None, mine.shape[0]):
+                    self._settle_dimension(key, 1)
+                elif mine.shape[0] == sequences != mine.shape[1]:
+                    self._settle_dimension(key, 0)
+
+    def settle(self, losses: list[Any]) -> None:
+        """Takes up a backward pass of the losses, by parameters, which the calls until now are for."""
+        calls = [(key, call) for key, mine in self._given.items() for call in mine.calls]
+        if not calls:
+            return
+        sizes = {call.samples for _, call in calls}
+        rows: set[int] = set()
+        if len(sizes) > 1 or self._looks > 0:
+            self._looks -= 1  # which `_compare` takes back where it leaves a doubt
+            for loss in losses:
+                rows.update(_rows(loss))
+        for key, mine in self._given.items():
+            if len(mine.calls) == 1:
+                self._compare(key, mine, rows)
+            if len({call.samples for call in mine.calls}) > 1 and any(call.samples in rows for call in mine.calls):
+                mine.calls = [call for call in mine.calls if call.samples in rows]
+            if len(mine.calls) > 1:
+                self._doubt("several", f"{self._name(key)} is given several batches before a backward pass, all added")
+            for call in mine.calls:
+                mine.count(call)
+            mine.calls = []
+
+    def settle_inner(self, losses: list[Any]) -> None:
+        """Takes up that losses are differentiated so that the result can be too, as those of an inner loop are."""
+        rows = set().union(*map(_rows, losses))
+        for mine in self._given.values():
+            inner = [call for call in mine.calls if call.samples in rows] or mine.calls[-1:]
+            mine.calls = [call for call in mine.calls if call not in inner]
+            for call in inner:
+                call.version = None
+                mine.count(call)
+
+    def reject(self) -> None:
+        """Takes up that the calls since the last backward pass were differentiated by their inputs alone."""
+        for mine in self._given.values():
+            mine.calls = []
+
+    def update(self, first: int, optimizer: Any) -> int | None:
+        """Takes up an update, and returns its samples; None if no module was called, of which `first` was the first.
+
+        They are those of the module that is called first, as the generator is before its critic, unless the optimizer
+        updates another one that gets larger batches, as the critic does after an actor has chosen an action.
+        """
+        self.settle([])
+        given, self._given = self._given, {}
+        if first not in given:
+            return None
+        key = self._chosen(given, first, optimizer)
+        mine = given[key]
+        self.model = self.model or self._name(key)
+        last = mine.counted[-1].tensor if mine.counted else None
+        tensor, updated = self._last
+        if last and tensor and last() is tensor() is not None and id(optimizer) != updated:
+            return 0  # an update of the actor with the batch of the critic
+        self._last = last, id(optimizer)
+        if mine.samples:
+            self._counting[id(optimizer)] += 1
+        return mine.samples
+
+    def _is_made(self, tensor: torch.Tensor | None) -> bool:
+        try:
+            found = tensor is not None and tensor.untyped_storage()._cdata
+        except Exception:  # it has no storage
+            return False
+        return any(each.cdata == found and not each.expired() for each in self._made)
+
+    def doubt(self) -> str:
+        """Returns why the number of samples is uncertain, as a sentence; empty if nothing shows that it is."""
+        updates = sum(self._counting.values())
+        number, said = max(self._doubts.values(), default=(0, ""))
+        return said if number >= DOUBTFUL * updates else ""
+
+    def _chosen(self, given: Mapping[int, Given], first: int, optimizer: Any) -> int:
+        groups = getattr(optimizer, "param_groups", None)
+        larger = [key for key, mine in given.items() if mine.largest > given[first].largest] if groups else []
+        updated = {id(each) for group in groups for each in group["params"]} if larger and groups else set()
+        for key in larger:
+            root = self._roots.get(key)
+            if root is not None and any(id(each) in updated for each in parameters_of(root)):
+                return key
+        return first
+
+    def _compare(self, key: int, mine: Given, rows: set[int]) -> None:
+        """Takes up the rows of the losses of a module's only call, of which some should be its samples, or multiples.
+
+        Where they are not, but the entries of the second dimension of a batch of sequences are, these are samples.
+        """
+        call, shape = mine.calls[0], mine.shape
+        if not rows or not call.samples:
+            return
+        if len(shape) == 3 and call.samples == shape[0] != shape[1] in rows and not _divides(shape[0], rows):
+            self._settle_dimension(key, 1)
+            self._by_loss.add(key)
+        if not _divides(call.samples, rows):
+            self._looks += 1
+            self._doubt("loss", f"{self._name(key)} is given {call.samples:,} entries, but its loss has {max(rows):,}")
+
+    def _settle_dimension(self, key: int, dimension: int) -> None:
+        """Decides which dimension counts the samples of a module, those of its last call included."""
+        mine = self._given[key]
+        if mine.calls[-1].samples in mine.shape[:2]:
+            self._dimensions[key] = dimension
+            mine.calls[-1].samples = mine.shape[dimension]
+
+    def _doubt(self, reason: str, said: str) -> None:
+        self._doubts[reason] = self._doubts.get(reason, (0, ""))[0] + 1, said
+
+    def _name(self, key: int) -> str:
+        root = self._roots.get(key)
+        return type(unwrapped(root)).__name__ if root is not None else "a module"
+
+
+def _divides(samples: int, rows: set[int]) -> bool:
+    return any(each % samples == 0 for each in rows)
+
+
+def _first(given: Any) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """Returns the first tensor of a call and its shape, which is () where it has none."""
+    tensor = None
+    try:
+        tensor = first_tensor(given)
+        return tensor, tuple(map(int, tensor.shape)) if tensor is not None else ()
+    except Exception:  # what it is given is of the program's own class, or a tensor without a shape, as a nested one
+        return tensor, ()
+
+
+def _size(given: Any, dimension: int) -> int:
+    if (listed := _listed(given)) is not None:
+        return listed
+    tensor = first_tensor(given)
+    if tensor is None:
+        return 0
+    if is_vector(tensor):
+        return min(1, tensor.size(0))
+    return int(tensor.size(dimension if dimension < tensor.dim() else 0))
+
+
+def _listed(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> int | None:
+    """Returns the samples of a call whose first argument has one part for each; None if it does not.
+
+    It is a list of pictures, or of other tensors where another argument lists as many, such as their targets, or a
+    packed sequence.
+    """
+    args, kwargs = given
+    first, *others = [*args, *kwargs.values()] or [None]
+    if isinstance(first, PackedSequence):
+        return int(first.batch_sizes[0])
+    if not isinstance(first, (tuple, list)) or not first or not all(isinstance(each, torch.Tensor) for each in first):
+        return None
+    pictures = all(each.dim() == 3 and each.size(0) in COLOURS for each in first)
+    targets = any(isinstance(each, (tuple, list)) and len(each) == len(first) for each in others)
+    return len(first) if pictures or targets else None
+
+
+def _sequences(layer: torch.nn.Module, given: Any) -> tuple[int | None, int] | None:
+    """Returns (length of the sequences, None if unknown; number of them) that a layer is given; None if unknown."""
+    if isinstance(given, PackedSequence):
+        return None, int(given.batch_sizes[0])
+    if not isinstance(given, torch.Tensor):
+        return None
+    if isinstance(layer, torch.nn.RNNCellBase):
+        return (None, int(given.size(0))) if given.dim() == 2 else None
+    if given.dim() != 3:
+        return None
+    length, sequences = given.shape[:2]
+    return (sequences, length) if getattr(layer, "batch_first", False) else (length, sequences)
+
+
+def _rows(loss: Any) -> set[int]:
+    """Returns the first dimensions of what a loss is computed from, as far as operators make one number of it.
+
+    They are in the metadata of its graph; the tensors themselves are not touched.
+    """
+    found: set[int] = set()
+    waiting = [getattr(loss, "grad_fn", None)]
+    for _ in range(MOST_NODES):
+        if not waiting:
+            break
+        for node, number in getattr(waiting.pop(), "next_functions", ()):
+            try:
+                shape = node._input_metadata[number].shape
+            except (AttributeError, IndexError, RuntimeError):  # a leaf, or a release of PyTorch without it
+                continue
+            if prod(shape) == 1:
+                waiting.append(node)
+            else:
+                found.add(int(shape[0]))
+    return found
