@@ -136,7 +136,11 @@ def compare(
             "--null compares nothing, so --fail-on and --html have no effect",
             "leave them out",
         ),
-        (null and assume is not None, "--null measures how runs differ, so --assume has no effect", "leave --assume out"),
+        (
+            null and assume is not None,
+            "--null measures how runs differ, so --assume has no effect",
+            "leave --assume out",
+        ),
         (null and force, "--null compares nothing, so --force has no effect", "leave --force out"),
         (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} output", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
