@@ -222,7 +222,7 @@ class Search:
         if self._chosen is None:
             kept = self._confirmation_runs()
             block = self._screen(known, made["screening"], left - kept) or self._choose(known, left, kept)
-            if block is None and not self._undecided and known.regret > UNDECIDED:
+            if block is None and known.clear_gain and known.regret > UNDECIDED and not self._undecided:
                 self._undecided = True
                 left, kept = self._most() - len(self._runs), self._confirmation_runs()
                 block = self._choose(known, left, kept)
