@@ -45,7 +45,7 @@ elif kind == "threads":
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             both_here.wait()
             for _ in range(5):
-                made = self.inner(batch)
+                made: torch.Tensor = self.inner(batch)
                 time.sleep(0.001)
             return made
 

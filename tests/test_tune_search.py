@@ -241,7 +241,7 @@ def test_a_setting_that_does_not_run_or_is_rejected_is_left_out_with_its_reason(
     reasons = {one.factor: (one.reason, one.detail, one.gain is None) for one in found.dropped}
     assert reasons["setting 0"] == ("does not run", "does not run", True)
     assert reasons["setting 2"] == ("rejected", "the loss differs", True)
-    assert reasons["setting 3"][0] == "no gain"
+    assert reasons["setting 3"][0] == "tie"  # it changes nothing
     tried = {one.combination: one for one in found.tried}
     assert tried[1, 0, 0, 0].rate is None
     assert sum(1 for combination in tried if combination[0]) == 1
