@@ -31,7 +31,7 @@ from gpubench.settings.field import (
 from gpubench.settings.keys import PROGRAM as PROGRAM
 from gpubench.settings.keys import PROGRAM_MEMORY as PROGRAM_MEMORY
 from gpubench.settings.keys import PROGRAM_PROFILE as PROGRAM_PROFILE
-from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
+from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
     CompileMode,
     DataSettings,
