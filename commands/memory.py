@@ -19,7 +19,7 @@ from gpubench.commands.running import (
 )
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
-from gpubench.settings.option import MEASUREMENT, OUTPUT
+from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration

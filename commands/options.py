@@ -18,8 +18,7 @@ from gpubench.commands.plain_help import PlainCommand
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option
-from gpubench.settings.options import options
+from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option, options
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration, Labels

@@ -12,7 +12,7 @@ from gpubench.commands import completion, options, output
 from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
-from gpubench.settings.option import PIPELINE
+from gpubench.settings.options import PIPELINE
 
 if TYPE_CHECKING:
     from gpubench.pipeline.resuming import Finished

@@ -10,7 +10,7 @@ from gpubench.commands.options import INPUT
 from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
-from gpubench.settings.option import MEASUREMENT, OUTPUT
+from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.report.profile_tables import Arrangement

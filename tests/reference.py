@@ -20,7 +20,7 @@ from gpubench.metrics import DEFINITIONS
 from gpubench.settings import schema
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical
-from gpubench.settings.option import Option
+from gpubench.settings.options import Option
 from gpubench.settings.schema import COMMANDS, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RunSettings
 from gpubench.units import listed
 

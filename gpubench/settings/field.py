@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeVar
 
-from gpubench.settings.option import Option
+from gpubench.settings.options import Option
 
 Open = TypeVar("Open", default=None, covariant=True)
 """What else than its type a setting can be that gpubench fills in: None before that, and Never, which has no values,

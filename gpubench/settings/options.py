@@ -1,11 +1,34 @@
-"""The options of settings, of which `python tests/reference.py` makes the rows from the declarations.
+"""How the command line shows the settings that have an option of their own, beside the one by the dotted name.
 
-This table spares the import of the settings, which takes longer than all else that `--help` and completion do.
+`python tests/reference.py` makes the rows at the end from the declarations. They spare the import of the settings, which
+takes longer than all else that `--help` and completion do.
 """
 # ruff: noqa: E501
-# fmt: off
 
-from gpubench.settings.option import Option
+from typing import NamedTuple
+
+MODEL, MEASUREMENT, YOUR_PROGRAM, OUTPUT = "Model and data", "Measurement", "Your program", "Output"
+SAMPLING, PIPELINE = "Sampling", "Pipeline"
+
+
+class Option(NamedTuple):
+    """How the command line shows a setting by its alias, or by its name if it is in no section.
+
+    A declaration leaves out what its field says already: the words of the type, and the description.
+    """
+
+    panel: str
+    """The heading that it stands under in the help."""
+    metavar: str = ""
+    """The placeholder of its value; by default the words that the type consists of. A switch has none."""
+    help: str = ""
+    """A sentence; by default the description without its default."""
+    several: str = ""
+    """How the sentence goes on in a command that measures several values in one table."""
+    found_by: str = ""
+    """The function of `commands.completion` that finds what shells offer; by default the words of the metavar."""
+    is_open: bool = False
+    """Whether a switch that is not set is neither on nor off, and has an option for each."""
 
 
 def options(command: str) -> dict[str, Option]:
@@ -13,6 +36,7 @@ def options(command: str) -> dict[str, Option]:
     return {name: option for name, commands, option in ROWS if command in commands}
 
 
+# fmt: off
 ROWS: list[tuple[str, list[str], Option]] = [
     ('experiment', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune'], Option(panel='Output', metavar='NAME', help='Subdirectory of results that groups runs.', found_by='experiments')),
     ('results', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune'], Option(panel='Output', metavar='DIR', help='Directory for run directories.')),

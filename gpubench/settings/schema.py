@@ -31,7 +31,7 @@ from gpubench.settings.field import (
     untaken,
     workload,
 )
-from gpubench.settings.option import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
+from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
 from gpubench.settings.sections import (
     CompileMode,
     DataSettings,

@@ -22,7 +22,7 @@ from gpubench.settings.field import (
     uncompared,
     workload,
 )
-from gpubench.settings.option import MEASUREMENT, MODEL, Option
+from gpubench.settings.options import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
