@@ -344,6 +344,8 @@ def _metrics(run: RunEvidence, own: KindReport) -> Iterator[Block]:
     if listed:
         yield Paragraph(own.caption(run), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        if run.summary.timed_by:
+            yield Paragraph(f"times are from {run.summary.timed_by}", "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics:
             yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:
