@@ -1,7 +1,7 @@
 """What the probe asks of CUDA devices: marks on their timelines, the times between marks, values, counters and peaks.
 
-No other module of the probe asks a device, but for the uuids in `gpus`. No error of a query reaches the program: `ask` catches it and keeps its text
-in UNANSWERED, for the warnings of the run. Times are then those of the host's clock.
+No other module of the probe asks a device, but for the uuids in `gpus`. No error of a query reaches the program: `ask`
+catches it and keeps its text in UNANSWERED, for the warnings of the run. Times are then those of the host's clock.
 
 The timeline is that of the device that computes the results: the losses of a training, or the outputs of an inference.
 A result depends on what all devices compute for it, so that this device waits for the others.
