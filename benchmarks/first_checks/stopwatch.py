@@ -9,12 +9,14 @@ import bars
 from bars import Bar
 
 from first_checks.here import Failed, Here, Run, within
+from gpubench import units
 
 ROUNDS = 2
 """Fresh processes with and without the probe, in turns."""
 TIME = 0.01
 """The bar for times, as a share of the step."""
 PHASE = 0.02
+MEMORY = 0.01
 PHASES = ("forward", "backward", "optimizer")
 COST = 0.02
 TINY = ("--width=16", "--layers=2", "--steps=40")
@@ -69,6 +71,8 @@ def agreement(what: str, run: Run, own: Any, rank: int = 0) -> Iterator[Bar]:
     if "samples" in own:
         throughput = run.metrics().get("throughput")
         yield deviation(f"{what}: time of a sample", 1 / throughput if throughput else 0.0, time / own["samples"])
+    if "peak" in own:
+        yield peak_memory(what, run.metrics().get("peak_memory_allocated"), own["peak"])
     off = phases_off([step["phases"] for step in steady], within(own["parts"], last))
     if off:
         most = max(off, key=off.__getitem__)
@@ -89,6 +93,15 @@ def deviation(what: str, found: float, own: float, bar: float = TIME) -> Bar:
     """Judges a time by the one that the program's own events give."""
     detail = f"{found * 1e3:.4g} ms, the program's {own * 1e3:.4g} ms"
     return bars.at_most(f"{what}, from the program's own events", abs(found / own - 1), bar, "{:.2%}", detail)
+
+
+def peak_memory(what: str, found: float | None, own: int) -> Bar:
+    """Judges a peak in bytes by what the allocator of the program's own device says."""
+    what = f"{what}: peak memory, from the allocator of the device"
+    if found is None:
+        return bars.holds(what, f"unknown, the program's {units.size(own)}", "known", good=False)
+    detail = f"{units.size(found)}, the program's {units.size(own)}"
+    return bars.at_most(what, abs(found / own - 1), MEMORY, "{:.2%}", detail)
 
 
 def cost(device: str, ratios: Sequence[float]) -> Bar:

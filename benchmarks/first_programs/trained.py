@@ -43,7 +43,8 @@ def main() -> None:
         step()
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] if options.by == "compiled" else None
     warmup = WARMUP if options.by == "graph" else 0
-    own.write(options.output, updates=own.steps + warmup, samples=len(batch), compiled=compiled)
+    facts = {"samples": len(batch), "compiled": compiled, "peak": torch.cuda.max_memory_allocated(device)}
+    own.write(options.output, updates=own.steps + warmup, **facts)
 
 
 def parse() -> argparse.Namespace:

@@ -32,6 +32,7 @@ def first(card: Card) -> tuple[Job, ...]:
             seconds,
             ("--device=cpu", *TINY_MEMORY) if check == "memory" else ("--tiny",),
             fits=check != "memory" or card.simulated or bool(batch),
+            patience=10.0 if card.simulated else 2.0,
             verdicts=True,
         )
         for check, (shows, seconds) in SECONDS.items()
