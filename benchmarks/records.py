@@ -5,7 +5,8 @@ Each benchmark has a JSON file of its own, so that it can be repeated alone.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True):
         return cls(
             f"{cpu.get('model', 'unknown')}, {units.counted(cpu['usable_cores'], 'core')} usable",
             units.size(found["memory"]["total_bytes"]),
-            ", ".join(gpu["name"] for gpu in found["gpus"]) or "none",
+            _gpus([gpu["name"] for gpu in found["gpus"]]) or "none",
             f"{host['os']}, kernel {host['kernel']}{', virtual' * bool(host.get('virtual'))}",
             ", ".join((python, *known)),
             f"{__version__}, {_commit()}",
@@ -62,10 +63,15 @@ class Machine(msgspec.Struct, frozen=True):
         )
 
 
+def _gpus(names: Sequence[str]) -> str:
+    counts = Counter(names)
+    return ", ".join(f"{counts[name]} x {name}" if counts[name] > 1 else name for name in counts)
+
+
 def _driver(found: Mapping[str, Any]) -> str:
-    driver = {f"driver ({name})": version for name, version in found.get("driver", {}).items()}
+    driver = {"driver": found.get("driver", {}).get("version")}
     libraries = {LIBRARIES[name]: version for name, version in found["torch"].items() if name in LIBRARIES}
-    return ", ".join(f"{name} {version}" for name, version in (driver | libraries).items())
+    return ", ".join(f"{name} {version}" for name, version in (driver | libraries).items() if version)
 
 
 def _commit() -> str:

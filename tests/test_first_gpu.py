@@ -104,7 +104,7 @@ def test_a_program_that_fails_without_gpubench_too_shows_nothing_of_it(
 
 def test_one_gpu_leaves_out_what_needs_two_and_says_so(load: Callable[[str], Any], tmp_path: Path) -> None:
     place = load("first_checks.here").Here(tmp_path, ["a GPU"])
-    (bar,) = load("first_checks.ranks").ranks(place)
+    (bar,) = load("first_checks.ranks").check(place)
     assert (bar.verdict, bar.figure) == ("skipped", "one GPU is visible")
 
 
@@ -351,7 +351,6 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
     [
         ("graphs", "graphed", ["make_graphed_callables: updates that are counted"]),
         ("ranks", "ddp", [f"DDP, rank {rank}: updates that are counted" for rank in range(2)]),
-        ("ranks", "pipeline", ["pipe-infer: samples that are bit-identical", "pipe-infer: backend"]),
     ],
 )
 @pytest.mark.gpu

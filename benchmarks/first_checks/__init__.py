@@ -7,21 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from bars import Bar
 
-from first_checks.energy import energy
-from first_checks.faults import faults
-from first_checks.graphs import graphs
+from first_checks import energy, faults, graphs, inference, ranks, stopwatch, tuned
 from first_checks.here import Here
-from first_checks.inference import inference
-from first_checks.ranks import ranks
-from first_checks.stopwatch import stopwatch
-from first_checks.tuned import tuned
 
 CHECKS: Mapping[str, Callable[[Here], Iterator[Bar]]] = {
-    "stopwatch": stopwatch,
-    "graphs": graphs,
-    "energy": energy,
-    "inference": inference,
-    "ranks": ranks,
-    "tuned": tuned,
-    "faults": faults,
+    "stopwatch": stopwatch.check,
+    "graphs": graphs.check,
+    "energy": energy.check,
+    "inference": inference.check,
+    "ranks": ranks.check,
+    "tuned": tuned.check,
+    "faults": faults.check,
 }

@@ -17,7 +17,7 @@ CLOCK = 0.5
 """The least SM clock of a busy GPU, as a share of its highest, for which no reason has to be named."""
 
 
-def energy(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     index = here.gpus[0].index
     if index is None:
         yield bars.skipped("energy and clocks", "NVML does not know this GPU")

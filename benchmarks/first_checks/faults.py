@@ -26,7 +26,7 @@ SHOWN = {
 OPTIONS = ("--repeats=1", "--steps=20", "--training.warmup_steps=10")
 
 
-def faults(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     for fault in ("none", *NAMED):
         if here.wants(fault):
             yield planted(here, fault)

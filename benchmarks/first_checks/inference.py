@@ -13,7 +13,7 @@ LATENCY = 0.02
 """Between the event of the program and that of the probe the host runs Python, while the GPU is idle."""
 
 
-def inference(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     try:
         run, own = here.measured("served.py", *(TINY if here.tiny else ()), options=("--inference",))
     except Failed as failed:

@@ -14,7 +14,7 @@ RANKS = 2
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
 
 
-def ranks(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     if len(here.gpus) < 2:
         yield bars.skipped("two ranks over NCCL", "one GPU is visible")
         return

@@ -22,7 +22,7 @@ COST = 0.02
 TINY = ("--width=16", "--layers=2", "--steps=40")
 
 
-def stopwatch(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     names = [f"cuda:{number}" for number in sorted({0, len(here.gpus) - 1})]
     for name in names:
         if here.wants(name):

@@ -18,7 +18,7 @@ GAIN = 0.1
 BUDGET = "2m"
 
 
-def tuned(here: Here) -> Iterator[Bar]:
+def check(here: Here) -> Iterator[Bar]:
     size = TINY if here.tiny else ("--seconds=1.5",)
     try:
         before, after = (median(here.alone("trained.py", *size, *more)["totals"]) for more in ((), ("--tf32",)))

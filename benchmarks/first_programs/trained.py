@@ -1,6 +1,6 @@
 """A program that trains on the device that it is told, without `set_device`, and times itself.
 
-    python trained.py OUTPUT [--device cuda:1] [--by eager|graph|graphed|compiled] [--seconds 3]
+    python trained.py OUTPUT [--device cuda:1] [--by eager|graph|graphed|compiled] [--seconds 2]
 
 `--by` says how a step is issued: by operators, as one CUDA graph of the whole step by the recipe of PyTorch's
 documentation, by `torch.cuda.make_graphed_callables`, or by `torch.compile` in the mode "reduce-overhead".
@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--by", choices=("eager", "graph", "graphed", "compiled"), default="eager")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=2048, help="of the layers, and of the batch")
-    parser.add_argument("--seconds", type=float, default=3.0, help="to issue steps for")
+    parser.add_argument("--seconds", type=float, default=2.0, help="to issue steps for")
     parser.add_argument("--steps", type=int, default=10_000, help="at most so many")
     parser.add_argument("--tf32", action="store_true")
     return parser.parse_args()

@@ -4,13 +4,13 @@ from gpu_jobs.card import Card
 from gpu_jobs.job import RUNS, Job
 
 SECONDS = {
-    "stopwatch": ("a program on the first and on the last GPU, by its own events and by gpubench", 65.0),
-    "graphs": ("programs that replay CUDA graphs: their own, make_graphed_callables, reduce-overhead", 55.0),
+    "stopwatch": ("a program on the first and on the last GPU, by its own events and by gpubench", 60.0),
+    "graphs": ("programs that replay CUDA graphs: their own, make_graphed_callables, reduce-overhead", 50.0),
     "energy": ("the energy counter against the sampled power, and the clocks under load", 20.0),
     "inference": ("the latency of a model that answers requests", 15.0),
     "ranks": ("DDP and a pipeline over NCCL on two GPUs", 45.0),
     "memory": ("a prediction of memory against what the allocator takes", 35.0),
-    "faults": ("faults that profile has to name", 75.0),
+    "faults": ("faults that profile has to name", 85.0),
     "tuned": ("a search of two minutes, with TF32 to be found and proved", 145.0),
 }
 """By check: what it shows, and how long it should take on an H100."""
