@@ -27,6 +27,7 @@ models on the CPU, to show that the suite itself works.
 import argparse
 import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -222,4 +223,5 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no job outlives the suite
     sys.exit(main())

@@ -12,6 +12,8 @@ import pytest
 import torch
 from running import PATIENCE, environment
 
+from gpubench.devices import Gpu
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 STEP, PEAK = 0.01, 10**9
 
@@ -106,6 +108,23 @@ def test_one_gpu_leaves_out_what_needs_two_and_says_so(load: Callable[[str], Any
     place = load("first_checks.here").Here(tmp_path, ["a GPU"])
     (bar,) = load("first_checks.ranks").check(place)
     assert (bar.verdict, bar.figure) == ("skipped", "one GPU is visible")
+
+
+AMD = Gpu(None, "AMD gfx942", "", None, None)
+"""As the kernel tells of it: NVML does not know it, and only HIP its memory."""
+
+
+def test_an_amd_gpu_is_sized_by_what_torch_tells_and_has_no_energy_counter(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card = load("gpu_jobs.card")
+    monkeypatch.setattr(card, "visible_gpus", lambda: [AMD])
+    monkeypatch.setattr(card, "_by_torch", lambda: 192 * 2**30)
+    found = card.Card.here()
+    assert (str(found), found.slug) == ("AMD gfx942, 192.0 GiB", "amd-gfx942")
+    assert all(job.fits for group in load("gpu_jobs").groups(found) for job in group.jobs)
+    (bar,) = load("first_checks.energy").check(load("first_checks.here").Here(tmp_path, [AMD]))
+    assert (bar.verdict, bar.figure) == ("skipped", "NVML does not know this GPU")
 
 
 @pytest.mark.parametrize("check", ["stopwatch", "graphs", "energy", "inference", "ranks", "tuned", "faults"])

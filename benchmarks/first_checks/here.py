@@ -15,6 +15,7 @@ from gpubench.tuning.result import FILE, Tuning, read
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "first_programs"
 PATIENCE = 150.0  # seconds for one process, of which some compile
+CLEANING = 8.0  # seconds in which an interrupted process may clean up, less than those that its check has
 WORDS = 200  # characters of the reason for a failure
 
 
@@ -80,7 +81,7 @@ class Here:
 
 def _run(command: Sequence[str], folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    ended = run_for(command, PATIENCE, folder, environment, together=True)
+    ended = run_for(command, PATIENCE, folder, environment, together=True, patience=CLEANING)
     if ended.code is None:
         raise Failed(f"not done after {PATIENCE:.0f} s")
     if ended.code:
