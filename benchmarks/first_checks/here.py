@@ -15,6 +15,7 @@ from gpubench.tuning.result import FILE, Tuning, read
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "first_programs"
 PATIENCE = 150.0  # seconds for one process, of which some compile
+SEARCH = 240.0  # and for a search, which has a budget of its own
 CLEANING = 8.0  # seconds in which an interrupted process may clean up, less than those that its check has
 WORDS = 200  # characters of the reason for a failure
 
@@ -56,18 +57,18 @@ class Here:
     def searched(self, program: str, *arguments: str, options: Sequence[str]) -> Tuning:
         """Returns what a search for the fastest settings of a program found. Raises Failed."""
         command = self._program(program, self._place("searched"), arguments)
-        results = self._call("tune", *options, program=command)
+        results = self._call("tune", *options, program=command, limit=SEARCH)
         return read(max(results.glob(f"*/{FILE}")).parent)
 
     def run(self, command: str, *options: str, program: Sequence[str] = ()) -> "Run":
         """Returns the run of a command of gpubench. Raises Failed."""
         return Run(max(self._call(command, *options, program=program).glob("*/*/run.json")).parent)
 
-    def _call(self, command: str, *options: str, program: Sequence[str]) -> Path:
+    def _call(self, command: str, *options: str, program: Sequence[str], limit: float = PATIENCE) -> Path:
         """Runs a command of gpubench, and returns its folder of results. Raises Failed."""
         results = self._place(command)
         called = [sys.executable, "-m", "gpubench", command, "--quiet", "--results", str(results)]
-        _run([*called, *options, *(("--", *program) if program else ())], self.root)
+        _run([*called, *options, *(("--", *program) if program else ())], self.root, limit)
         return results
 
     def _program(self, name: str, output: Path, arguments: Sequence[str]) -> list[str]:
@@ -79,11 +80,11 @@ class Here:
         return self.folder / f"{name}-{sum(1 for _ in self.folder.iterdir())}"
 
 
-def _run(command: Sequence[str], folder: Path) -> None:
+def _run(command: Sequence[str], folder: Path, limit: float = PATIENCE) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    ended = run_for(command, PATIENCE, folder, environment, together=True, patience=CLEANING)
+    ended = run_for(command, limit, folder, environment, together=True, patience=CLEANING)
     if ended.code is None:
-        raise Failed(f"not done after {PATIENCE:.0f} s")
+        raise Failed(f"not done after {limit:.0f} s")
     if ended.code:
         raise Failed(last_words(ended.printed)[:WORDS] or f"exit code {ended.code}")
 
