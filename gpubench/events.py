@@ -421,6 +421,10 @@ class RepeatDone(Event, frozen=True):
     """None for inference."""
     samples_from: Words = ""
     """What the samples of a program of the user are; empty if they are unknown, or those of gpubench's own loop."""
+    timed_by: Words = ""
+    """What the times of a program of the user are from, which uses GPUs; empty for one that uses none."""
+    unanswered: Annotated[dict[Name, Words], FEW] = {}
+    """The errors of queries of a device that failed in a program of the user, by the query."""
 
 
 class TraceRecorded(Event, frozen=True):

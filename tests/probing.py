@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,13 @@ def probed(
     follow: int | None = None,
     leaves: bool = False,
     seconds: float | None = None,
+    probe: type[Probe] = Probe,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
     `profiling` are the settings of a repeat that is recorded; None for one that is measured. `follow` is the number of
     steps whose memory is followed; None if it is not. `leaves` means that the host is gone after the handshake.
-    `seconds` is the time for the steps, instead of their number.
+    `seconds` is the time for the steps, instead of their number. `probe` is that of training or of inference.
     """
     address = str(folder / "host")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -75,7 +77,8 @@ def probed(
         listener.listen()
         child = os.fork()
         if not child:
-            os._exit(run_probed(address, loop, treatments, follows=follow is not None))
+            kind = partial(probe, follows=True) if follow is not None else probe
+            os._exit(run_probed(address, loop, treatments, kind))
         found: list[dict[str, Any]] = []
         serving = threading.Thread(
             target=_serve, args=(listener, None if seconds else steps, seconds, profiling, follow, leaves, found)
@@ -88,10 +91,13 @@ def probed(
 
 
 def run_probed(
-    address: str, loop: Callable[[], object], treatments: dict[str, Any] | None = None, *, follows: bool = False
+    address: str,
+    loop: Callable[[], object],
+    treatments: dict[str, Any] | None = None,
+    kind: Callable[[str, dict[str, Any]], Probe] = Probe,
 ) -> int:
     torch.set_num_threads(1)
-    probe = Probe(address, treatments or {}, follows=follows)
+    probe = kind(address, treatments or {})
     probe.install()
     code = 0
     try:
@@ -101,7 +107,7 @@ def run_probed(
     except BaseException:  # the fork must never return to pytest
         traceback.print_exc()
         code = 1
-    if follows or (probe._host and not code):
+    if probe._following or (probe._host and not code):
         probe._leave()  # in a process of its own, an exit handler does this
     return code
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .device import counters
 from .modules import named_modules, own_buffers, own_parameters
 
 PASS = ("forward", "loss", "backward")
@@ -203,19 +204,8 @@ class Ledger:
 
     def _read(self) -> None:
         """Reads the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
-        if self._device.type != "cuda":
-            return
-        where = self._device if self._device.index is not None else None
-        self._readings.append(
-            (
-                self._position,
-                torch.cuda.memory_allocated(where),
-                torch.cuda.memory_reserved(where),
-                torch.cuda.max_memory_allocated(where),
-                torch.cuda.max_memory_reserved(where),
-            )
-        )
-        torch.cuda.reset_peak_memory_stats(where)
+        if found := counters(self._device):
+            self._readings.append((self._position, *found))
 
     def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
         """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory here.

@@ -24,7 +24,7 @@ from torch.utils.data import dataloader, get_worker_info
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
 from .modules import parameters_of
-from .observed import autocast_of
+from .observed import autocast_of, device_of
 from .timeline import LONGEST_PERIOD, Part
 from .treatments import compiled_graphs, is_compiling, stand_in, unwrapped
 
@@ -70,6 +70,7 @@ class CallProbe(Probe):
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(torch.nn.Module, "train", self._change_mode)
+        self._graphs_of_cuda.install()
         self._search()
 
     # What stands in for the functions of torch; `call` is the original.
@@ -121,7 +122,9 @@ class CallProbe(Probe):
             if self._thread != threading.get_ident():  # the waits of this thread are measured from now on
                 self._timeline.leave_all_but(0)
                 self._thread = threading.get_ident()
-            if self._interrupted:
+            timing = self._timeline.timing
+            timing.expect(parameters_of(module))
+            if self._interrupted and not self._captured:
                 self._timeline.restart()
                 self._interrupted = False
             part = self._timeline.part
@@ -131,12 +134,23 @@ class CallProbe(Probe):
                 self._model = self._model or type(unwrapped(module)).__name__
             with self._timeline.phase(FORWARD):
                 result = self._treatments.call(call, module, args, kwargs)
-            self._end_call(module)
+                if device := device_of(result):
+                    timing.result(device)
+            if self._captured:
+                self._capture(self._captured, module)
+            else:
+                self._end_call(module)
             self._searches -= 1
             self._search()
             return result
         finally:
             self._calling.release()
+
+    _phase_of_replays = FORWARD
+
+    def _replayed(self, module: Any) -> None:
+        """Takes up a call by a replay."""
+        self._end_call(module)
 
     # What they share.
 
@@ -172,7 +186,7 @@ class CallProbe(Probe):
     def _described(self, parts: list[Part], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
         """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
-        return super()._described(parts, number, self._host.unix(parts[0].marks[0][1].ns), held=held)
+        return super()._described(parts, number, self._host.unix(parts[0].began), held=held)
 
     def _samples_of(self, parts: list[Part]) -> int:
         if self._samples is not None:

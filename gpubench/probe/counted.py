@@ -38,6 +38,11 @@ class Counted:
         self._forwarded += samples
         return samples
 
+    def add(self, other: Counted) -> None:
+        """Counts the passes that `other` has counted."""
+        self.passes += other.passes
+        self._forwarded += other._forwarded
+
     def update(self, optimizer: Any) -> None:
         """Counts what an update of the optimizer has changed: the parameters that have a gradient.
 

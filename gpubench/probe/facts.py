@@ -77,17 +77,7 @@ def recordable(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def peak_memory() -> dict[str, int | None]:
-    """Returns the peaks of this process so far as the fields of `gpubench.events.RepeatDone`, in bytes."""
-    used = torch.cuda.is_initialized()
-    return {
-        "peak_allocated": torch.cuda.max_memory_allocated() if used else None,
-        "peak_reserved": torch.cuda.max_memory_reserved() if used else None,
-        "peak_rss": _peak_rss(),
-    }
-
-
-def _peak_rss() -> int:
+def peak_rss() -> int:
     """Returns the peak of the resident memory. getrusage would include that of the process that started this one."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():

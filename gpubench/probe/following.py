@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data._utils import worker
 
 from .allocations import Ledger, Unreadable, keeps_storages, owners_in, tensors
+from .device import UNANSWERED, about
 from .host import Host
 from .modules import named_modules, own_buffers, own_parameters
 from .timeline import EVALUATION, OTHER, period
@@ -192,8 +193,8 @@ class Following(TorchDispatchMode):
         device = max(found, key=lambda one: found[one])
         rounds = period(hash(tuple(each)) for each in self._optimizers)
         history = self._ledgers[device].document(rounds, NAMES)
+        document = {**about(device), "history": history, "rank": host.rank}
         history["notes"] = list(self._notes(device, found, wanted))
-        document = {**_about(device), "history": history, "rank": host.rank}
         data = dumps(document, separators=(",", ":")).encode()
         for start in range(0, len(data), CHUNK):
             piece = base64.b64encode(data[start : start + CHUNK]).decode()
@@ -210,6 +211,8 @@ class Following(TorchDispatchMode):
                 yield f"{other} was used too, with up to {peak / 2**20:,.1f} MiB"
         if self._unreadable:
             yield f"PyTorch does not show the memory of {self._unreadable}, which the program uses"
+        for query, error in UNANSWERED.items():
+            yield f"PyTorch could not tell {query}: {error}"
         if self._ledgers[device].count >= MOST:
             yield f"only the first {MOST:,} allocations were recorded"
 
@@ -302,19 +305,6 @@ class Following(TorchDispatchMode):
     def _compile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._compiles = True
         return call(*args, **kwargs)
-
-
-def _about(device: torch.device) -> dict[str, Any]:
-    """Returns what is known about a device, with the fields of `gpubench.memory.history.DeviceHistory`."""
-    if device.type != "cuda":
-        return {"device": -1, "name": device.type}
-    free, capacity = torch.cuda.mem_get_info(device)
-    return {
-        "device": device.index,
-        "name": torch.cuda.get_device_name(device),
-        "capacity": capacity,
-        "other": max(0, capacity - free - torch.cuda.memory_reserved(device)),
-    }
 
 
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.__file__))

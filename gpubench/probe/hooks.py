@@ -33,7 +33,8 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, Batches, in_words
 from .counted import BY_HAND, Counted
-from .facts import facts, open_store, peak_memory, place
+from .facts import facts, open_store, peak_rss, place
+from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .modules import parameters_of
@@ -126,6 +127,9 @@ class Probe:
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
+        self._graphs_of_cuda = Graphs(self._begin_capture, self._end_capture, self._replay)
+        self._captured: Captured | None = None
+        """What is being captured in a CUDA graph."""
         self._thread = 0
         self._choosing = threading.Lock()
         """Held while the thread to measure is chosen; `_chosen` says that it has been."""
@@ -214,6 +218,7 @@ class Probe:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
             stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
+        self._graphs_of_cuda.install()
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(optimizers.Optimizer, "zero_grad", self._zero_gradients)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -237,6 +242,7 @@ class Probe:
 
     def _make_optimizer(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
         call(optimizer, *args, **kwargs)
+        self._timeline.timing.expect(each for group in optimizer.param_groups for each in group["params"])
         if isinstance(optimizer, Hashable):
             self._made[optimizer] = self._places.here()
 
@@ -373,15 +379,19 @@ class Probe:
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
-        if self._counted.by_hand and not known:
+        if self._counted.by_hand and not known and not self._captured:
             self._end_part(BY_HAND)
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
             return call(optimizer, *args, **kwargs)
         self._forget_set_up()
-        with self._timeline.phase(ZERO_GRAD if self._following else OPTIMIZER):
+        frees = args[0] if args else kwargs.get("set_to_none", True)
+        self._timeline.enter(ZERO_GRAD if self._following else OPTIMIZER, on_host=frees)
+        try:
             return call(optimizer, *args, **kwargs)
+        finally:
+            self._timeline.leave(on_host=frees)
 
     def _scale(self, call: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         scaled = call(scaler, outputs)
@@ -395,7 +405,9 @@ class Probe:
         updates = self._updates
         with self._timeline.phase(OPTIMIZER):
             found = call(scaler, optimizer, *args, **kwargs)
-        if self._updates == updates:  # the gradients have infinities, so that the optimizer was not called
+        if (
+            self._updates == updates and not self._captured
+        ):  # the gradients have infinities, so that the optimizer was not called
             self._end_part(optimizer, skipped=True)
         return found
 
@@ -442,11 +454,85 @@ class Probe:
             if self._following:
                 self._following.updated(optimizer)
             self._timeline.leave()
+            if self._captured:
+                self._capture(self._captured, optimizer)
+                return
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
-            self._updates += 1
-            self._counted.last = self._wanted is not None and self._timeline.complete + 1 >= self._wanted
-            self._counted.update(optimizer)
-            self._end_part(optimizer)
+            self._update(optimizer)
+
+    def _update(self, optimizer: Any) -> None:
+        self._updates += 1
+        self._counted.last = self._wanted is not None and self._timeline.complete + 1 >= self._wanted
+        self._counted.update(optimizer)
+        self._end_part(optimizer)
+
+    # The CUDA graphs of the program.
+
+    def _begin_capture(self) -> Captured | None:
+        """Sets aside what the program has done until a capture."""
+        if not self._watches() or self._captured or self._following:
+            return None
+        timeline = self._timeline
+        depth = timeline.depth
+        timeline.enter(GRAPH_CAPTURE)
+        self._captured = Captured(timeline.replace(Part([])), self._drawn, self._counted, depth)
+        self._drawn, self._counted = Batches(), Counted()
+        return self._captured
+
+    def _end_capture(self, captured: Captured) -> None:
+        self._timeline.leave_all_but(captured.depth + 1)
+        assert captured.aside
+        part, self._drawn, counted = captured.aside
+        captured.rest = Computed(None, self._timeline.replace(part), self._counted)
+        self._counted, captured.aside, self._captured = counted, None, None
+        self._timeline.leave()
+
+    def _capture(self, captured: Captured, owner: Any) -> None:
+        """Takes up an update that is captured, or a call of inference."""
+        part = self._timeline.replace(Part([]))
+        if part.first in part.given:
+            part.forwarded = self._counted_in(part, owner).samples
+            part.given.clear()
+        captured.updates.append(Computed(owner, part, self._counted))
+        self._counted = Counted()
+
+    def _replay(self, captured: Captured, call: Callable[[], Any]) -> Any:
+        """Replays a graph. Its updates are those of as many steps, each with an equal share of the time."""
+        timeline = self._timeline
+        if not self._watches() or self._following or timeline.is_in(FORWARD) or timeline.is_in(BACKWARD):
+            return call()
+        self._forget_set_up()
+        with timeline.phase(self._phase_of_replays):
+            result = call()
+        whole = timeline.part
+        whole.updates = max(1, len(captured.updates))
+        for computed in captured.updates:
+            if timeline.part is not whole:
+                timeline.part.whole = whole
+            self._take_up(captured, computed)
+            self._replayed(computed.owner)
+        if captured.rest and captured.rest.counted.passes:
+            self._take_up(captured, captured.rest)
+            self._end_pass()
+        return result
+
+    _phase_of_replays = GRAPH_REPLAY
+
+    def _replayed(self, optimizer: Any) -> None:
+        """Takes up an update by a replay."""
+        self._update(optimizer)
+
+    def _take_up(self, captured: Captured, computed: Computed) -> None:
+        """Takes up what a replay has computed for an update."""
+        part, done = self._timeline.part, computed.part
+        if computed.counted.passes and self._drawn.settle(part):
+            self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
+            self._timeline.rebase(OTHER)
+        self._counted.add(computed.counted)
+        part.first = part.first or done.first
+        part.forwarded += done.forwarded if part.first == done.first else 0
+        part.losses += done.losses
+        part.replay = captured, captured.replays
 
     # What they share.
 
@@ -583,6 +669,8 @@ class Probe:
         self._treatments.draw(sampler)
 
     def _keep_loss(self, loss: Any) -> None:
+        if isinstance(loss, torch.Tensor):
+            self._timeline.timing.result(loss.device)
         if self._following:  # it would find its own reference among what the program keeps
             return
         result, unscaled = self._scaled.pop(id(loss), (None, None))
@@ -910,7 +998,7 @@ class Probe:
             "time": time,
             "total": sum(phases.values()),
             "phases": phases,
-            "host": (parts[-1].marks[-1][1].ns - parts[0].marks[0][1].ns) / 1e9,
+            "host": (parts[-1].ended - parts[0].began) / 1e9,
             "samples": self._samples_of(parts),
             "loss": None if loss == inf else loss,
             "not_finite": loss == inf,
@@ -954,7 +1042,8 @@ class Probe:
                 wall=wall,
                 work=self._counted.found(),
                 samples_from=self._samples_from()[:1000],
-                **peak_memory(),
+                peak_rss=peak_rss(),
+                **self._timeline.timing.facts(),
             )
         self._host.put("done")
         self._host.flush()

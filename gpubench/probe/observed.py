@@ -225,6 +225,15 @@ def first_tensor(batch: Any, depth: int = 3) -> torch.Tensor | None:
     return None
 
 
+def device_of(result: Any) -> torch.device | None:
+    """Returns the device of the first tensor in a result; None without one."""
+    try:
+        tensor = first_tensor(result)
+    except Exception:  # the result is of the program's own class
+        return None
+    return None if tensor is None else tensor.device
+
+
 def is_vector(tensor: torch.Tensor | None) -> bool:
     """Returns whether a tensor is a vector of real numbers. One of whole numbers is a batch of indices."""
     return tensor is not None and tensor.dim() == 1 and tensor.is_floating_point()

@@ -1,8 +1,7 @@
 """Turns the marks that the hooks set into steps, without waiting for the device.
 
-A mark holds the host's time and, in a process that uses CUDA, an event on the current stream. Phases nest: a forward
-pass inside of an optimizer's closure counts as forward. Each update of an optimizer ends a part of the loop. Which
-parts make a step is decided by `rhythm`.
+Marks are those of `device`. Phases nest: a forward pass inside of an optimizer's closure counts as forward. Each update
+of an optimizer ends a part of the loop. Which parts make a step is decided by `rhythm`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import math
 import sys
 from collections import deque
 from dataclasses import dataclass, field
-from time import monotonic_ns
-from typing import Any, Callable, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
+from .device import Mark as Mark
+from .device import Point, Timing, ns_of
 from .rhythm import Rhythm
 
 OTHER, EVALUATION = "other", "evaluation"
@@ -23,15 +23,6 @@ LEFT = ""
 """Stands for a phase that ended before the phases inside of it."""
 LONGEST_PERIOD = 16
 """The largest length of a sequence for which `period` looks."""
-LARGEST = 1e60
-"""The largest loss that is sent, so that the sum of many is finite. A larger one counts as not finite."""
-
-
-class Mark(NamedTuple):
-    """A point in time: `ns` by `time.monotonic_ns`, and on the device's timeline if there is an event."""
-
-    ns: int
-    event: Any = None
 
 
 @dataclass
@@ -51,7 +42,7 @@ class Given:
 class Part:
     """The loop from one update of an optimizer to the next. The last mark is the first one of the next part."""
 
-    marks: list[tuple[str, Mark]]
+    marks: list[tuple[str, Point]]
     optimizer: int = 0
     """The identity of the optimizer whose update ends the part."""
     losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
@@ -72,58 +63,24 @@ class Part:
     device_idle: bool | None = None
     """Whether the device was idle when the part began; None without a device."""
 
+    replay: tuple[Any, int] | None = None
+    """The graph whose replay has computed the losses, with the number of its replays: its last one overwrites them."""
+    updates: int = 1
+    """The number of updates that a graph has made at the end of the part, each of which has a share of its time."""
+    whole: Part | None = None
+    """The part that the update of this one has a share of."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """The time of the phases in seconds, where other updates have a share of it."""
 
-class Clock:
-    """Sets marks, and reads the times between them."""
+    @property
+    def began(self) -> int:
+        """When it began, by `time.monotonic_ns`."""
+        return ns_of(self.marks[0][1])
 
-    def __init__(self) -> None:
-        self._spare: list[Any] = []
-        self._stream: Any = None
-
-    def mark(self) -> Mark:
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-            return Mark(monotonic_ns())
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return Mark(monotonic_ns(), event)
-
-    def release(self, mark: Mark) -> None:
-        """Allows the event of a mark to be reused."""
-        if mark.event is not None:
-            self._spare.append(mark.event)
-
-    @staticmethod
-    def passed(mark: Mark) -> bool:
-        return mark.event is None or bool(mark.event.query())
-
-    @staticmethod
-    def add_seconds(marks: list[tuple[str, Mark]], phases: dict[str, float]) -> None:
-        """Adds the duration of each phase: on the device if all marks have an event, and otherwise on the host."""
-        on_device = marks[0][1].event is not None and all(mark.event is not None for _, mark in marks)
-        phase, start = marks[0]
-        for following, end in marks[1:]:
-            seconds = start.event.elapsed_time(end.event) / 1e3 if on_device else (end.ns - start.ns) / 1e9
-            phases[phase] = phases.get(phase, 0.0) + seconds
-            phase, start = following, end
-
-    def read(self, values: list[torch.Tensor]) -> list[float | None]:
-        """Returns the values of scalars that the device has computed; None for those that cannot be read.
-
-        A value that is not finite is infinite.
-        """
-        if not any(value.is_cuda for value in values):
-            return [_item(value) for value in values]
-        self._stream = self._stream or torch.cuda.Stream(priority=-1)  # does not wait for later work
-        with torch.cuda.stream(self._stream):
-            return [_item(value) for value in values]
-
-
-def _item(value: torch.Tensor) -> float | None:
-    try:
-        number = float(value.item())
-    except RuntimeError:  # the output of a CUDA graph that has been replayed since
-        return None
-    return number if abs(number) <= LARGEST else math.inf
+    @property
+    def ended(self) -> int:
+        """When it ended, by `time.monotonic_ns`."""
+        return ns_of(self.marks[-1][1])
 
 
 class Phase:
@@ -146,7 +103,7 @@ class Timeline:
     def __init__(self, watch: Callable[[str], object] | None = None) -> None:
         """`watch` is called with the name of each phase that begins or goes on."""
         self._watch = watch
-        self._clock = Clock()
+        self.timing = Timing()
         self._open: list[str] = []
         self._phases: dict[str, Phase] = {}
         self._parts: deque[Part] = deque()
@@ -157,15 +114,15 @@ class Timeline:
         """The host's time of the first mark in nanoseconds; 0 before it."""
         self.ended = 0
         """The number of parts so far."""
-        self._dropped: list[tuple[Mark, Mark]] = []
+        self._dropped: list[tuple[Point, Point]] = []
         """The beginnings and the ends of the times that belong to no part."""
 
     @property
     def part(self) -> Part:
         """The current part. The first one begins with its first use."""
         if self._part is None:
-            mark = self._clock.mark()
-            self.began = mark.ns
+            mark = self.timing.mark()
+            self.began = ns_of(mark)
             self._part = Part([(self.base, mark)])
         return self._part
 
@@ -179,22 +136,24 @@ class Timeline:
             self._phases[name] = Phase(self, name)
         return self._phases[name]
 
-    def enter(self, phase: str) -> None:
-        """Begins a phase, inside of the current one if there is one."""
+    def enter(self, phase: str, *, on_host: bool = False) -> None:
+        """Begins a phase inside of the current one. One that is `on_host` issues nothing to a device."""
+        timing = self.timing
         part = self._part or self.part  # the property alone would take longer, at every border of every step
-        part.marks.append((phase, self._clock.mark()))
+        part.marks.append((phase, timing.now() if on_host else timing.mark()))
         self._open.append(phase)
         if self._watch:
             self._watch(phase)
 
-    def leave(self) -> None:
+    def leave(self, *, on_host: bool = False) -> None:
         """Ends the phase that was entered last."""
         if self._open:
             self._open.pop()
         while self._open and self._open[-1] == LEFT:
             self._open.pop()
         phase = self._open[-1] if self._open else self.base
-        (self._part or self.part).marks.append((phase, self._clock.mark()))
+        timing = self.timing
+        (self._part or self.part).marks.append((phase, timing.now() if on_host else timing.mark()))
         if self._watch:
             self._watch(phase)
 
@@ -230,25 +189,27 @@ class Timeline:
         if base != self.base:
             self.base = base
             if not self._open:
-                self.part.marks.append((base, self._clock.mark()))
+                self.part.marks.append((base, self.timing.mark()))
 
     def divide(self) -> int:
         """Sets a mark within the time outside of all phases. Returns the number of marks before it."""
         marks = self.part.marks
         if not self._open:
-            marks.append((self.base, self._clock.mark()))
+            marks.append((self.base, self.timing.mark()))
         return len(marks) - 1
 
     def end_part(self, optimizer: int, *, skipped: bool = False, alone: bool = True) -> None:
-        """Ends the current part with an update of `optimizer`, or with its place where the scaler has skipped it.
+        """Ends the current part at its last mark: with an update of `optimizer`, or one that the scaler has skipped.
 
         `alone` means that the program has made no other optimizer.
         """
-        part, before = self.part, self.part.marks[-1][1]
-        idle = self._clock.passed(before) if before.event is not None else None
-        mark = self._clock.mark()
+        part, timing = self.part, self.timing
+        mark = part.marks[-1][1]
+        idle = timing.passed([mark]) if isinstance(mark, Mark) else None
+        timing.end_part()
         part.optimizer, part.skipped = optimizer, skipped
-        part.marks.append(("end", mark))
+        if len(part.marks) == 1:
+            part.marks.append(("end", mark))
         self._parts.append(part)
         self.ended += 1
         self.rhythm.add(optimizer, alone=alone)
@@ -256,12 +217,17 @@ class Timeline:
 
     def restart(self) -> None:
         """Begins the current part again, now: the time since the last part belongs to none."""
-        mark = self._clock.mark()
+        mark = self.timing.mark()
         if self.ended:
             self._dropped.append((self.part.marks[0][1], mark))
         else:
-            self.began = mark.ns
+            self.began = ns_of(mark)
         self._part = Part([(self._open[-1] if self._open else self.base, mark)])
+
+    def replace(self, part: Part) -> Part:
+        """Makes another part the current one, without a mark. Returns the one that was."""
+        before, self._part = self.part, part
+        return before
 
     @property
     def complete(self) -> int:
@@ -270,14 +236,14 @@ class Timeline:
 
     def held(self) -> list[float]:
         """Returns the host's times of the parts so far in seconds, while it is unknown which ones make a step."""
-        return [(part.marks[-1][1].ns - part.marks[0][1].ns) / 1e9 for part in self._parts]
+        return [(part.ended - part.began) / 1e9 for part in self._parts]
 
     def steps(self, *, ended: bool = False) -> Iterator[list[Part]]:
         """Yields the steps that the device has finished since the last call; `ended` after the last one."""
         if ended:
             self.rhythm.end()
         sizes = self.rhythm.steps
-        while sizes and self._clock.passed(self._parts[sizes[0] - 1].marks[-1][1]):
+        while sizes and self._passed(self._parts[place] for place in range(sizes[0])):
             yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
     def pending(self) -> Iterator[list[Part]]:
@@ -285,18 +251,21 @@ class Timeline:
         first = sum(self.rhythm.steps)
         for size in self.rhythm.pending():
             parts = [self._parts[place] for place in range(first, first + size)]
-            if not self._clock.passed(parts[-1].marks[-1][1]):
+            if not self._passed(parts):
                 return
             yield parts
             first += size
+
+    def _passed(self, parts: Iterable[Part]) -> bool:
+        return self.timing.passed(mark for part in parts for _, mark in part.marks)
 
     def keep(self, steps: int) -> None:
         """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
         for _ in range(self.rhythm.keep(steps)):
             self._part = self._parts.pop()
             self.ended -= 1
-        last = self.part.marks[0][1]
-        self._dropped = [(start, end) for start, end in self._dropped if start.ns < last.ns]
+        last = self.part.began
+        self._dropped = [(start, end) for start, end in self._dropped if ns_of(start) < last]
 
     def measure(self, step: list[Part], *, held: bool = False) -> tuple[dict[str, float], float | None, bool]:
         """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
@@ -306,37 +275,40 @@ class Timeline:
         of updates that are still `held` can be measured again.
         """
         phases: dict[str, float] = {}
+        timing = self.timing
         for part in step:
-            self._clock.add_seconds(part.marks, phases)
-            for _, mark in (
-                part.marks[:-1] if part.marks[0][1].event and not held else ()
-            ):  # the last one is the first one of the next part
-                self._clock.release(mark)
+            part.phases = {}
+            place = timing.add_seconds(part.marks, part.phases)
+            for source in (part, part.whole) if part.whole else (part,):
+                for phase, seconds in source.phases.items():
+                    phases[phase] = phases.get(phase, 0.0) + seconds / source.updates
+            if not held:
+                timing.measured(place)
+                for _, mark in part.marks:
+                    if mark is not part.marks[-1][1]:  # which is the first one of the next part
+                        timing.release(mark)
         losses = [loss for part in step for loss, _ in part.losses]
         infinities = [part.infinities for part in step if part.infinities is not None]
-        values = self._clock.read(losses + infinities)
+        values = timing.read(losses + infinities)
         known = [value for value in values[: len(losses)] if value is not None]
-        unchanged = all(loss._version == version for part in step for loss, version in part.losses)
+        unchanged = all(
+            loss._version == version and (part.replay is None or part.replay[0].replays == part.replay[1])
+            for part in step
+            for loss, version in part.losses
+        )
         loss = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
         return phases, loss, any(part.skipped for part in step) or any(values[len(losses) :])
 
     def end(self) -> float:
         """Waits for the device, and returns the time from the first part to the end of the last one in seconds."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        now, last = self._clock.mark(), self.part.marks[0][1]
-        dropped = sum(_seconds(start, end) for start, end in self._dropped)
-        if now.event is None or last.event is None:
-            return (last.ns - self.began) / 1e9 - dropped
-        now.event.synchronize()
-        return (now.ns - self.began) / 1e9 - float(last.event.elapsed_time(now.event)) / 1e3 - dropped
-
-
-def _seconds(start: Mark, end: Mark) -> float:
-    """Returns the time between two passed marks: on the device if both have an event, and otherwise on the host."""
-    if start.event is None or end.event is None:
-        return (end.ns - start.ns) / 1e9
-    return float(start.event.elapsed_time(end.event)) / 1e3
+        timing = self.timing
+        now, last = timing.mark(), self.part.marks[0][1]
+        timing.wait([*(mark for part in (*self._parts, self.part) for _, mark in part.marks), now])
+        dropped = sum(timing.seconds(start, end) for start, end in self._dropped)
+        ended = self.part.began
+        if timing.is_on_device(last, now):
+            ended = timing.now() - int(timing.seconds(last, now) * 1e9)
+        return (ended - self.began) / 1e9 - dropped
 
 
 def period(order: Iterable[int]) -> int:
@@ -358,6 +330,7 @@ MOST_WAITING = 256
 LONGEST_NAME = 40
 MEASURED = frozenset({
     "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer", EVALUATION, "other",
+    "graph_capture", "graph_replay",
 })  # fmt: skip
 """The names of the other phases. A region with one of them is left to that phase."""
 

@@ -407,6 +407,8 @@ def _metrics(run: RunEvidence) -> Iterator[Block]:
         caption = pipeline.caption(run) if run.summary.pipeline else _caption(run)
         yield Paragraph(caption, "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+        if run.summary.timed_by:
+            yield Paragraph(f"times are from {run.summary.timed_by}", "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics and not run.summary.pipeline:
             yield Paragraph(UNKNOWN_SAMPLES)
     elif not untimed:

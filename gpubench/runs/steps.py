@@ -410,6 +410,16 @@ class Repeat:
         return next((done.samples_from for _, done in sorted(self.done.items())), "")
 
     @property
+    def timed_by(self) -> str:
+        """What the times of a program are from, by its lowest rank; empty if it uses no GPU."""
+        return next((done.timed_by for _, done in sorted(self.done.items())), "")
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """The errors of queries of a device that failed in a program, on any rank."""
+        return {query: error for _, done in sorted(self.done.items()) for query, error in done.unanswered.items()}
+
+    @property
     def work(self) -> WorkCounted | None:
         """The work of the rank that did least, for each kind of work; None if no rank has counted it."""
         found = [done.work for done in self.done.values() if done.work]

@@ -137,6 +137,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The counted work of each repeat, in the order of `steady`; None for a repeat that has not counted it."""
     samples: StepSamples | None = None
     """None if the samples are unknown."""
+    timed_by: str = ""
+    """What the times of a program of the user are from; empty if it uses no GPU."""
     compiled: int = 0
     """The number of steady steps of all repeats in which torch.compile compiled code of a program of the user."""
 
@@ -219,9 +221,11 @@ def summarise(
             diverged=min((since for one in found if (since := _diverged(one)) is not None), default=None),
             samples=None if inference else samples,
         )
-        + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found)),
+        + warnings.collected(_unknown_quantiles(found) if inference else _rare_evaluation(found))
+        + warnings.unanswered({query: error for repeat in repeats for query, error in repeat.unanswered.items()}),
         work=[] if inference else [measured.repeat.work for measured in found],
         samples=samples,
+        timed_by=next((said for measured in found if (said := measured.repeat.timed_by)), ""),
     )
 
 

@@ -195,6 +195,14 @@ def not_finite(step: int | None) -> str | None:
     return f"the loss is not finite from step {step} on (counting from 0)"
 
 
+def unanswered(errors: Mapping[str, str]) -> list[str]:
+    """Warns of each query of a device that failed in a program of the user, with its error."""
+    return [
+        f"unreliable: PyTorch could not tell {query} ({error}); what depends on it is unknown, or by the host's clock"
+        for query, error in errors.items()
+    ]
+
+
 def skipped_steps(skipped: Sequence[float]) -> str | None:
     """Warns of any steady step whose update the gradient scaler skipped. `skipped` has one count per repeat."""
     number = sum(skipped)

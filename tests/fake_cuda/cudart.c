@@ -104,11 +104,8 @@ void fc_sleep_until(int64_t when) {
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {}
 }
 
-void fc_note(const char *function) {
-    static int on = -1;
-    if (on < 0) on = setting("FAKECUDA_TRACE", 0) != 0;
-    if (on) fprintf(stderr, "fakecuda: %s\n", function);
-}
+static int traced(void) { return setting("FAKECUDA_TRACE", 0) != 0; }  /* a fork may set it */
+void fc_note(const char *function) { if (traced()) fprintf(stderr, "fakecuda: %s\n", function); }
 
 /* ------------------------------------------------------------------ state */
 
@@ -145,7 +142,8 @@ struct fc_event {
     int64_t when;
     struct graph *capture;
 };
-struct graph { double ns; unsigned long long id; int broken; };
+struct graph { double ns; unsigned long long id; int broken; enum cudaStreamCaptureMode mode; pthread_t thread; };
+static __thread enum cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 static struct fc_device {
     int active;
@@ -167,6 +165,11 @@ static struct fc_stream *stream_of(cudaStream_t handle) {
         return standard;
     }
     return (struct fc_stream *)handle;
+}
+
+/* FAKECUDA_TRACE: what the program asks of a stream, "cudaEventRecord cuda:0 stream 7". */
+static void note_on(const char *function, const struct fc_stream *stream) {
+    if (traced()) fprintf(stderr, "fakecuda: %s cuda:%d stream %u\n", function, stream->device, stream->number);
 }
 
 int fc_current(void) { return current; }
@@ -462,10 +465,42 @@ static cudaError_t wait_for(int64_t when, int device, unsigned stream, int kind)
     return cudaSuccess;
 }
 
-static int capturing(struct fc_stream *stream) { return stream->capture != NULL; }
-static int any_capture(void) {
-    for (struct fc_stream *stream = streams; stream; stream = stream->next) if (stream->capture) return 1;
-    return 0;
+/* --- What a capture forbids. An attempt invalidates it: all that follows on its streams fails, up to its end. */
+
+static cudaError_t invalidate(struct graph *graph) {
+    graph->broken = 1;
+    return fail(cudaErrorStreamCaptureUnsupported);
+}
+
+/* Of a call that is "potentially unsafe", as CUDA names those that may wait for work or enqueue it without being asked to
+ * (cudaThreadExchangeStreamCaptureMode): it is forbidden to the thread that captures, and to all threads by a capture in
+ * the mode "global", on whatever stream it is. */
+static cudaError_t safe(void) {
+    LOCKED;
+    if (capture_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+    cudaError_t found = cudaSuccess;
+    for (struct fc_stream *stream = streams; stream; stream = stream->next) {
+        struct graph *graph = stream->capture;
+        if (!graph || graph->mode == cudaStreamCaptureModeRelaxed) continue;
+        int here = pthread_equal(graph->thread, pthread_self());
+        if (here || (graph->mode == cudaStreamCaptureModeGlobal && capture_mode == cudaStreamCaptureModeGlobal))
+            found = invalidate(graph);
+    }
+    return found;
+}
+#define SAFE do { cudaError_t safe_ = safe(); if (safe_) return safe_; } while (0)
+
+/* Of a call that a stream cannot have while it is captured, in any mode. */
+static cudaError_t uncaptured(struct fc_stream *stream) { return stream->capture ? invalidate(stream->capture) : cudaSuccess; }
+#define UNCAPTURED(stream) do { cudaError_t there_ = uncaptured(stream); if (there_) return there_; } while (0)
+
+/* Of work that a capture takes up, unless it is invalid. */
+#define VALID(stream) do { if ((stream)->capture && (stream)->capture->broken) return fail(cudaErrorStreamCaptureInvalidated); } while (0)
+
+static struct graph *captured_on(int device) {
+    for (struct fc_stream *stream = streams; stream; stream = stream->next)
+        if (stream->capture && stream->device == device) return stream->capture;
+    return NULL;
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
@@ -474,7 +509,10 @@ cudaError_t cudaDeviceSynchronize(void) {
     int64_t when;
     {
         LOCKED;
-        if (any_capture()) return fail(cudaErrorStreamCaptureUnsupported);
+        note_on("cudaDeviceSynchronize", stream_of(NULL));
+        struct graph *graph = captured_on(current);
+        if (graph) return invalidate(graph);
+        SAFE;
         when = devices[current].standard.tail;
         for (struct fc_stream *stream = streams; stream; stream = stream->next)
             if (stream->device == current && stream->tail > when) when = stream->tail;
@@ -486,7 +524,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     API(cudaStreamSynchronize_v3020);
     READY;
     struct fc_stream *stream = stream_of(handle);
-    if (capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported);
+    note_on("cudaStreamSynchronize", stream);
+    UNCAPTURED(stream);
+    SAFE;
     return wait_for(stream->tail, stream->device, stream->number, 3);
 }
 
@@ -494,7 +534,9 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     API(cudaStreamQuery_v3020);
     READY;
     struct fc_stream *stream = stream_of(handle);
-    if (capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported);
+    note_on("cudaStreamQuery", stream);
+    UNCAPTURED(stream);
+    SAFE;
     int64_t now = fc_now();
     settle(now);
     return stream->tail <= now ? cudaSuccess : fail(cudaErrorNotReady);
@@ -632,9 +674,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
-    static __thread enum cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
-    enum cudaStreamCaptureMode was = now;
-    now = *mode;
+    enum cudaStreamCaptureMode was = capture_mode;
+    capture_mode = *mode;
     *mode = was;
     return cudaSuccess;
 }
@@ -658,7 +699,9 @@ void *fc_reserve(size_t bytes, int protection) {
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     API(cudaMalloc_v3020);
     READY;
+    SAFE;
     LOCKED;
+    note_on("cudaMalloc", stream_of(NULL));
     if (!bytes) { *pointer = NULL; return cudaSuccess; }
     uint64_t size = rounded(bytes);
     if (fc_take(current, size)) { *pointer = NULL; return fail(cudaErrorMemoryAllocation); }
@@ -671,6 +714,7 @@ cudaError_t cudaFree(void *pointer) {
     API(cudaFree_v3020);
     READY;
     if (!pointer) return cudaSuccess;
+    SAFE;
     int64_t when = 0;
     LOCKED;
     struct range *range = range_at(pointer);
@@ -762,6 +806,12 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, enum cudaMemcp
     int64_t start, end;
     int pageable;
     struct fc_stream *stream = stream_of(handle);
+    static const char *names[] = {"HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice"};
+    char called[64];
+    snprintf(called, sizeof called, "cudaMemcpy%s %s", blocking ? "" : "Async", names[kind_of(to, from)]);
+    note_on(called, stream);
+    VALID(stream);
+    if (blocking) SAFE;
     {
         LOCKED;
         enum cudaMemcpyKind real = kind_of(to, from);
@@ -770,7 +820,7 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, enum cudaMemcp
         if ((range_at(to) && !known(to, bytes)) || (range_at(from) && !known(from, bytes))) return fail(cudaErrorInvalidValue);
         pageable = (kind == cudaMemcpyHostToDevice && type_of(from) == cudaMemoryTypeUnregistered) ||
                    (kind == cudaMemcpyDeviceToHost && type_of(to) == cudaMemoryTypeUnregistered);
-        if (pageable && capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported);
+        if (pageable) UNCAPTURED(stream);
         double speed = kind == cudaMemcpyDeviceToDevice ? model.device_bandwidth / 2 : model.host_bandwidth / (pageable ? 2 : 1);
         end = issue(stream, 1500 + (double)bytes / speed, &start);
         put_off((struct pending){.due = end, .deed = COPY, .to = to, .from = from, .bytes = bytes});
@@ -815,6 +865,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t hand
     LOCKED;
     if (!known(to, bytes)) return fail(cudaErrorInvalidValue);
     struct fc_stream *stream = stream_of(handle);
+    VALID(stream);
     int64_t start, end = issue(stream, 1500 + (double)bytes / model.device_bandwidth, &start);
     put_off((struct pending){.due = end, .deed = SET, .to = to, .bytes = bytes, .as.pattern = {(unsigned char)value}});
     tell((struct fc_record){.kind = FC_MEMSET, .start = start, .end = end, .device = stream->device, .stream = stream->number,
@@ -885,7 +936,9 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream_han
     LOCKED;
     struct fc_event *event = (struct fc_event *)handle;
     struct fc_stream *stream = stream_of(stream_handle);
+    note_on("cudaEventRecord", stream);
     if (event->device != stream->device) return fail(cudaErrorInvalidResourceHandle);
+    VALID(stream);
     event->recorded = 1;
     event->capture = stream->capture;
     event->when = issue(stream, 0, NULL);
@@ -895,7 +948,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cud
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
     API(cudaEventQuery_v3020);
     struct fc_event *event = (struct fc_event *)handle;
+    fc_note("cudaEventQuery");
     if (event->capture) return fail(cudaErrorStreamCaptureUnsupported);
+    SAFE;
     int64_t now = fc_now();
     if (event->recorded && event->when > now) return fail(cudaErrorNotReady);
     settle(now);
@@ -904,12 +959,16 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     API(cudaEventSynchronize_v3020);
     struct fc_event *event = (struct fc_event *)handle;
+    fc_note("cudaEventSynchronize");
     if (event->capture) return fail(cudaErrorStreamCaptureUnsupported);
+    SAFE;
     return event->recorded ? wait_for(event->when, event->device, 0, 1) : cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     API(cudaEventElapsedTime_v3020);
     struct fc_event *a = (struct fc_event *)from, *b = (struct fc_event *)to;
+    fc_note("cudaEventElapsedTime");
+    if (a->capture || b->capture) return fail(cudaErrorStreamCaptureUnsupported);
     if (!a->recorded || !b->recorded || (a->flags | b->flags) & cudaEventDisableTiming || a->device != b->device)
         return fail(cudaErrorInvalidResourceHandle);
     int64_t now = fc_now();
@@ -924,6 +983,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
     LOCKED;
     struct fc_event *event = (struct fc_event *)event_handle;
     struct fc_stream *stream = stream_of(handle);
+    note_on("cudaStreamWaitEvent", stream);
+    VALID(stream);
     if (event->capture) stream->capture = event->capture;
     else if (event->recorded && event->when > stream->tail) stream->tail = event->when;
     return cudaSuccess;
@@ -945,11 +1006,12 @@ cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call
 
 static unsigned long long captures;
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, enum cudaStreamCaptureMode mode) {
-    (void)mode;
     LOCKED;
     if (!handle) return fail(cudaErrorStreamCaptureUnsupported);
     struct graph *graph = calloc(1, sizeof *graph);
     graph->id = ++captures;
+    graph->mode = mode;
+    graph->thread = pthread_self();
     stream_of(handle)->capture = graph;
     return cudaSuccess;
 }
@@ -959,11 +1021,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
     if (!captured) return fail(cudaErrorInvalidValue);
     for (struct fc_stream *stream = streams; stream; stream = stream->next)
         if (stream->capture == captured) stream->capture = NULL;
+    if (captured->broken) { *graph = NULL; return fail(cudaErrorStreamCaptureInvalidated); }
     *graph = (cudaGraph_t)captured;
     return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureStatus *status) {
-    *status = stream_of(handle)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    struct graph *graph = stream_of(handle)->capture;
+    *status = !graph ? cudaStreamCaptureStatusNone : graph->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 #if CUDART_VERSION >= 13000
@@ -991,7 +1055,10 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t gra
     *made = (cudaGraphExec_t)copied;
     return cudaSuccess;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) { return (cudaError_t)fc_launch(stream, "graph", ((struct graph *)graph)->ns); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    note_on("cudaGraphLaunch", stream_of(stream));
+    return (cudaError_t)fc_launch(stream, "graph", ((struct graph *)graph)->ns);
+}
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { free(graph); return cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { free(graph); return cudaSuccess; }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) { (void)graph; (void)nodes; *count = 1; return cudaSuccess; }
@@ -1106,6 +1173,8 @@ static cudaError_t launch(const void *function, const char *name, dim3 grid, dim
     LOCKED;
     struct fc_stream *stream = stream_of(handle);
     if (function) name = name_of(function);
+    note_on("cudaLaunchKernel", stream);
+    VALID(stream);
     if (block.x * block.y * block.z > 1024 || !grid.x || !grid.y || !grid.z || !block.x) return fail(cudaErrorInvalidConfiguration);
     if (ns <= 0) ns = model.kernel_ns;
     if (args && strstr(name, "spin_kernel")) ns = (double)*(int64_t *)args[0] / 1.98;
