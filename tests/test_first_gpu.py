@@ -104,6 +104,21 @@ def test_a_program_that_fails_without_gpubench_too_shows_nothing_of_it(
     assert found.figure.endswith("no such kernel" if verdict == "skipped" else "CUDA error")
 
 
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("Traceback\n  File\nRuntimeError: no triton\n\nSet TORCH_LOGS for more", "RuntimeError: no triton"),
+        ("torch.AcceleratorError: CUDA error: launch\nCompile with DSA", "torch.AcceleratorError: CUDA error: launch"),
+        ("error: the program ended\nhint: let it run", "the program ended"),
+        ("killed", "killed"),
+    ],
+)
+def test_a_failure_is_told_by_its_error_and_not_by_the_advice_below_it(
+    printed: str, reason: str, load: Callable[[str], Any]
+) -> None:
+    assert load("first_checks.here").reason(printed) == reason
+
+
 def test_one_gpu_leaves_out_what_needs_two_and_says_so(load: Callable[[str], Any], tmp_path: Path) -> None:
     place = load("first_checks.here").Here(tmp_path, ["a GPU"])
     (bar,) = load("first_checks.ranks").check(place)
@@ -368,7 +383,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
 @pytest.mark.parametrize(
     ("check", "part", "wanted"),
     [
-        ("graphs", "graphed", ["make_graphed_callables: updates that are counted"]),
+        ("graphs", "graph", ["CUDA graph of the whole step: updates that are counted"]),
         ("ranks", "ddp", [f"DDP, rank {rank}: updates that are counted" for rank in range(2)]),
     ],
 )
@@ -395,8 +410,9 @@ def test_the_group_leads_with_the_answer_and_leaves_one_document_that_can_be_sen
     document = json.loads((tmp_path / "summary.json").read_text())
     assert [job["name"] for job in document["jobs"]] == list(jobs)
     found = {bar["what"]: bar["verdict"] for job in document["jobs"] for bar in job["verdicts"]}
-    assert found["cuda:0: peak memory, from the allocator of the device"] == "met", printed
-    assert found["cuda:0: updates that are counted"] == found["cuda:1: updates that are counted"] == "met", printed
+    for device in ("cuda:0", "cuda:1"):
+        assert found[f"{device}: updates that are counted"] == "met", printed
+        assert found[f"{device}: peak memory, from the allocator of the device"] == "met", printed
     assert found["inference: calls that are counted"] == "met", printed
     assert {"met"} <= set(found.values()) <= {"met", "missed", "undecided", "skipped"}
     assert printed.startswith("gpubench is ")

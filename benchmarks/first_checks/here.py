@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "first_programs"
 PATIENCE = 150.0  # seconds for one process, of which some compile
 SEARCH = 240.0  # and for a search, which has a budget of its own
 CLEANING = 8.0  # seconds in which an interrupted process may clean up, less than those that its check has
+ERROR = re.compile(r"(error|[\w.]*Error|[\w.]*Exception|torch[\w.]*): .")  # torch: one of its own exceptions
 WORDS = 200  # characters of the reason for a failure
 
 
@@ -86,7 +88,13 @@ def _run(command: Sequence[str], folder: Path, limit: float = PATIENCE) -> None:
     if ended.code is None:
         raise Failed(f"not done after {limit:.0f} s")
     if ended.code:
-        raise Failed(last_words(ended.printed)[:WORDS] or f"exit code {ended.code}")
+        raise Failed(reason(ended.printed) or f"exit code {ended.code}")
+
+
+def reason(printed: str) -> str:
+    """Returns the error that a program ended with, in one line, or else the last line that it printed."""
+    errors = [line.strip() for line in printed.splitlines() if ERROR.match(line)]
+    return (errors[-1].removeprefix("error: ") if errors else last_words(printed))[:WORDS]
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,12 @@ def peak_memory(what: str, found: float | None, own: int) -> Bar:
 
 def cost(device: str, ratios: Sequence[float]) -> Bar:
     """Judges how much slower the program is with the probe, by the range of the rounds."""
-    what = f"{device}: step with the probe over without, range of {len(ratios)} rounds"
+    what = f"{device}: step with the probe over without"
     if not ratios:
         return bars.skipped(what, "programs as small as these show no speed")
-    return bars.near_one(what, math.exp(fmean(map(math.log, ratios))), (min(ratios), max(ratios)), COST)
+    return bars.near_one(
+        f"{what}, range of {len(ratios)} rounds",
+        math.exp(fmean(map(math.log, ratios))),
+        (min(ratios), max(ratios)),
+        COST,
+    )
