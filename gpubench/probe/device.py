@@ -10,7 +10,7 @@ A result depends on what all devices compute for it, so that this device waits f
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from time import monotonic_ns
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar, Union
 
@@ -82,6 +82,8 @@ class Timing:
         self._away = 0
         self._lost = False
         """Whether a query has failed, so that the host's clock is used from then on."""
+        self.has_marks = False
+        """Whether there are any marks but those of the host's clock, whose times need no query."""
         self._spare: dict[int, list[Any]] = {}
         self._readers: dict[int, Reader] = {}
         self._measured: Counter[int] = Counter()
@@ -128,6 +130,7 @@ class Timing:
         """Returns a mark on the current stream of the timeline's device, or of the current device until it is known."""
         recorded = ask(RECORD, self._record)
         if recorded:
+            self.has_marks = True
             return Mark(self.now(), *recorded)
         if RECORD in UNANSWERED:
             self._lose()
@@ -178,19 +181,24 @@ class Timing:
         a phase that issues no work to the device.
         """
         first = marks[0][1]
-        if isinstance(first, Mark) and self.is_on_device(*(point for _, point in marks)):
-            found = ask(TIME, _on_device, marks)
-            if found is not None:
-                for phase, seconds in found.items():
+        if self.has_marks and isinstance(first, Mark) and self.is_on_device(*(point for _, point in marks)):
+            known = ask(TIME, _on_device, marks)
+            if known is not None:
+                for phase, seconds in known.items():
                     phases[phase] = phases.get(phase, 0.0) + seconds
                 return first.place[0]
             self._lose()
-        (phase, start), *following = marks
-        began = ns_of(start)
-        for name, point in following:
-            ended = ns_of(point)
-            phases[phase] = phases.get(phase, 0.0) + (ended - began) / 1e9
+        times: Any = [(name, ns_of(point)) for name, point in marks] if self.has_marks else marks
+        found: dict[str, int] = defaultdict(int)
+        phase, began = times[0]
+        for name, ended in times:
+            found[phase] += ended - began
             phase, began = name, ended
+        if phases:
+            for phase, ns in found.items():
+                phases[phase] = phases.get(phase, 0.0) + ns / 1e9
+        else:
+            phases.update({phase: ns / 1e9 for phase, ns in found.items()})
         return HOST
 
     def is_on_device(self, first: Point, *points: Point) -> bool:
@@ -214,6 +222,8 @@ class Timing:
 
         A value that is not finite is infinite.
         """
+        if not self.has_marks and not any(value.is_cuda for value in values):
+            return [_number(_item(value)) for value in values]
         found: list[float | None] = [None] * len(values)
         on_devices: dict[int, list[int]] = {}
         for number, value in enumerate(values):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from itertools import count
 from math import inf
 from multiprocessing.util import Finalize
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
@@ -216,8 +217,7 @@ class Probe:
             stand_in(torch.autograd, "grad", self._compute_gradients)
         if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
-            stand_in(torch.autograd.profiler.record_function, "__enter__", self._regions.enter)
-            stand_in(torch.autograd.profiler.record_function, "__exit__", self._regions.leave)
+            self._regions.install()
         self._graphs_of_cuda.install()
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(optimizers.Optimizer, "zero_grad", self._zero_gradients)
@@ -269,8 +269,12 @@ class Probe:
             if timed:
                 if self._following:
                     self._following.draws(iterator._dataset)
-                with self._timeline.phase(WORKER_START if started else DATA_WAIT):
+                timeline = self._timeline
+                timeline.enter(WORKER_START if started else DATA_WAIT)
+                try:
                     batch = call(iterator)
+                finally:
+                    timeline.leave()
             else:
                 batch = call(iterator)
         except StopIteration:
@@ -314,10 +318,14 @@ class Probe:
             part.forwarded += 0 if self._again else samples
         if not self._drawn.trained and not self._again:
             self._give(part, module, (args, kwargs))
-        with self._timeline.phase(FORWARD):
+        timeline = self._timeline
+        timeline.enter(FORWARD)
+        try:
             if self._following:
                 self._following.called(module, (args, kwargs))
             return self._treatments.call(call, module, args, kwargs)
+        finally:
+            timeline.leave()
 
     def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         changed = call(module, *args, **kwargs)
@@ -348,8 +356,12 @@ class Probe:
         if self._drawn.settle(self._timeline.part):
             self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
             self._timeline.rebase(OTHER)
-        with self._timeline.phase(BACKWARD):
+        timeline = self._timeline
+        timeline.enter(BACKWARD)
+        try:
             result = call(tensors, *args, **kwargs)
+        finally:
+            timeline.leave()
         self._end_pass()
         return result
 
@@ -412,13 +424,15 @@ class Probe:
         return found
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if not self._watches() and not is_compiling():
+        if not self._watches():
+            if is_compiling():
+                return None
             if self._forked:
                 self._tell_of_fork()
             elif not self._over:
                 self._take_over()
-        if not self._watches():
-            return None
+            if not self._watches():
+                return None
         self._chosen = True
         if self._following:
             self._following.updating(optimizer)
@@ -540,8 +554,9 @@ class Probe:
         """Returns whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
         if is_compiling() or self._over:
             return False
-        here = threading.get_ident()
-        self._thread = self._thread or here
+        here = get_ident()
+        if not self._thread:
+            self._thread = here
         return self._thread == here
 
     def _take_over(self) -> None:
@@ -612,6 +627,9 @@ class Probe:
 
         It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
         """
+        first = given[0][0] if given[0] else None
+        if self._sample_shape and type(first) is torch.Tensor and first.dim() > 1:
+            return int(first.shape[0])
         size, shape = samples_in(given)
         self._sample_shape = self._sample_shape or shape
         return min(size, 1) if size and not shape and is_vector(first_tensor(given)) else size
@@ -728,15 +746,21 @@ class Probe:
         try:
             yield
         except BaseException:
-            if not self._over and self._host:
-                self._over = True
-                self._host.close()
+            self._break_off()
             raise
+
+    def _break_off(self) -> None:
+        if not self._over and self._host:
+            self._over = True
+            self._host.close()
 
     def _advance(self) -> None:
         """Tells the host about the parts so far, and ends the program after the last one to measure."""
-        with self._unbroken():
+        try:
             self._tell()
+        except BaseException:
+            self._break_off()
+            raise
 
     def _tell(self) -> None:
         if self._host is None:

@@ -6,6 +6,7 @@ of an optimizer ends a part of the loop. Which parts make a step is decided by `
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections import deque
@@ -105,7 +106,7 @@ class Timeline:
         self._watch = watch
         self.timing = Timing()
         self._open: list[str] = []
-        self._phases: dict[str, Phase] = {}
+        self._contexts: dict[str, Phase] = {}
         self._parts: deque[Part] = deque()
         self.rhythm = Rhythm()
         self._part: Part | None = None
@@ -132,9 +133,9 @@ class Timeline:
 
     def phase(self, name: str) -> Phase:
         """Returns a context that measures what runs in it as a phase."""
-        if name not in self._phases:
-            self._phases[name] = Phase(self, name)
-        return self._phases[name]
+        if name not in self._contexts:
+            self._contexts[name] = Phase(self, name)
+        return self._contexts[name]
 
     def enter(self, phase: str, *, on_host: bool = False) -> None:
         """Begins a phase inside of the current one. One that is `on_host` issues nothing to a device."""
@@ -147,12 +148,12 @@ class Timeline:
 
     def leave(self, *, on_host: bool = False) -> None:
         """Ends the phase that was entered last."""
-        if self._open:
-            self._open.pop()
-        while self._open and self._open[-1] == LEFT:
-            self._open.pop()
-        phase = self._open[-1] if self._open else self.base
-        timing = self.timing
+        running, timing = self._open, self.timing
+        if running:
+            running.pop()
+        while running and running[-1] == LEFT:
+            running.pop()
+        phase = running[-1] if running else self.base
         (self._part or self.part).marks.append((phase, timing.now() if on_host else timing.mark()))
         if self._watch:
             self._watch(phase)
@@ -257,7 +258,7 @@ class Timeline:
             first += size
 
     def _passed(self, parts: Iterable[Part]) -> bool:
-        return self.timing.passed(mark for part in parts for _, mark in part.marks)
+        return not self.timing.has_marks or self.timing.passed(mark for part in parts for _, mark in part.marks)
 
     def keep(self, steps: int) -> None:
         """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
@@ -274,30 +275,46 @@ class Timeline:
         None if it is unknown: if no backward pass was seen in the step, or if its loss cannot be read any more. A step
         of updates that are still `held` can be measured again.
         """
+        losses, infinities, unchanged, skipped = [], [], True, False
+        for part in step:
+            for loss, version in part.losses:
+                losses.append(loss)
+                unchanged = unchanged and loss._version == version
+            if part.losses and part.replay:
+                unchanged = unchanged and part.replay[0].replays == part.replay[1]
+            if part.infinities is not None:
+                infinities.append(part.infinities)
+            skipped = skipped or part.skipped
+        values = self.timing.read(losses + infinities)
+        known = [value for value in values[: len(losses)] if value is not None]
+        total = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
+        return self._phases_of(step, held), total, skipped or any(values[len(losses) :])
+
+    def _phases_of(self, step: list[Part], held: bool) -> dict[str, float]:
+        """Returns the time of each phase of a step in seconds, and frees its marks unless the step is `held`."""
         phases: dict[str, float] = {}
         timing = self.timing
         for part in step:
-            part.phases = {}
-            place = timing.add_seconds(part.marks, part.phases)
-            for source in (part, part.whole) if part.whole else (part,):
-                for phase, seconds in source.phases.items():
-                    phases[phase] = phases.get(phase, 0.0) + seconds / source.updates
+            if part.whole is None and part.updates == 1:
+                place = timing.add_seconds(part.marks, phases)
+            else:
+                place = self._share(part, phases)
             if not held:
                 timing.measured(place)
-                for _, mark in part.marks:
-                    if mark is not part.marks[-1][1]:  # which is the first one of the next part
-                        timing.release(mark)
-        losses = [loss for part in step for loss, _ in part.losses]
-        infinities = [part.infinities for part in step if part.infinities is not None]
-        values = timing.read(losses + infinities)
-        known = [value for value in values[: len(losses)] if value is not None]
-        unchanged = all(
-            loss._version == version and (part.replay is None or part.replay[0].replays == part.replay[1])
-            for part in step
-            for loss, version in part.losses
-        )
-        loss = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
-        return phases, loss, any(part.skipped for part in step) or any(values[len(losses) :])
+                if timing.has_marks:
+                    for _, mark in part.marks:
+                        if mark is not part.marks[-1][1]:  # which is the first one of the next part
+                            timing.release(mark)
+        return phases
+
+    def _share(self, part: Part, phases: dict[str, float]) -> int:
+        """Adds the time of a part whose end is that of several updates, or one of these: the share of one of them."""
+        part.phases = {}
+        place = self.timing.add_seconds(part.marks, part.phases)
+        for source in (part, part.whole) if part.whole else (part,):
+            for phase, seconds in source.phases.items():
+                phases[phase] = phases.get(phase, 0.0) + seconds / source.updates
+        return place
 
     def end(self) -> float:
         """Waits for the device, and returns the time from the first part to the end of the last one in seconds."""
@@ -352,31 +369,49 @@ class Regions:
         self._open: dict[int, list[tuple[Timeline, int, str] | None]] = {}
         """For each region object that has been entered, where its phases are on the timeline; None for no phase."""
 
-    def enter(self, call: Callable[..., Any], region: Any) -> Any:
-        found = call(region)
-        if sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in _OWN:
-            timeline = self._timeline()
-            phase = self._phase(region, timeline) if timeline else None
-            if timeline and phase:
-                self._open.setdefault(id(region), []).append((timeline, timeline.depth, phase))
-                timeline.enter(phase)
-            elif id(region) in self._open:
-                self._open[id(region)].append(None)
-        return found
+    def install(self) -> None:
+        """Has the regions of the program found. Torch's own, of which there are several a step, take little time."""
+        region_class: Any = torch.autograd.profiler.record_function
+        begin, end, opened = region_class.__enter__, region_class.__exit__, self._open
 
-    def leave(self, call: Callable[..., Any], region: Any, *error: Any) -> Any:
-        if self._open and (entered := self._open.get(id(region))):
+        @functools.wraps(begin)
+        def enter(region: Any) -> Any:
+            found = begin(region)
+            if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_OWN):
+                self._enter(region)
+            return found
+
+        @functools.wraps(end)
+        def leave(region: Any, *error: Any) -> Any:
+            if opened:
+                self._leave(region)
+            return end(region, *error)
+
+        region_class.__enter__, region_class.__exit__ = enter, leave
+
+    def _enter(self, region: Any) -> None:
+        timeline = self._timeline()
+        phase = self._phase(region, timeline) if timeline else None
+        if timeline and phase:
+            self._open.setdefault(id(region), []).append((timeline, timeline.depth, phase))
+            timeline.enter(phase)
+        elif id(region) in self._open:
+            self._open[id(region)].append(None)
+
+    def _leave(self, region: Any) -> None:
+        if entered := self._open.get(id(region)):
             place = entered.pop()
             if not entered:
                 del self._open[id(region)]
             if place:
                 timeline, depth, phase = place
                 timeline.leave_at(depth, phase)
-        return call(region, *error)
 
     @staticmethod
     def cut(timeline: Timeline) -> None:
         """Ends the regions that run at the end of a part: one around the whole loop is no phase of its steps."""
+        if not timeline.depth:
+            return
         for depth, phase in reversed(list(enumerate(timeline.open))):
             if phase not in MEASURED:
                 timeline.leave_at(depth, phase)
@@ -397,5 +432,5 @@ class Regions:
         return self._names[name]
 
 
-_OWN = ("torch", (__package__ or "").partition(".")[0])
-"""The packages whose regions are none of the program."""
+_OWN = ("torch.", f"{(__package__ or '').partition('.')[0]}.")
+"""How the names of modules begin whose regions are none of the program."""
