@@ -29,6 +29,9 @@ def check(here: Here) -> Iterator[Bar]:
         yield bars.holds("energy: the run completes", str(failed), "it does", good=False)
         return
     window = run.window()
+    if window is None:
+        yield bars.holds("energy: steps that are measured", "none", "some", good=False)
+        return
     samples = [
         (line["time"], gpu)
         for line in run.lines("telemetry.jsonl")

@@ -117,19 +117,16 @@ class Run:
         return [step for step in self.lines("steps.jsonl") if step["rank"] == rank]
 
     def window(self) -> Any:
-        """The steady window of the repeat: `first`, `steps`, `start` and `end`."""
-        (window,) = self.document("summary.json")["steady"]
-        return window
+        """The steady window of the repeat: `first`, `steps`, `start` and `end`; None if there is none."""
+        return next(iter(self.document("summary.json")["steady"]), None)
 
     def last(self, rank: int = 0) -> tuple[int, int]:
         """The steps of the steady window, counted from the last step back: from the first one to the one after it.
 
         They are none if the run has no steady window.
         """
-        count = len(self.steps(rank))
-        for window in self.document("summary.json")["steady"]:
-            return count - window["first"], count - window["first"] - window["steps"]
-        return 0, 0
+        count, window = len(self.steps(rank)), self.window()
+        return (count - window["first"], count - window["first"] - window["steps"]) if window else (0, 0)
 
 
 def within(values: Sequence[Any], last: tuple[int, int]) -> Sequence[Any]:

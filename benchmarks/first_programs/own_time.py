@@ -1,11 +1,14 @@
 """A program's own stopwatch: CUDA events on the device that it names, which are read after the last step."""
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+
+FIRST = 5
 
 
 class OwnTime:
@@ -14,10 +17,20 @@ class OwnTime:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._steps: list[list[tuple[str, Any]]] = []
+        self._until = 0.0
 
     @property
     def steps(self) -> int:
         return len(self._steps)
+
+    def goes_on(self, seconds: float, most: int) -> bool:
+        """Returns whether one more step is to be issued, of at most `most`.
+
+        They are issued for `seconds` from the last of the FIRST ones on, which may compile and search for algorithms.
+        """
+        if self.steps == FIRST:
+            self._until = time.monotonic() + seconds
+        return self.steps < most and (self.steps <= FIRST or time.monotonic() < self._until)
 
     def begin(self) -> None:
         """Begins a step, and with it its first part."""

@@ -1,7 +1,6 @@
 """A program that answers requests one after the other, and times the calls of its model: `python served.py OUTPUT`."""
 
 import argparse
-import time
 from pathlib import Path
 
 import torch
@@ -17,9 +16,8 @@ def main() -> None:
     model = nn.Sequential(*layers).to(device).eval()
     requests = torch.randn(options.width, options.width)
     own = OwnTime(device)
-    until = time.monotonic() + options.seconds
     with torch.inference_mode():
-        while own.steps < options.steps and time.monotonic() < until:
+        while own.goes_on(options.seconds, options.steps):
             request = requests.to(device)
             own.begin()
             answer = model(request)

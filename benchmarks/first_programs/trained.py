@@ -7,7 +7,6 @@ documentation, by `torch.cuda.make_graphed_callables`, or by `torch.compile` in 
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,8 +36,7 @@ def main() -> None:
         elif options.by == "compiled":
             model = torch.compile(model, mode="reduce-overhead")  # type: ignore[assignment]
         step = by_operators(model, optimizer, batch, own)
-    until = time.monotonic() + options.seconds
-    while own.steps < options.steps and time.monotonic() < until:
+    while own.goes_on(options.seconds, options.steps):
         own.begin()
         step()
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] if options.by == "compiled" else None
