@@ -2,8 +2,12 @@
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -277,6 +281,33 @@ def test_a_job_that_fails_or_hangs_is_a_verdict_and_keeps_those_before(
     assert (found.status, verdicts(found.verdicts)) == (status, wanted)
     if end == "breaks":
         assert found.verdicts[-1].figure == "ValueError: a bug of the check"
+
+
+CLEANS_UP = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).touch()
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    pathlib.Path(sys.argv[2]).touch()
+"""
+
+
+def test_ctrl_c_lets_what_is_running_end_what_it_has_started(load: Callable[[str], Any], tmp_path: Path) -> None:
+    started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        load("processes").run_for([sys.executable, "-c", CLEANS_UP, str(started), str(cleaned)], PATIENCE, tmp_path)
+    thread.join()
+    assert cleaned.exists()
 
 
 def test_a_job_for_which_no_time_is_left_is_skipped_with_the_reason(load: Callable[[str], Any], tmp_path: Path) -> None:
