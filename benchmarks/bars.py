@@ -62,7 +62,7 @@ def skipped(what: str, reason: str) -> Bar:
 def every(what: str, good: int, total: int) -> Bar:
     """Judge the number of good cases, of which there must be `total`."""
     missed = total - good
-    return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(missed) if missed else None)
+    return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(abs(missed)) if missed else None)
 
 
 def near_one(what: str, estimate: float, interval: tuple[float, float] | None, margin: float) -> Bar:

@@ -13,7 +13,7 @@ SECONDS = {
     "faults": ("faults that profile has to name", 85.0),
     "tuned": ("a search of two minutes, with TF32 to be found and proved", 145.0),
 }
-"""By check: what it shows, and how long it should take on an H100."""
+"""By check: what it shows, and how long it should take on an H100 or H200."""
 MEMORY = ("benchmarks/memory_check.py", "--results", RUNS, "--precision=fp32", "--logging.graph=false", "--read-back")
 TINY_MEMORY = ("--model=gpt2-tiny", "--data.sequence_length=32", "--batch-size=4")
 
