@@ -149,6 +149,12 @@ DEFINITIONS: dict[str, Definition] = {
         "first batch",
         "step",
     ),
+    "phase_graph_replay": Definition(
+        "s", "lower", "mean time per steady step in which a program replays CUDA graphs that update parameters", "step"
+    ),
+    "phase_graph_capture": Definition(
+        "s", "lower", "mean time per steady step in which a program captures a CUDA graph", "step"
+    ),
     "phase_other": Definition("s", "lower", "mean time per steady step outside of all other phases", "step"),
     "first_step_time": Definition(
         "s", "lower", "time of the first step of a process, including compilation and autotuning", "step"

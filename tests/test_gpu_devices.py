@@ -86,7 +86,7 @@ def run() -> Iterator[Run]:
 
 
 def agree(ran: Ran) -> bool:
-    """Whether the settled steps took as long as by the program's own events: within a percent for most, or for their sum.
+    """Whether settled steps took as long as by the program's own events: within a percent for most, or for their sum.
 
     A host that is interrupted between its event and the mark adds to one step what it takes from the next.
     """

@@ -86,7 +86,7 @@ class Graphs:
             self._end(graph)
 
     def _end(self, graph: Any) -> None:
-        Timing.captures -= 1
+        Timing.captures = max(0, Timing.captures - 1)  # a capture that never began may be ended too
         captured = self._captured.get(graph)
         if captured and captured.aside:
             self._callbacks[1](captured)

@@ -31,6 +31,7 @@ TOO_NOISY = "too noisy to quote"
 WITHOUT_NEWS = {
     "skipped_steps": 0.0,
     "phase_worker_start": 0.0,
+    "phase_graph_capture": 0.0,
 }  # metrics of a run that are hidden while they have this value
 ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
 

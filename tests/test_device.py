@@ -1,0 +1,125 @@
+"""The clock of the probe: which timeline the times are on, and what it does where a device answers with an error."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpubench.probe import device
+from gpubench.probe.device import HOST, Mark, Point, Timing
+
+
+class Events:
+    """Stands in for torch.cuda.Event: each record takes 0.25 s of the device, and is passed at once."""
+
+    now = 0.0
+    fails = ""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self, stream: object) -> None:
+        self._may_fail("record")
+        Events.now += 0.25
+        self.at = Events.now
+
+    def query(self) -> bool:
+        self._may_fail("query")
+        return True
+
+    def elapsed_time(self, end: "Events") -> float:
+        self._may_fail("elapsed_time")
+        return 1e3 * (end.at - self.at)
+
+    def synchronize(self) -> None:
+        self._may_fail("synchronize")
+
+    def _may_fail(self, name: str) -> None:
+        if Events.fails == name:
+            raise RuntimeError(f"{name} fails\nat length")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Events]]:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=index))
+    monkeypatch.setattr(torch.cuda, "Event", Events)
+    monkeypatch.setattr(Events, "now", 0.0)
+    monkeypatch.setattr(Events, "fails", "")
+    device.UNANSWERED.clear()
+    yield Events
+    device.UNANSWERED.clear()
+
+
+def places(timing: Timing) -> int:
+    mark = timing.mark()
+    return mark.place[0] if isinstance(mark, Mark) else HOST
+
+
+def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
+    timing = Timing()
+    assert places(timing) == 0, "the current device, while nothing is known"
+    timing.result(torch.device("cuda", 1))
+    assert places(timing) == 1
+    for _ in range(3):  # optimizers that take turns have results on both
+        for index in (1, 0, 0, 0):
+            timing.result(torch.device("cuda", index))
+            timing.end_part()
+    assert places(timing) == 1
+    for _ in range(device.MOST_AWAY + 1):
+        timing.result(torch.device("cuda", 0))
+        timing.end_part()
+    assert places(timing) == 0
+    timing.result(torch.device("cpu"))
+    assert places(timing) == 0, "a copy of the result"
+
+
+def test_what_computes_on_the_cpu_is_timed_by_the_bare_clock(events: type[Events]) -> None:
+    timing = Timing()
+    timing.result(torch.device("cpu"))
+    assert timing.mark is Timing.now
+
+
+def test_the_clock_is_not_one_that_a_library_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "monotonic_ns", lambda: 1 / 0)
+    timing = Timing()
+    assert isinstance(timing.mark(), int)
+
+
+def test_a_phase_that_issues_nothing_takes_its_share_of_an_idle_device_at_most(events: type[Events]) -> None:
+    timing = Timing()
+    timing.has_marks = True
+    begin, middle, end = (Mark(ns * 10**9, Events(), (0, 0)) for ns in (0, 2, 3))
+    begin.event.at, middle.event.at, end.event.at = 0.0, 1.0, 4.0
+    freeing: list[tuple[str, Point]] = [("optimizer", 10**9), ("other", 15 * 10**8)]
+    marks = [("other", begin), *freeing, ("forward", middle), ("end", end)]
+    found: dict[str, float] = {}
+    assert timing.add_seconds(marks, found) == 0
+    assert found == pytest.approx({"other": 0.75, "optimizer": 0.25, "forward": 3.0})
+
+
+@pytest.mark.parametrize("query", ["record", "query", "elapsed_time", "synchronize"])
+def test_after_an_error_of_a_device_the_times_are_those_of_the_host(events: type[Events], query: str) -> None:
+    timing = Timing()
+    first = timing.mark()
+    events.fails = query
+    second = timing.mark()
+    assert timing.passed([first, second])
+    timing.wait([first, second])
+    found: dict[str, float] = {}
+    assert timing.add_seconds([("a", first), ("end", second)], found) == HOST
+    assert 0 <= found["a"] < 0.25
+    assert places(timing) == HOST
+    assert list(device.UNANSWERED.values()) == [f"{query} fails"]
+
+
+def test_nothing_is_asked_while_a_graph_is_captured(events: type[Events], monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = Timing()
+    mark = timing.mark()
+    events.fails = "query"
+    monkeypatch.setattr(Timing, "captures", 1)
+    assert not timing.passed([mark])
+    assert not device.UNANSWERED
