@@ -223,5 +223,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no job outlives the suite
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that no job outlives the suite; a shell's job ignores SIGINT
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())
