@@ -27,6 +27,8 @@ from gpubench.probe.calls import CallProbe
 from gpubench.probe.hooks import Probe
 
 STEPS, SIZE, WIDTH = 24, 8, 16
+CYCLES = 19_800_000
+"""Of the clock of a simulated device: 10 ms."""
 told: dict[str, Any] = {}
 
 
@@ -113,16 +115,23 @@ def moved() -> None:
 
 
 class Halves(nn.Module):
-    """A model whose layers are on two devices."""
+    """A model whose layers are on two devices, each of which computes for `cycles` in addition."""
 
-    def __init__(self) -> None:
+    def __init__(self, cycles: int = 0) -> None:
         super().__init__()
+        self.cycles = cycles
         torch.manual_seed(0)
         self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()).to("cuda:0")
         self.second = nn.Linear(WIDTH, 1).to("cuda:1")
 
     def forward(self, batch: Tensor) -> Tensor:
-        return self.second(self.first(batch.to("cuda:0")).to("cuda:1"))  # type: ignore[no-any-return]
+        hidden = self.first(batch.to("cuda:0"))
+        for device in (0, 1):
+            with torch.cuda.device(device):
+                hidden = hidden.to(f"cuda:{device}")
+                if self.cycles:
+                    torch.cuda._sleep(self.cycles)
+        return self.second(hidden)  # type: ignore[no-any-return]
 
 
 def halves() -> None:
@@ -189,7 +198,7 @@ def infer(device: int = 0) -> None:
 
 
 def infer_halves() -> None:
-    model = Halves().eval()
+    model = Halves(CYCLES).eval()
     with torch.inference_mode():
         for (batch,) in batches():
             model(batch)

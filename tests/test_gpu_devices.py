@@ -170,7 +170,7 @@ def test_calls_of_inference_take_as_long_as_by_the_events_of_their_device(run: R
 def test_a_call_over_two_devices_lasts_until_the_second_has_computed_it(run: Run) -> None:
     ran = run("infer_halves", inference=True)
     assert ran.code == 0, ran.printed
-    assert median(step["phases"]["forward"] for step in ran.steps[SETTLED:]) > 0.003, "a kernel on each and two more"
+    assert min(step["phases"]["forward"] for step in ran.steps[SETTLED:]) > 0.0199, "10 ms on each, one after the other"
 
 
 # --- CUDA graphs
