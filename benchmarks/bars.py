@@ -13,7 +13,10 @@ from pathlib import Path
 import msgspec
 
 VARIABLE = "BENCHMARK_BARS"
-MET, MISSED, UNDECIDED = "met", "missed", "undecided"
+MET, MISSED, UNDECIDED, SKIPPED = "met", "missed", "undecided", "skipped"
+FAILED, STOPPED, INTERRUPTED = "failed", "stopped", "interrupted"
+WORST_FIRST = (MISSED, FAILED, STOPPED, INTERRUPTED, UNDECIDED, SKIPPED, MET)
+"""All verdicts. Those between missed and undecided are of a benchmark, or of a part, that did not come to its end."""
 CODES = {MET: 0, MISSED: 3, UNDECIDED: 4}
 
 
@@ -23,28 +26,43 @@ class Bar(msgspec.Struct, frozen=True):
     what: str
     """What is measured."""
     figure: str
-    """The measured figure."""
+    """The measured figure; for a bar that was skipped, the reason."""
     bar: str
-    """The limit."""
+    """The limit; empty for a bar that was skipped."""
     verdict: str
     by: str | None = None
     """The amount by which the bar is missed."""
 
     def __str__(self) -> str:
-        return f"{self.verdict + (f' by {self.by}' if self.by else ''):<16}  {self.what}: {self.figure}, bar {self.bar}"
+        limit = f", bar {self.bar}" if self.bar else ""
+        return f"{self.verdict + (f' by {self.by}' if self.by else ''):<16}  {self.what}: {self.figure}{limit}"
 
 
-def at_most(what: str, figure: float, limit: float, form: str) -> Bar:
-    """Judge a figure with an upper limit; `form` is its format with the unit, such as "{:.2f} s"."""
+def at_most(what: str, figure: float, limit: float, form: str, detail: str = "") -> Bar:
+    """Judge a figure with an upper limit; `form` is its format with the unit, such as "{:.2f} s".
+
+    `detail` says what the figure was computed from.
+    """
     over = figure / limit - 1
     missed = f"{over:.1%}" if over > 0 else None
-    return Bar(what, form.format(figure), f"at most {form.format(limit)}", MISSED if missed else MET, missed)
+    shown = form.format(figure) + (f" ({detail})" if detail else "")
+    return Bar(what, shown, f"at most {form.format(limit)}", MISSED if missed else MET, missed)
+
+
+def holds(what: str, figure: str, bar: str, *, good: bool) -> Bar:
+    """Return the bar of what either holds or does not, such as that a run completes."""
+    return Bar(what, figure, bar, MET if good else MISSED)
+
+
+def skipped(what: str, reason: str) -> Bar:
+    """Return the bar of what cannot be measured here."""
+    return Bar(what, reason, "", SKIPPED)
 
 
 def every(what: str, good: int, total: int) -> Bar:
     """Judge the number of good cases, of which there must be `total`."""
     missed = total - good
-    return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(missed) if missed else None)
+    return Bar(what, f"{good} of {total}", "all", MISSED if missed else MET, str(abs(missed)) if missed else None)
 
 
 def near_one(what: str, estimate: float, interval: tuple[float, float] | None, margin: float) -> Bar:
@@ -57,12 +75,22 @@ def near_one(what: str, estimate: float, interval: tuple[float, float] | None, m
     return Bar(what, figure, f"{1 - margin:.3f} to {1 + margin:.3f}", verdict, f"{off:.1%}" if off > 0 else None)
 
 
+def counted(verdicts: Sequence[str]) -> str:
+    """Return how many there are of each verdict, as "1 missed, 4 met"."""
+    return ", ".join(f"{verdicts.count(one)} {one}" for one in WORST_FIRST if one in verdicts)
+
+
 def conclude(bars: Sequence[Bar]) -> int:
     """Print the verdicts, and return the exit code."""
     print()
     for bar in bars:
         print(bar)
-    if path := os.environ.get(VARIABLE):
-        Path(path).write_bytes(msgspec.json.encode(bars))
+    note(bars)
     verdicts = {bar.verdict for bar in bars}
     return CODES[MISSED if MISSED in verdicts else UNDECIDED if UNDECIDED in verdicts else MET]
+
+
+def note(bars: Sequence[Bar]) -> None:
+    """Write the verdicts so far for the program that runs this benchmark, if one does."""
+    if path := os.environ.get(VARIABLE):
+        Path(path).write_bytes(msgspec.json.encode(bars))

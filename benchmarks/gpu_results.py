@@ -1,6 +1,7 @@
 """Run a job of the GPU suite, and keep its small files."""
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import bars
 import memory_check
 import msgspec
 import profiled
+from bars import Bar
 from gpu_jobs.job import OUTPUT, RUNS, Job, Reference
 from processes import Ended, last_words, run_for
 
@@ -47,8 +49,10 @@ class Result:
     shows: str
     command: list[str]
     status: str
-    """completed, failed, stopped (out of time) or skipped."""
+    """completed, failed, stopped (out of time), interrupted or skipped."""
     note: str
+    planned: float = 0.0
+    """The seconds that it should take on an H200."""
     seconds: float = 0.0
     runs: list[Run] = field(default_factory=list)
     printed: str = ""
@@ -56,46 +60,72 @@ class Result:
     reference: Reference | None = None
     memory: memory_check.Check | None = None
     """The comparison of a memory prediction with a measurement, if the job makes one."""
+    verdicts: list[Bar] = field(default_factory=list)
+    """Of a job whose result they are, on each of its bars."""
 
 
 def attempt(job: Job, output: Path, remaining: float) -> Result:
-    """Run `job` if the budget of `remaining` seconds allows, and keep its small files in `output`."""
-    command = [sys.executable, *job.arguments]
-    made = Result(job.name, job.shows, ["python", *job.arguments], "skipped", "", reference=job.reference)
-    script = job.arguments[0]
-    if not script.startswith("-") and not (ROOT / script).is_file():
-        return replace(made, note=f"{script} is not there")
-    if not job.fits:
-        return replace(made, note="not even one sample fits into this GPU's memory")
-    if remaining < job.seconds:
-        return replace(
-            made, note=f"needs about {job.seconds:.0f} s, and {max(remaining, 0):.0f} s of the budget are left"
-        )
-    missing = [name for name in job.after if not any((output / name).glob("*/run.json"))]
-    if missing:
-        return replace(made, note=f"{' and '.join(missing)} left no run")
+    """Run `job` if the budget of `remaining` seconds allows, and keep its small files in `output`.
+
+    Ctrl-C ends the job, and its result is "interrupted".
+    """
+    made = Result(job.name, job.shows, ["python", *job.arguments], "skipped", "", job.seconds, reference=job.reference)
+    if reason := unfit(job, output, remaining):
+        return replace(made, note=reason, verdicts=[bars.skipped(job.shows, reason)] if job.verdicts else [])
     kept = output / job.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="gpu-suite-") as scratch:
         began = time.monotonic()
         limit = min(job.patience * job.seconds, remaining)
-        ended = run_for([placed(part, scratch, output) for part in command], limit, ROOT, together=True)
+        told = Path(scratch, "bars.json")
+        command = [placed(part, scratch, output) for part in (sys.executable, *job.arguments)]
+        try:
+            ended = run_for(command, limit, ROOT, os.environ | {bars.VARIABLE: str(told)}, together=True)
+            status = status_of(ended, job)
+        except KeyboardInterrupt:
+            ended, status = Ended(None, "", ""), bars.INTERRUPTED
         took = time.monotonic() - began
         paths = [path.parent for path in sorted(Path(scratch).glob("*/*/run.json"))]
         # The result of each fix is in the findings of the run for which it was tried.
         runs = [keep(path, kept) for path in paths if not path.parent.name.endswith("-verify")]
         memory = checked(Path(scratch))
-    printed = ended.printed + (f"\nstopped after {limit:.0f} s\n" if ended.code is None else "")
+        judged = msgspec.json.decode(told.read_bytes(), type=list[Bar]) if told.is_file() else []
+    end = {bars.STOPPED: f"\nstopped after {limit:.0f} s\n", bars.INTERRUPTED: f"\ninterrupted after {took:.0f} s\n"}
+    printed = ended.printed + end.get(status, "")
     (kept / "log.txt").write_text(printed[-LOG_CHARACTERS:])
-    status = status_of(ended, job)
     note = "" if runs and status == "completed" else last_words(printed)[:NOTE_CHARACTERS]
     if status == "failed" and memory and memory.broken:
         note = "; ".join(memory.broken)
     if status == "completed" and (wrong := list(unlike(job, runs))):
         status, note = "failed", "; ".join(wrong)
     rest = "" if runs else "\n".join(printed.splitlines()[-LAST_LINES:])
-    return replace(made, status=status, note=note, seconds=took, runs=runs, printed=rest, memory=memory)
+    verdicts = list(with_end(job, status, note, judged)) if job.verdicts else []
+    note = bars.counted([bar.verdict for bar in verdicts]) or note
+    return replace(
+        made, status=status, note=note, seconds=took, runs=runs, printed=rest, memory=memory, verdicts=verdicts
+    )
+
+
+def unfit(job: Job, output: Path, remaining: float) -> str:
+    """Return why the job is not run; "" if it is."""
+    script = job.arguments[0]
+    if not script.startswith("-") and not (ROOT / script).is_file():
+        return f"{script} is not there"
+    if not job.fits:
+        return "not even one sample fits into this GPU's memory"
+    if remaining < job.seconds:
+        return f"needs about {job.seconds:.0f} s, and {max(remaining, 0):.0f} s of the budget are left"
+    missing = [name for name in job.after if not any((output / name).glob("*/run.json"))]
+    return f"{' and '.join(missing)} left no run" if missing else ""
+
+
+def with_end(job: Job, status: str, note: str, judged: Sequence[Bar]) -> Iterator[Bar]:
+    """Yield the verdicts, with one on the job itself if it did not come to its end."""
+    yield from judged
+    missed = any(bar.verdict == bars.MISSED for bar in judged)
+    if status in (bars.STOPPED, bars.INTERRUPTED) or (status == bars.FAILED and not missed):
+        yield Bar(job.shows, note, "the check ends", status)
 
 
 def placed(part: str, scratch: str, output: Path) -> str:
@@ -109,9 +139,9 @@ def placed(part: str, scratch: str, output: Path) -> str:
 def status_of(ended: Ended, job: Job) -> str:
     """Return the status; an undecided bar is not a failure, nor is a missed one where nothing is judged."""
     if ended.code is None:
-        return "stopped"
+        return bars.STOPPED
     fine = {0, bars.CODES[bars.UNDECIDED]} | (set() if job.judged else {bars.CODES[bars.MISSED]})
-    return "completed" if ended.code in fine else "failed"
+    return "completed" if ended.code in fine else bars.FAILED
 
 
 def checked(scratch: Path) -> memory_check.Check | None:

@@ -11,6 +11,10 @@ jobs finish, so that a suite that is stopped keeps what it has:
     JOB/RUN_ID/     each of its runs: run.json, config.yaml, environment.json, summary.json, noise.json, findings.json
                     and, where that is small, steps.jsonl
 
+The group first-gpu says in eight minutes whether gpubench is right on a GPU, and is run only if it is named: each of
+its jobs holds what gpubench reports to what programs measure of themselves; see `first_gpu.py`. A job that fails or is
+stopped is a verdict, and so is one that this machine cannot do. summary.json can be sent: it names no user and no path.
+
 The jobs called planted-* have a fault that `gpubench profile --verify` must find: where it does not, the job has
 failed. So has one whose profile does not hold together; see `profiled.py`. Those called memory-* hold a prediction of
 memory to what is measured, and fail where it misses a bar; see `memory_check.py`. Those called compare-* judge runs of
@@ -23,18 +27,21 @@ models on the CPU, to show that the suite itself works.
 import argparse
 import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bars
 from gpu_jobs import groups
 from gpu_jobs.card import ASSUMED, GIB, Card
 from gpu_jobs.job import COMPILED, VERIFY, Group, Job
 from gpu_results import ROOT, Result, attempt
-from gpu_summary import Suite, recall, write
+from gpu_summary import DOCUMENT, Suite, recall, write
 from gpu_tables import summary
+from records import Machine
 from tables import table
 
 REFERENCES = ROOT / "benchmarks" / "reference"
@@ -42,6 +49,7 @@ REHEARSAL_FACTOR = 0.5  # a rehearsed job should take half of the real one's tim
 REHEARSAL_PATIENCE = 10.0  # and, as others may use the CPU, is not stopped soon
 BUDGET = 460.0  # seconds; with the patience for a job that is stopped, under 8 minutes
 SETTLED = {"completed", "failed"}  # jobs that are not run again unless asked to
+INTERRUPTED = 130
 
 
 class Refused(Exception):
@@ -70,7 +78,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Run the benchmarks and checks that need a GPU, and print one table of results."
     )
     parser.add_argument(
-        "--group", action="append", choices=names, help="run this group; may be repeated; default: all groups"
+        "--group",
+        action="append",
+        choices=names,
+        help="run this group; may be repeated; default: all groups but first-gpu",
     )
     parser.add_argument(
         "--job", action="append", metavar="NAME", help="run jobs whose names begin with NAME; may be repeated"
@@ -124,7 +135,7 @@ def planned(card: Card, chosen: Sequence[str] | None) -> str:
         for group in selected
         for number, job in enumerate(group.jobs)
     ]
-    total = sum(group.seconds for group in selected) / 60
+    total = sum(group.seconds for group in selected if chosen or not group.by_name) / 60
     sized = f"Sized for {card}; times are those of an H200. {total:.1f} min in total, in calls of {BUDGET:.0f} s.\n"
     return f"{sized}\n{table([('group', 'time', 'job', 'time', 'shows'), *rows])}"
 
@@ -133,29 +144,36 @@ def run(options: argparse.Namespace, card: Card | None) -> int:
     if card is None:
         if not options.rehearse:
             raise Refused(
-                "no NVIDIA GPU is visible", "--rehearse runs tiny models on the CPU, --dry-run prints what would run"
+                "no GPU is visible", "--rehearse runs tiny models on the CPU, --dry-run prints what would run"
             )
         card = ASSUMED
     output = place(options, card)
     output.mkdir(parents=True, exist_ok=True)
-    suite = recall(output) or Suite.of(card, rehearsed=options.rehearse)
+    suite = recall(output) or Suite.of(card, Machine.here(), rehearsed=options.rehearse)
     if (suite.name, suite.memory_bytes, suite.rehearsed) != (card.name, card.memory_bytes, options.rehearse):
         raise Refused(f"{output} holds results of {suite.title}", "choose another folder with --output")
     suite.called.append(options.command)
     every = [rehearsed(job) if options.rehearse else job for group in groups(card) for job in group.jobs]
-    wanted = {job.name for job in chosen(options, groups(card))}
+    names = {job.name for job in chosen(options, groups(card))}
     ends = time.monotonic() + options.budget
     done: dict[str, Result] = {result.name: result for result in suite.jobs}
     for job in every:
-        if job.name in wanted and (options.again or not settled(job, done.get(job.name))):
-            say(f"{job.name}: {job.shows}")
+        interrupted = False
+        if job.name in names and (options.again or not settled(job, done.get(job.name))):
+            say(f"{job.name}: {job.shows}; about {job.seconds:.0f} s")
             done[job.name] = found = attempt(job, output, ends - time.monotonic())
             say(f"  {found.status} in {found.seconds:.0f} s {found.note}")
+            interrupted = found.status == bars.INTERRUPTED
         suite.jobs = [done[one.name] for one in every if one.name in done]
         suite.waiting = [one.name for one in every if one.name not in done]
         write(suite, output)
-    print(summary(suite.jobs))
-    return 0 if all(done[name].status in {"completed", "skipped"} for name in wanted) else 1
+        if interrupted:
+            break
+    print(summary(suite.jobs, suite.title))
+    say(f"kept in {output / DOCUMENT}, which names no user and no path")
+    if interrupted:
+        return INTERRUPTED
+    return 0 if all(done[name].status in {"completed", "skipped"} for name in names) else 1
 
 
 def place(options: argparse.Namespace, card: Card) -> Path:
@@ -175,7 +193,7 @@ def chosen(options: argparse.Namespace, available: Sequence[Group]) -> list[Job]
         job
         for group in available
         for job in group.jobs
-        if (not options.group or group.name in options.group)
+        if (group.name in options.group if options.group else bool(options.job) or not group.by_name)
         and (not options.job or job.name.startswith(tuple(options.job)))
     ]
 
@@ -205,4 +223,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that no job outlives the suite; a shell's job ignores SIGINT
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

@@ -7,6 +7,8 @@ import msgspec
 from gpu_jobs.card import GIB, SIMULATED, Card
 from gpu_results import Result
 from gpu_tables import summary
+from records import Machine
+from sendable import sendable, text
 
 DOCUMENT, PAGE = "summary.json", "summary.md"
 
@@ -24,6 +26,8 @@ class Suite:
     """The device's dense peaks in FLOP/s; empty if unknown."""
     source: str
     """The source of these peaks."""
+    machine: Machine | None = None
+    """What it is, and the versions on it, when the folder was begun."""
     called: list[str] = field(default_factory=list)
     """The commands that filled the folder, oldest first."""
     jobs: list[Result] = field(default_factory=list)
@@ -31,10 +35,10 @@ class Suite:
     """Names of jobs that have not run yet."""
 
     @classmethod
-    def of(cls, card: Card, *, rehearsed: bool) -> "Suite":
+    def of(cls, card: Card, machine: Machine | None = None, *, rehearsed: bool) -> "Suite":
         listed = None if rehearsed else card.listed
         peaks = dict(listed.peaks) if listed else {}
-        return cls(card.name, card.memory_bytes, rehearsed, peaks, listed.source if listed else "")
+        return cls(card.name, card.memory_bytes, rehearsed, peaks, listed.source if listed else "", machine)
 
     @property
     def title(self) -> str:
@@ -47,10 +51,11 @@ def recall(output: Path) -> Suite | None:
 
 
 def write(suite: Suite, output: Path) -> None:
-    """Write summary.json and summary.md, each atomically."""
-    for name, content in ((DOCUMENT, msgspec.json.format(msgspec.json.encode(suite)) + b"\n"), (PAGE, page(suite))):
+    """Write summary.json and summary.md, each atomically, and so that they can be sent."""
+    document = msgspec.json.format(msgspec.json.encode(sendable(msgspec.to_builtins(suite)))).decode() + "\n"
+    for name, content in ((DOCUMENT, document), (PAGE, text(page(suite)))):
         aside = output / f".{name}"
-        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        aside.write_text(content, encoding="utf-8")
         aside.replace(output / name)
 
 
@@ -64,8 +69,10 @@ def page(suite: Suite) -> str:
     if suite.rehearsed or suite.name.endswith(SIMULATED):
         known = "**These figures were not measured on a GPU.**"
     made = "\n".join(f"    {command}" for command in suite.called)
-    text = f"# GPU suite\n\nOn {suite.title}. {known} Made by:\n\n{made}\n\n{summary(suite.jobs)}"
-    text += "".join(f"\n## {one.name}\n\n```\n{one.printed}\n```\n" for one in suite.jobs if one.printed)
+    if suite.machine:
+        known += f" {', '.join((suite.machine.system, suite.machine.versions, suite.machine.driver))}."
+    lines = f"# GPU suite\n\nOn {suite.title}. {known} Made by:\n\n{made}\n\n{summary(suite.jobs, suite.title)}"
+    lines += "".join(f"\n## {one.name}\n\n```\n{one.printed}\n```\n" for one in suite.jobs if one.printed)
     if suite.waiting:
-        text += f"\nNot run yet: {', '.join(suite.waiting)}.\n"
-    return text
+        lines += f"\nNot run yet: {', '.join(suite.waiting)}.\n"
+    return lines

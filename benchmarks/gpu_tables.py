@@ -1,9 +1,11 @@
 """The results of the GPU suite as Markdown."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import bars
 import memory_check
 import profiled
 from gpu_results import Result
@@ -15,9 +17,12 @@ HEAD = (
 )
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Return Markdown with one row per run, or per job without runs; then sources and warnings."""
-    lines = [table([HEAD, *(row for result in results for row in rows_of(result))])]
+def summary(results: Sequence[Result], device: str) -> str:
+    """Return Markdown: verdicts; one row per run, or per job without runs and verdicts; sources and warnings."""
+    judged = [result for result in results if result.verdicts]
+    lines = [*judged_jobs(judged, device), ""] if judged else []
+    others = [row for result in results if not result.verdicts for row in rows_of(result)]
+    lines += [table([HEAD, *others])] if others else []
     lines += below(profiled.HEAD, profiled_rows(results))
     lines += below(memory_check.HEAD, [memory_check.row(one.name, one.memory) for one in results if one.memory])
     sources = {result.reference.source for result in results if result.reference}
@@ -25,6 +30,35 @@ def summary(results: Sequence[Result]) -> str:
     said = [f"- {result.name}: {warning}" for result in results for run in result.runs for warning in run.warnings]
     lines += ["", "Warnings:", "", *said] if said else []
     return "\n".join(lines) + "\n"
+
+
+def judged_jobs(results: Sequence[Result], device: str) -> Iterator[str]:
+    """Yield whether gpubench is right on the device, then the verdicts, the worst first, and what each job took."""
+    verdicts = [(result, bar) for result in results for bar in result.verdicts]
+    yield answer([bar.verdict for _, bar in verdicts], device)
+    yield ""
+    ranked = sorted(verdicts, key=lambda one: bars.WORST_FIRST.index(one[1].verdict))
+    rows = [(bar.verdict, result.name, bar.what, bar.figure, bar.bar) for result, bar in ranked]
+    yield table([("verdict", "job", "what", "figure", "bar"), *rows])
+    yield ""
+    taken = [
+        (one.name, f"{one.planned:.0f} s", f"{one.seconds:.0f} s", bars.counted([bar.verdict for bar in one.verdicts]))
+        for one in results
+    ]
+    total = ("all", f"{sum(one.planned for one in results):.0f} s", f"{sum(one.seconds for one in results):.0f} s", "")
+    yield table([("job", "planned", "used", "verdicts"), *taken, total])
+
+
+def answer(verdicts: Sequence[str], device: str) -> str:
+    """Return one sentence, such as "gpubench is right on NVIDIA H200: 31 met, 2 skipped."."""
+    counts, told = Counter(verdicts), bars.counted(verdicts)
+    if counts[bars.MISSED]:
+        return f"gpubench is wrong on {device} in {counts[bars.MISSED]} of {len(verdicts)} checks: {told}."
+    if not counts[bars.MET]:
+        return f"gpubench was not checked on {device}: {told}."
+    open_ones = len(verdicts) - counts[bars.MET] - counts[bars.SKIPPED]
+    left = f", but {open_ones} of {len(verdicts)} checks are open" if open_ones else ""
+    return f"gpubench is right on {device}{left}: {told}."
 
 
 def profiled_rows(results: Sequence[Result]) -> list[list[str]]:

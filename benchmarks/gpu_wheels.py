@@ -2,7 +2,8 @@
 
     python3 -m pip list --format=freeze > image.txt             # on that machine, which has PyTorch and its CUDA
     .venv/bin/python benchmarks/gpu_wheels.py image.txt --python 3.12 --into wheels     # on one with a network
-    python3 -m pip install --no-index --no-deps wheels/*.whl    # on that machine again, in the checkout
+    python3 -m pip install --no-index --no-deps wheels/*.whl    # on that machine again
+    export PYTHONPATH=$PWD                                      # there, in the checkout, from which gpubench runs
 
 The requirements of gpubench and its tests are read from the packages installed beside this script, recursively. A
 package of the image stays if its version satisfies all requirements; for the others the wheels of the versions in

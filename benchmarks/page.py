@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from bars import MISSED
+from bars import FAILED, MISSED, STOPPED
 from listing import Benchmark
-from records import FAILED, PYTHON, STOPPED, Machine, Record
+from records import PYTHON, Machine, Record
 from tables import table
 
 from gpubench import units

@@ -95,11 +95,12 @@ def run_for(
     environment: Mapping[str, str] | None = None,
     *,
     together: bool = False,
+    patience: float = PATIENCE,
 ) -> Ended:
     """Run `command` in `folder` for at most `limit` seconds.
 
-    A command that runs out of time, or whose caller is interrupted, is interrupted as by Ctrl-C, then killed with its
-    family.
+    A command that runs out of time, or whose caller is interrupted, is interrupted as by Ctrl-C, and after `patience`
+    seconds killed with its family.
     """
     errors = subprocess.STDOUT if together else subprocess.PIPE
     with subprocess.Popen(
@@ -117,17 +118,25 @@ def run_for(
             printed, complaint = child.communicate(timeout=limit)
             return Ended(child.returncode, printed, complaint or "")
         except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGINT)
-            try:
-                printed, complaint = child.communicate(timeout=PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                printed, complaint = child.communicate()
-            return Ended(None, printed, complaint or "")
+            return _interrupt(child, patience)
+        except KeyboardInterrupt:
+            _interrupt(child, patience)
+            raise
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+
+
+def _interrupt(child: "subprocess.Popen[str]", patience: float) -> Ended:
+    """Interrupt a process as by Ctrl-C, so that it can end what it has started, and kill it if that takes too long."""
+    child.send_signal(signal.SIGINT)
+    try:
+        printed, complaint = child.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        printed, complaint = child.communicate()
+    return Ended(None, printed, complaint or "")
 
 
 def reason(error: Exception) -> str:

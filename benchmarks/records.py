@@ -5,10 +5,13 @@ Each benchmark has a JSON file of its own, so that it can be repeated alone.
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from bars import CODES, MET, MISSED, UNDECIDED, Bar
+from bars import CODES, FAILED, MET, MISSED, STOPPED, UNDECIDED, Bar
 from processes import observe
 
 from gpubench import __version__, git, units
@@ -17,10 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "diffusers", "transformers", "numpy", "scipy")
 PYTHON = ".venv/bin/python"  # as a reader types it
 CAPTURE = (
-    "import json; from gpubench.worker.environment import capture_env_metadata; "
+    "import json, torch; from gpubench.worker.environment import capture_env_metadata; "
+    "torch.cuda.is_available() and torch.cuda.init(); "  # as only torch knows the GPUs of AMD
     "print(json.dumps(capture_env_metadata()))"
 )
-FAILED, STOPPED, NOT_JUDGED = "failed", "stopped", "not judged"
+LIBRARIES = {"cuda": "CUDA", "rocm": "ROCm", "cudnn": "cuDNN", "nccl": "NCCL"}
+"""What torch tells of its libraries; on ROCm, cudnn is MIOpen and nccl is RCCL."""
+NOT_JUDGED = "not judged"
 WORST_FIRST = (MISSED, UNDECIDED, MET)
 
 
@@ -34,6 +40,8 @@ class Machine(msgspec.Struct, frozen=True):
     versions: str
     gpubench: str
     """The version and commit of gpubench."""
+    driver: str = ""
+    """The versions of the driver of the GPU, and of the libraries that torch uses on it."""
 
     @classmethod
     def here(cls) -> "Machine":
@@ -47,11 +55,23 @@ class Machine(msgspec.Struct, frozen=True):
         return cls(
             f"{cpu.get('model', 'unknown')}, {units.counted(cpu['usable_cores'], 'core')} usable",
             units.size(found["memory"]["total_bytes"]),
-            ", ".join(gpu["name"] for gpu in found["gpus"]) or "none",
+            _gpus([gpu["name"] for gpu in found["gpus"]]) or "none",
             f"{host['os']}, kernel {host['kernel']}{', virtual' * bool(host.get('virtual'))}",
             ", ".join((python, *known)),
             f"{__version__}, {_commit()}",
+            _driver(found) if found["gpus"] else "",
         )
+
+
+def _gpus(names: Sequence[str]) -> str:
+    counts = Counter(names)
+    return ", ".join(f"{counts[name]} x {name}" if counts[name] > 1 else name for name in counts)
+
+
+def _driver(found: Mapping[str, Any]) -> str:
+    driver = {"driver": found.get("driver", {}).get("version")}
+    libraries = {LIBRARIES[name]: version for name, version in found["torch"].items() if name in LIBRARIES}
+    return ", ".join(f"{name} {version}" for name, version in (driver | libraries).items() if version)
 
 
 def _commit() -> str:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import bars
 import msgspec
+from bars import STOPPED
 from listing import BENCHMARKS, GPU, Benchmark
 from page import page, references
 from processes import last_words, reason, run_for
-from records import PYTHON, ROOT, STOPPED, Machine, Record, keep, recall
+from records import PYTHON, ROOT, Machine, Record, keep, recall
 from tables import table
 
 from gpubench import units

@@ -1,6 +1,7 @@
 """The jobs of the GPU suite, in groups that a short loan of a GPU holds, the one that is worth most first."""
 
 from gpu_jobs.card import Card
+from gpu_jobs.first import first
 from gpu_jobs.job import Group
 from gpu_jobs.memories import memories
 from gpu_jobs.pipelines import pipelines
@@ -12,6 +13,7 @@ from gpu_jobs.training import compilation, overhead, speed
 def groups(card: Card) -> tuple[Group, ...]:
     """Sized for `card`."""
     return (
+        Group("first-gpu", "is gpubench right on this GPU?", first(card), by_name=True),
         Group("tests", "does it run at all, and is it right?", testing()),
         Group("speed", "how fast is training in each arithmetic, and of which peak?", speed(card)),
         Group("memory", "do predictions of memory hold?", tuple(memories(card))),

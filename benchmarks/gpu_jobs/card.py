@@ -1,6 +1,8 @@
 """The GPU that the suite runs on, and how large a batch it holds."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +10,7 @@ from gpubench.devices import visible_gpus
 from gpubench.hardware import AMPERE, Accelerator, find_accelerator
 
 SIMULATED = "(simulated)"  # how the name of the device of tests/fake_cuda ends
+PATIENCE = 60.0  # seconds in which torch tells how large the memory is
 ROOM = 0.88  # of the memory: cuDNN's workspaces and fragmentation are in no prediction
 GIB = 2**30
 
@@ -34,7 +37,8 @@ class Card:
     def here(cls) -> "Card | None":
         """None where no GPU is visible, or nothing says how large its memory is."""
         found = next(iter(visible_gpus()), None)
-        return cls(found.name, found.memory_bytes, found.compute_capability) if found and found.memory_bytes else None
+        memory = found and (found.memory_bytes or _by_torch())
+        return cls(found.name, memory, found.compute_capability) if found and memory else None
 
     @property
     def listed(self) -> Accelerator | None:
@@ -76,3 +80,13 @@ class Card:
 
 ASSUMED = Card("an assumed GPU", 80 * GIB)
 """For what is only printed or rehearsed where there is no GPU."""
+
+
+def _by_torch() -> int | None:
+    """The bytes of cuda:0, which only HIP tells of an AMD GPU; None if torch finds no GPU."""
+    asked = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
+    try:
+        done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return None
+    return int(done.stdout) if done.returncode == 0 else None

@@ -41,6 +41,8 @@ class Job:
     """Whether a bar that it misses is a failure."""
     fits: bool = True
     """Whether the GPU has the memory for it."""
+    verdicts: bool = False
+    """Whether its result is a verdict on each of its bars; then it is one too that the job fails, or is not done."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Group:
     name: str
     shows: str
     jobs: tuple[Job, ...]
+    by_name: bool = False
+    """Whether it is run only if it is named."""
 
     @property
     def seconds(self) -> float:
