@@ -40,7 +40,7 @@ from tables import table
 
 from gpubench.compare import compare, inputs
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.inputs import Column
+from gpubench.compare.inputs import LogColumn
 from gpubench.compare.result import Verdict
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, judge_all
 from gpubench.metrics import Metric
@@ -241,7 +241,7 @@ def verdict(pair: Pair) -> Verdict:
             name.mkdir()
             for number, steps in enumerate(processes):
                 (name / f"{number}.csv").write_text("step\n" + "\n".join(map(repr, steps)))
-        found, _ = inputs.find([str(name) for name in names], Path(folder), column=Column.of("step", "s"))
+        found, _ = inputs.find([str(name) for name in names], Path(folder), column=LogColumn.of("step", "s"))
         (comparison,) = compare.compare(found).comparisons
     return comparison.verdicts[0]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from gpubench.findings import Finding, Findings
 from gpubench.runs.directory import FINDINGS, PROFILE, TRACES
-from gpubench.trace.profile import Profile, Rank, Step
+from gpubench.trace.profile import Profile, ProfiledStep, RankProfile
 
 PATIENCE = 120.0  # seconds for one trace to be read again
 
@@ -92,9 +92,9 @@ def _broken(profile: Profile) -> Iterator[str]:
             yield f"{rank.label}: no device operation has a launch in the trace"
 
 
-def _sums(rank: Rank) -> dict[str, list[tuple[int, Sequence[int]]]]:
+def _sums(rank: RankProfile) -> dict[str, list[tuple[int, Sequence[int]]]]:
     """Return each total with its parts, which should sum to it."""
-    places: list[Rank | Step] = [rank, *rank.steps]
+    places: list[RankProfile | ProfiledStep] = [rank, *rank.steps]
     devices = [one.device for one in places if one.device]
     return {
         "the steps do not make up the window": [(rank.wall, [step.wall for step in rank.steps])] if rank.steps else [],

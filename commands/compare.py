@@ -12,7 +12,7 @@ from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubench.compare.evidence import Side
-    from gpubench.compare.inputs import Column
+    from gpubench.compare.inputs import LogColumn
     from gpubench.compare.result import Comparisons, GateResult, Noise
     from gpubench.report.terminal import Terminal
 
@@ -200,12 +200,12 @@ def fraction_of(text: str, option: str = "--margin") -> float:
     return found
 
 
-def _column(name: str | None, unit: str | None, better: Better | None) -> "Column | None":
+def _column(name: str | None, unit: str | None, better: Better | None) -> "LogColumn | None":
     if name is None or unit is None:
         return None
-    from gpubench.compare.inputs import Column
+    from gpubench.compare.inputs import LogColumn
 
-    return Column.of(name, unit, better.value if better else None)
+    return LogColumn.of(name, unit, better.value if better else None)
 
 
 def _document(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings
-    from gpubench.trials import MemoryBench, Searched, Tried
+    from gpubench.trials import MemoryBench, Searched, TriedFixes
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ def _try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "Mem
     recorder = outcome.recorder
     assert isinstance(recorder, FootprintRecorder)
 
-    def keep(tried: "Tried") -> None:
+    def keep(tried: "TriedFixes") -> None:
         recorder.conclude(tried.findings)
         recorder.keep_trades(tried.trades)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
-    from gpubench.tuner import Bench, Wishes
+    from gpubench.tuner import SearchBench, Wishes
     from gpubench.tuning.losses import Margin
     from gpubench.tuning.result import Tuning
 
@@ -352,7 +352,7 @@ def _go_on(
     folder: Path,
     tuning: "Tuning",
     base: "Configuration[Any]",
-    bench: "Bench",
+    bench: "SearchBench",
     drawing: Any,
     terminal: "Terminal",
     shown: options.Shown,
@@ -416,14 +416,14 @@ def _drawing() -> Any:
 
 def _bench(
     base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal", tags: Sequence[str] = ()
-) -> "Bench":
+) -> "SearchBench":
     """Returns the functions that run a search, whose run directories are in `folder` and have the tags."""
     from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.host.recorder import TrainRecorder
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import Labels, completed
     from gpubench.settings.schema import ProgramSettings
-    from gpubench.tuner import Bench
+    from gpubench.tuner import SearchBench
 
     is_program = isinstance(base.settings, ProgramSettings)
     recorder: Any = ProgramRecorder if is_program else TrainRecorder
@@ -440,4 +440,4 @@ def _bench(
     def complete_here(changed: "Configuration[Any]") -> "Configuration[Any]":
         return completed(changed.with_overrides(here, "tune"), completing)
 
-    return Bench(complete_here, run)
+    return SearchBench(complete_here, run)

@@ -259,7 +259,7 @@ class Log(Event, frozen=True):
         _check_depth(self.fields.values())
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuFacts(msgspec.Struct, frozen=True):
     """What a run needs to know of a GPU."""
 
     name: Words | None = None
@@ -268,7 +268,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class _Environment(msgspec.Struct, frozen=True):
-    gpus: list[Gpu] | None = None
+    gpus: list[GpuFacts] | None = None
 
 
 class EnvironmentCaptured(Event, frozen=True):
@@ -283,7 +283,7 @@ class EnvironmentCaptured(Event, frozen=True):
         msgspec.convert(self.environment, _Environment)
 
     @property
-    def gpus(self) -> "list[Gpu]":
+    def gpus(self) -> "list[GpuFacts]":
         """The GPUs that the rank sees."""
         return msgspec.convert(self.environment, _Environment).gpus or []
 
@@ -776,7 +776,7 @@ def _decoded(decoder: msgspec.json.Decoder[A], line: bytes | bytearray) -> A:
         raise msgspec.DecodeError(str(error) or "it does not fit in memory") from None
 
 
-class Lines:
+class LineBuffer:
     """The lines that arrive over a connection, cut out of the pieces in which they do."""
 
     def __init__(self) -> None:

@@ -202,7 +202,7 @@ class MemoryBench(Bench):
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedFixes:
     """The results of trying memory fixes: their savings, and what they cost in speed."""
 
     findings: Findings
@@ -235,7 +235,7 @@ class _Attempt:
 
 def verify_memory(
     followed: Outcome, run: Configuration[Any], findings: Findings, bench: MemoryBench
-) -> Iterator[Tried]:
+) -> Iterator[TriedFixes]:
     """Runs each memory fix and all confirmed ones together, and times all of them.
 
     The savings are relative to the `followed` run. Yields the results after each fix has run, after the combination has
@@ -301,7 +301,7 @@ def _time(attempts: Sequence[_Attempt], bench: MemoryBench) -> list[_Attempt]:
     return [replace(attempt, timed=found.get(number)) for number, attempt in enumerate(attempts)]
 
 
-def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: MemoryBench) -> Tried:
+def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: MemoryBench) -> TriedFixes:
     """Returns the results of the attempts.
 
     `tried` has the fixes in the order of the findings, then the combination if there is one.
@@ -313,7 +313,7 @@ def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], be
         combination=Combination(tried[-1].fix, combined[0]) if combined else None,
         keep=_keep(tried, trials),
     )
-    return Tried(found, weigh([_trade(attempt) for attempt in (without, *tried)]))
+    return TriedFixes(found, weigh([_trade(attempt) for attempt in (without, *tried)]))
 
 
 def _keep(tried: Sequence[_Attempt], trials: Sequence[Trial]) -> dict[str, Any]:

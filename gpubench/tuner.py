@@ -21,11 +21,11 @@ from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
 from gpubench.tuning import losses
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.conclusion import Block as Wanted
 from gpubench.tuning.conclusion import Factor, Plan, Spread, Standing
+from gpubench.tuning.conclusion import NextRuns as Wanted
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
-from gpubench.tuning.result import Block, Loss, Run, Tuning, named
+from gpubench.tuning.result import Loss, RunBlock, SearchRun, Tuning, named
 from gpubench.tuning.search import Search
 from gpubench.tuning.treatments import Subject, choose
 
@@ -50,7 +50,7 @@ TRIED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class SearchBench:
     """The functions that complete and run configurations."""
 
     complete: Callable[[Configuration[Any]], Configuration[Any]]
@@ -76,7 +76,7 @@ class Wishes:
     loss_margin: losses.Margin = losses.DEFAULT
 
 
-def look(base: Configuration[Any], bench: Bench, wishes: Wishes, argv: Sequence[str]) -> Tuning:
+def look(base: Configuration[Any], bench: SearchBench, wishes: Wishes, argv: Sequence[str]) -> Tuning:
     """Profiles the program once, and chooses the treatments to try. Raises the error of the run if it fails."""
     began = time.monotonic()
     settings = flatten(base.settings.model_dump())
@@ -133,7 +133,7 @@ def _steps(outcome: Outcome) -> dict[str, int]:
     return {"training.steps": measured, "training.warmup_steps": found.warmup}
 
 
-def _profiled(base: Configuration[Any], bench: Bench) -> Outcome:
+def _profiled(base: Configuration[Any], bench: SearchBench) -> Outcome:
     """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
     changes = base.takes(TRIED) | {"measurement.repeats": 1}
     try:
@@ -174,7 +174,7 @@ class Tuner:
         folder: Path,
         tuning: Tuning,
         base: Configuration[Any],
-        bench: Bench,
+        bench: SearchBench,
         save: Callable[[Tuning], None],
     ) -> None:
         """`base` is the complete configuration of the baseline; `save` writes the state after each block.
@@ -234,7 +234,7 @@ class Tuner:
             runs = [msgspec.structs.replace(run, seconds=run.seconds + max(0.0, between)) for run in runs]
         self._search.record([_result(run) for run in runs])
         if runs:
-            recorded = Block(stage=block.stage, why=block.why, limit=self._limit, runs=runs)
+            recorded = RunBlock(stage=block.stage, why=block.why, limit=self._limit, runs=runs)
             self._keep(blocks=[*self.tuning.blocks, recorded])
         if interrupted and time.monotonic() < self._end:
             raise interrupted
@@ -260,7 +260,7 @@ class Tuner:
         """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
         return self._base.with_overrides(self.tuning.changes(combination), TUNE)
 
-    def _repeat(self, block: Block) -> None:
+    def _repeat(self, block: RunBlock) -> None:
         """Gives the search a recorded block. Raises RunDirectoryError if the search would not have made it."""
         self._search.limit(block.limit)
         planned = self._search.next()
@@ -283,7 +283,7 @@ class Tuner:
         left = None if budget is None else max(0.0, budget - (time.monotonic() - self._began))
         return Limit(self.tuning.most_runs, left, self.seconds_a_run() or 1.0)
 
-    def _run(self, block: Wanted) -> tuple[list[Run], Interrupted | None]:
+    def _run(self, block: Wanted) -> tuple[list[SearchRun], Interrupted | None]:
         """Runs a block. Returns its runs as far as they were made, and the interruption that ended them."""
         wanted = [(combination, self._seed(block, place)) for place, combination in enumerate(block.runs)]
         refused: dict[Combination, GpubenchError] = {}
@@ -302,10 +302,12 @@ class Tuner:
         order = [numbers[group] for group in wanted if group in numbers]
         outcomes = self._bench.run(list(groups.values()), order, self._end) if groups else []
         made = dict.fromkeys(groups, 0)
-        runs: list[Run] = []
+        runs: list[SearchRun] = []
         for group in wanted:
             if group not in numbers:
-                runs.append(Run(combination=group[0], path=None, throughput=None, error=refused[group[0]].message))
+                runs.append(
+                    SearchRun(combination=group[0], path=None, throughput=None, error=refused[group[0]].message)
+                )
                 continue
             run, interrupted = self._as_run(group[0], outcomes[numbers[group]], made[group])
             if interrupted:
@@ -326,7 +328,7 @@ class Tuner:
         varied = {"noise": max(0, place - 1), "confirming": rounds}
         return int(seed) + varied.get(block.stage, 0)
 
-    def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[Run, Interrupted | None]:
+    def _as_run(self, combination: Combination, outcome: Outcome, repeat: int) -> tuple[SearchRun, Interrupted | None]:
         path = outcome.recorder.writer.path.name
         throughput, times = outcome.summary.get("throughput"), outcome.recorder.seconds
         seconds = times[repeat] if repeat < len(times) else 0.0
@@ -335,19 +337,19 @@ class Tuner:
             peak = next((metrics[name].repeats for name in PEAKS if name in metrics), [])
             most = peak[repeat] if repeat < len(peak) else None
             rate = throughput.repeats[repeat]
-            return Run(combination=combination, path=path, throughput=rate, peak=most, seconds=seconds), None
+            return SearchRun(combination=combination, path=path, throughput=rate, peak=most, seconds=seconds), None
         interrupted = outcome.error if isinstance(outcome.error, Interrupted) else None
         why = outcome.error.message if outcome.error else "no step was measured"
-        return Run(combination=combination, path=path, throughput=None, error=why, seconds=seconds), interrupted
+        return SearchRun(combination=combination, path=path, throughput=None, error=why, seconds=seconds), interrupted
 
-    def _judged(self, block: Wanted, runs: Sequence[Run]) -> list[Run]:
+    def _judged(self, block: Wanted, runs: Sequence[SearchRun]) -> list[SearchRun]:
         """Returns the runs, each with the reason why it must not be kept, if there is one."""
         reasons = {combination: self._rejection(block, combination, runs) for combination in {*block.runs}}
         return [
             msgspec.structs.replace(run, rejected=reasons[run.combination]) if run.throughput else run for run in runs
         ]
 
-    def _rejection(self, block: Wanted, combination: Combination, runs: Sequence[Run]) -> str:
+    def _rejection(self, block: Wanted, combination: Combination, runs: Sequence[SearchRun]) -> str:
         """Returns why a combination must not be kept: it changes nothing, does less work, or harms the loss."""
         found = self._evidence_of(combination, runs)
         if not any(combination) or not found:
@@ -385,7 +387,7 @@ class Tuner:
         missed = found[0].summary.missed
         return f"not applied: {'; '.join(dict.fromkeys(missed.values()))}" if missed else ""
 
-    def _evidence_of(self, combination: Combination, runs: Sequence[Run]) -> list[RunEvidence]:
+    def _evidence_of(self, combination: Combination, runs: Sequence[SearchRun]) -> list[RunEvidence]:
         """Returns the run directories of a combination so far, with those of the current block, `runs`."""
         made = [run for block in self.tuning.blocks for run in block.runs] + list(runs)
         paths = dict.fromkeys(run.path for run in made if run.combination == combination and run.throughput)
@@ -401,6 +403,6 @@ class Tuner:
         return self._evidence[path]
 
 
-def _result(run: Run) -> Result:
+def _result(run: SearchRun) -> Result:
     rate = math.log(run.throughput) if run.throughput else None
     return Result(rate, run.peak, run.rejected, run.seconds, refused=run.path is None)

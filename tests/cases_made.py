@@ -13,19 +13,19 @@ from gpubench.settings.schema import CompletedPipeSettings, PipeSettings, RunSet
 from gpubench.trace.profile import (
     CAUSES,
     HOST_PARTS,
-    Breakdown,
     Copy,
     CopyKind,
     Kernel,
     Launches,
     Operator,
-    Phase,
     Profile,
     Python,
-    Rank,
+    PythonStretch,
+    RankProfile,
+    StepPhase,
     Straggler,
-    Stretch,
     Synchronisation,
+    WallBreakdown,
 )
 
 STEPS = 10
@@ -55,12 +55,12 @@ def completed_pipeline(given: Mapping[str, Any]) -> CompletedPipeSettings:
     return validate(CompletedPipeSettings, COMPLETED_PIPELINE | dict(given), {})
 
 
-def gpu(**parts: Any) -> Rank:
+def gpu(**parts: Any) -> RankProfile:
     """A rank whose GPU computes whatever is left by `idle` (by cause), `exposed_communication` and `exposed_copies`."""
     given = dict.fromkeys(CAUSES, 0) | parts.pop("idle", {})
     exposed, copies = parts.pop("exposed_communication", 0), parts.pop("exposed_copies", 0)
     communication, idle = parts.pop("communication", exposed), sum(given.values())
-    device = Breakdown(
+    device = WallBreakdown(
         wall=WALL,
         compute=WALL - idle - exposed - copies,
         exposed_communication=exposed,
@@ -73,14 +73,14 @@ def gpu(**parts: Any) -> Rank:
     return rank(**{"device_name": H100, "device": device, "idle": given, "host_only": False} | parts)
 
 
-def cpu(**parts: Any) -> Rank:
+def cpu(**parts: Any) -> RankProfile:
     """A rank whose main thread is in operators whenever it is not in a part of `host`."""
     host = dict.fromkeys(HOST_PARTS, 0) | parts.pop("host", {})
     host["operators"] = WALL - sum(host.values())
     return rank(**{"host": host} | parts)
 
 
-def rank(**parts: Any) -> Rank:
+def rank(**parts: Any) -> RankProfile:
     usual: dict[str, Any] = {
         "label": "rank0.pt.trace.json", "rank": 0, "device_name": None, "host_only": True, "start": 0, "wall": WALL,
         "step_numbers": list(range(STEPS)), "device": None, "idle": {}, "host": {}, "critical_path": {}, "steps": [],
@@ -88,10 +88,10 @@ def rank(**parts: Any) -> Rank:
         "synchronisations": [], "collectives": [], "compiled": None, "threads": 1, "zeroed_gradients": 0,
         "optimizer_kernels": 0, "optimizer_steps": STEPS, "timeline": None, "missing": {}, "notes": [],
     }  # fmt: skip
-    return Rank(**usual | parts)
+    return RankProfile(**usual | parts)
 
 
-def case(*ranks: Rank, stragglers: list[Straggler] | None = None, **known: Any) -> ProfileCase:
+def case(*ranks: RankProfile, stragglers: list[Straggler] | None = None, **known: Any) -> ProfileCase:
     """`known`: settings, metrics (estimates by name) and environment; without settings, a trace from elsewhere."""
     metrics = {name: metric(name, estimate) for name, estimate in known.pop("metrics", {}).items()}
     return ProfileCase(Profile(list(ranks), stragglers or []), metrics=metrics, **known)
@@ -148,8 +148,8 @@ def operator(name: str, device: int, **parts: Any) -> Operator:
     return Operator(name=name, device=device, **usual | parts)
 
 
-def phase(name: str, **parts: int) -> Phase:
-    return Phase(name, **{"host": 0, "device": 0, "launches": 0, "recompute": 0} | parts)
+def phase(name: str, **parts: int) -> StepPhase:
+    return StepPhase(name, **{"host": 0, "device": 0, "launches": 0, "recompute": 0} | parts)
 
 
 def launches(**parts: Any) -> Launches:
@@ -160,18 +160,18 @@ def launches(**parts: Any) -> Launches:
     return Launches(**usual | parts)
 
 
-def python(*longest: Stretch, **parts: int) -> Python:
+def python(*longest: PythonStretch, **parts: int) -> Python:
     usual = {"total": 0, "stretches": 0, "median": 0, "half": 0, "operators": 0, "operator_median": 0}
     return Python(longest=list(longest), **usual | parts)
 
 
-def stretch(total: int, **parts: Any) -> Stretch:
+def stretch(total: int, **parts: Any) -> PythonStretch:
     """One in each step, unless `count` says otherwise."""
     count = parts.get("count", STEPS)
     usual: dict[str, Any] = {
         "length": total // count, "count": count, "phase": "forward", "module": "", "after": "", "where": None,
     }  # fmt: skip
-    return Stretch(total=total, **usual | parts)
+    return PythonStretch(total=total, **usual | parts)
 
 
 def ids(case: ProfileCase) -> list[str]:

@@ -9,13 +9,13 @@ from gpubench.memory.footprint import (
     Amounts,
     Correction,
     Footprint,
+    FootprintPeak,
     Holder,
     Level,
+    MemoryTimeline,
     ModuleFootprint,
-    Peak,
     PhaseFootprint,
     Stage,
-    Timeline,
     TimelineMark,
 )
 from gpubench.memory.history import Phase
@@ -144,12 +144,12 @@ def level(amounts: Amounts) -> Level:
     return Level(allocated - ROUNDING, allocated, reserved, total)
 
 
-def peak_of(found: list[PhaseFootprint], stage: Stage, name: Phase) -> Peak:
+def peak_of(found: list[PhaseFootprint], stage: Stage, name: Phase) -> FootprintPeak:
     place = next(place for place, one in enumerate(found) if (one.stage, one.phase) == (stage, name))
-    return Peak(stage, name, found[place].peak, found[place].level, _position(place))
+    return FootprintPeak(stage, name, found[place].peak, found[place].level, _position(place))
 
 
-def timeline(found: list[PhaseFootprint]) -> Timeline:
+def timeline(found: list[PhaseFootprint]) -> MemoryTimeline:
     """Each phase rises to its peak in POINTS points, and its last is its end."""
     names = list(dict.fromkeys(name for one in found for name in one.peak))
     amounts: dict[str, list[int]] = {name: [] for name in names}
@@ -166,7 +166,7 @@ def timeline(found: list[PhaseFootprint]) -> Timeline:
     reserved = [total - other for total, other in zip(totals, others, strict=True)] if has_allocator else None
     steps = {"setup": None, "first": 0, "steady": 1}
     marks = [TimelineMark(place * POINTS, one.phase, steps[one.stage]) for place, one in enumerate(found)]
-    return Timeline(amounts, reserved, marks)
+    return MemoryTimeline(amounts, reserved, marks)
 
 
 def _position(place: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpubench.memory.allocator import Rules, replay
-from gpubench.memory.history import Allocation, Category, History, Mark, Phase, Reading
+from gpubench.memory.history import Allocation, AllocatorReading, Category, History, Phase, PhaseStart
 
 MIB = 2**20
 PHASES: tuple[Phase, ...] = ("data", "forward", "loss", "backward", "optimizer", "zero_grad")
@@ -16,11 +16,11 @@ class Script:
 
     def __init__(self) -> None:
         self._allocations: list[Allocation] = []
-        self._marks: list[Mark] = []
+        self._marks: list[PhaseStart] = []
         self._length = 0
 
     def phase(self, phase: Phase, step: int | None = None) -> None:
-        self._marks.append(Mark(self._length, phase, step))
+        self._marks.append(PhaseStart(self._length, phase, step))
 
     def hold(self, size: int, category: Category = "unknown", **told: str) -> Allocation:
         """told: module, operator, shape, where."""
@@ -77,10 +77,10 @@ def adamw(elements: int, *, steps: int = 2, batches: int = 1, activations: int =
 def with_readings(history: History, rules: Rules, beyond: int = 0) -> History:
     """As a device would have read it whose allocator follows `rules`, and holds `beyond` bytes of its own in a segment
     of their own. The history gets a mark at its end, where its last phase is read."""
-    marks = [*history.marks, Mark(history.length, "unknown")]
+    marks = [*history.marks, PhaseStart(history.length, "unknown")]
     closed = History(history.allocations, marks, history.length)
     closed.readings = [
-        Reading(
+        AllocatorReading(
             at=one.at,
             allocated=one.allocated + beyond,
             reserved=one.reserved + beyond,

@@ -26,7 +26,7 @@ from gpubench.ranks import Ranks
 from gpubench.worker.distributed import is_broken_collective
 from gpubench.worker.pipeline import collectives
 from gpubench.worker.pipeline.background import Receiver, Sender
-from gpubench.worker.pipeline.link import Link, Terms, connect, sending_link
+from gpubench.worker.pipeline.link import Link, LinkTerms, connect, sending_link
 from gpubench.worker.pipeline.sampler import Batch
 
 SAMPLES = 6
@@ -109,7 +109,7 @@ def chain(scenario: Scenario, ranks: Ranks, run: bytes, seen: Seen) -> None:
         seen.sent = sender.sent
 
 
-def first_batch(scenario: Scenario, own: Terms, sample: int) -> Batch:
+def first_batch(scenario: Scenario, own: LinkTerms, sample: int) -> Batch:
     batch = batch_of(own, sample)
     batch.done = 0
     if scenario.filler:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpubench.pipeline.requests import Requests
 from gpubench.worker.pipeline import link, packing
-from gpubench.worker.pipeline.link import FRAME, Message, Terms, Transport, decode, encode
+from gpubench.worker.pipeline.link import FRAME, LinkTerms, Message, Transport, decode, encode
 from gpubench.worker.pipeline.packing import PackedBatch, pack, unpack
 from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
 
@@ -48,13 +48,13 @@ def handed_off(batch: Batch, sampler: Sampler, seeds: list[int], receiver: Sampl
     return unpack(as_received(packed), copy, receiver or sampler, seeds)
 
 
-def terms(shape: tuple[int, ...] = (4, 8, 8), *, run: bytes = RUN, source: int = 1, done: int = 12) -> Terms:
+def terms(shape: tuple[int, ...] = (4, 8, 8), *, run: bytes = RUN, source: int = 1, done: int = 12) -> LinkTerms:
     """Of a link whose batches have latents of this shape and a scheduler without state."""
     sampler = build(create("DDIMScheduler", {}, {}), 20, CPU)
-    return Terms(run, 0, source, source + 1, done, sampler, torch.float32, shape, Requests([], 0))
+    return LinkTerms(run, 0, source, source + 1, done, sampler, torch.float32, shape, Requests([], 0))
 
 
-def batch_of(terms: Terms, *samples: int) -> Batch:
+def batch_of(terms: LinkTerms, *samples: int) -> Batch:
     """Samples whose latents are their own number everywhere, when the source hands them off."""
     latents = torch.stack([torch.full(terms.latent_shape, float(sample)) for sample in samples])
     generators = [torch.Generator().manual_seed(sample) for sample in samples]

@@ -7,7 +7,6 @@ import msgspec
 from gpubench.findings import Combination, Finding, Findings, Saving, Trial, Unanswered
 from gpubench.trace.profile import (
     Box,
-    Breakdown,
     Cause,
     Collective,
     Compiled,
@@ -19,13 +18,14 @@ from gpubench.trace.profile import (
     Launches,
     Module,
     Operator,
-    Phase,
     Profile,
-    Rank,
-    Step,
+    ProfiledStep,
+    RankProfile,
+    StepPhase,
+    StepTimeline,
     Straggler,
     Synchronisation,
-    Timeline,
+    WallBreakdown,
 )
 
 MS = 1_000_000
@@ -38,19 +38,19 @@ def profile(ranks: int = 1, **changes: Any) -> Profile:
     return Profile(found, [Straggler(ranks - 1, round(1.4 * MS), 58, 60)] if ranks > 1 else [])
 
 
-def device_rank(**changes: Any) -> Rank:
+def device_rank(**changes: Any) -> RankProfile:
     """6 steps of 177 ms, of which the device is idle for 77 ms."""
     idle: dict[Cause, int] = {
         "data_loader": 59 * STEPS * MS, "allocator": 0, "synchronisation": 3 * STEPS * MS,
         "pageable_copy": 4 * STEPS * MS, "python_and_launch": 10 * STEPS * MS, "unknown": 1 * STEPS * MS,
     }  # fmt: skip
-    whole = Breakdown(
+    whole = WallBreakdown(
         wall=177 * STEPS * MS, compute=92 * STEPS * MS, exposed_communication=6 * STEPS * MS,
         exposed_copies=2 * STEPS * MS, idle=77 * STEPS * MS, communication=20 * STEPS * MS, copies=5 * STEPS * MS,
         hidden_communication=14 * STEPS * MS,
     )  # fmt: skip
-    steps = [Step(number, number * 177 * MS, 177 * MS, None, {}, {}) for number in range(STEPS)]
-    rank = Rank(
+    steps = [ProfiledStep(number, number * 177 * MS, 177 * MS, None, {}, {}) for number in range(STEPS)]
+    rank = RankProfile(
         label="x.pt.trace.json.gz", rank=None, device_name="Tesla V100-DGXS-32GB", host_only=False, start=0,
         wall=whole.wall, step_numbers=list(range(STEPS)), device=whole, idle=idle, host={},
         critical_path={"compute": 90 * STEPS * MS, "data_loader": 60 * STEPS * MS, "python": 27 * STEPS * MS},
@@ -65,13 +65,13 @@ def device_rank(**changes: Any) -> Rank:
     return msgspec.structs.replace(rank, **changes)
 
 
-def host_rank(**changes: Any) -> Rank:
+def host_rank(**changes: Any) -> RankProfile:
     """4 steps of 50 ms on a CPU."""
     host: dict[HostPart, int] = {
         "data_loader": 62 * MS, "communication": 0, "copies": 4 * MS, "optimizer": 24 * MS, "operators": 90 * MS,
         "python": 20 * MS,
     }  # fmt: skip
-    steps = [Step(number, number * 50 * MS, 50 * MS, None, {}, {}) for number in range(4)]
+    steps = [ProfiledStep(number, number * 50 * MS, 50 * MS, None, {}, {}) for number in range(4)]
     operators = [
         msgspec.structs.replace(one, device=0, kernels=0, bound="insufficient data", of_ceiling=None)
         for one in _operators()
@@ -80,8 +80,8 @@ def host_rank(**changes: Any) -> Rank:
         label="cpu.pt.trace.json", device_name=None, host_only=True, wall=200 * MS, device=None, idle={}, host=host,
         critical_path={}, steps=steps, step_numbers=[0, 1, 2, 3], operators=operators, kernels=[], launches=None,
         copies=[], synchronisations=[], collectives=[], compiled=Compiled(3, 2, 1, 2_000 * MS), missing={}, notes=[],
-        phases=[Phase("data_wait", 62 * MS, 0, 0, 0), Phase("forward", 60 * MS, 0, 0, 0)],
-        timeline=Timeline(1, 50 * MS, [Lane("host", [Box(0, 20 * MS, "data_wait", "data_wait")])], 0),
+        phases=[StepPhase("data_wait", 62 * MS, 0, 0, 0), StepPhase("forward", 60 * MS, 0, 0, 0)],
+        timeline=StepTimeline(1, 50 * MS, [Lane("host", [Box(0, 20 * MS, "data_wait", "data_wait")])], 0),
     )  # fmt: skip
     return msgspec.structs.replace(rank, **changes)
 
@@ -112,14 +112,14 @@ def changes() -> list[KernelChange]:
     ]
 
 
-def _phases() -> list[Phase]:
+def _phases() -> list[StepPhase]:
     return [
-        Phase("data_wait", 59 * STEPS * MS, 0, 0, 0),
-        Phase("host_to_device", 5 * STEPS * MS, 5 * STEPS * MS, 2 * STEPS, 0),
-        Phase("forward", 30 * STEPS * MS, 32 * STEPS * MS, 400 * STEPS, 0),
-        Phase("backward", 40 * STEPS * MS, 60 * STEPS * MS, 600 * STEPS, 9 * STEPS * MS),
-        Phase("optimizer", 12 * STEPS * MS, 8 * STEPS * MS, 161 * STEPS, 0),
-        Phase("other", 31 * STEPS * MS, 0, 0, 0),
+        StepPhase("data_wait", 59 * STEPS * MS, 0, 0, 0),
+        StepPhase("host_to_device", 5 * STEPS * MS, 5 * STEPS * MS, 2 * STEPS, 0),
+        StepPhase("forward", 30 * STEPS * MS, 32 * STEPS * MS, 400 * STEPS, 0),
+        StepPhase("backward", 40 * STEPS * MS, 60 * STEPS * MS, 600 * STEPS, 9 * STEPS * MS),
+        StepPhase("optimizer", 12 * STEPS * MS, 8 * STEPS * MS, 161 * STEPS, 0),
+        StepPhase("other", 31 * STEPS * MS, 0, 0, 0),
     ]
 
 
@@ -178,7 +178,7 @@ def _synchronisations() -> list[Synchronisation]:
     return [Synchronisation("aten::item", "cudaStreamSynchronize", "train.py:57", STEPS, 40 * MS, 18 * MS, "other")]
 
 
-def _timeline() -> Timeline:
+def _timeline() -> StepTimeline:
     streams = [Box(n * 5 * MS, n * 5 * MS + 3 * MS, f"gemm_{n}", "compute") for n in range(14, 34)]
     host = [
         Box(0, 59 * MS, "data_wait", "data_wait"), Box(59 * MS, 64 * MS, "host_to_device", "host_to_device"),
@@ -191,7 +191,7 @@ def _timeline() -> Timeline:
     ]
     copies = [Box(60 * MS, 65 * MS, "Memcpy HtoD (Pageable -> Device)", "copy")]
     lanes = [Lane("host", host), Lane("stream 7", streams), Lane("stream 20", copies), Lane("idle", idle)]
-    return Timeline(3, 177 * MS, lanes, 412)
+    return StepTimeline(3, 177 * MS, lanes, 412)
 
 
 def _data_loading() -> Finding:

@@ -16,20 +16,20 @@ from gpubench.report.document import (
     Command,
     Document,
     Figures,
-    Finding,
-    Findings,
+    FindingBlock,
+    FindingList,
     Folded,
     Heading,
     Medium,
+    NestedDocument,
     Paragraph,
-    Section,
     Table,
 )
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
 ESCAPED = markdown.escape(HOSTILE)
 
-Report = Document | Section | Iterable[Block]
+Report = Document | NestedDocument | Iterable[Block]
 UNSEEN = {"on", "anchor", "drawing", "letter", "shape", "style", "target", "tone", "words", "expendable", "last"}
 """Fields of blocks that are not shown as they are."""
 Kind = TypeVar("Kind", bound=Block)
@@ -40,7 +40,7 @@ def flat(report: Report, on: Medium | None = None) -> list[Block]:
 
     `on` leaves out what is not shown there.
     """
-    blocks = report.blocks if isinstance(report, Document | Section) else report
+    blocks = report.blocks if isinstance(report, Document | NestedDocument) else report
     return [block for block in _flat(blocks) if on is None or on & block.on]
 
 
@@ -48,7 +48,7 @@ def _flat(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
         match block:
-            case Folded(blocks=inner) | Section(blocks=inner):
+            case Folded(blocks=inner) | NestedDocument(blocks=inner):
                 yield from _flat(inner)
             case Figures(figures=figures):
                 yield from figures
@@ -96,18 +96,18 @@ def commands(report: Report) -> dict[str, str]:
     return {block.label: block.text for block in only(report, Command)}
 
 
-def findings(report: Report) -> list[Finding]:
-    return [finding for block in only(report, Findings) for finding in block.findings]
+def findings(report: Report) -> list[FindingBlock]:
+    return [finding for block in only(report, FindingList) for finding in block.findings]
 
 
-def lines_of(finding: Finding) -> dict[str, str]:
+def lines_of(finding: FindingBlock) -> dict[str, str]:
     """The lines of a finding by their labels."""
     return {line.label: line.text for line in finding.lines}
 
 
 def texts(report: Report) -> list[str]:
     """Every text of a report, apart from those in drawings, with labels and texts apart."""
-    return list(_texts(report if isinstance(report, Document | Section) else list(report)))
+    return list(_texts(report if isinstance(report, Document | NestedDocument) else list(report)))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from gpubench.probe.batches import Batches
+from gpubench.probe.batches import DrawnBatches
 from gpubench.probe.hooks import DATA_WAIT, FORWARD
-from gpubench.probe.timeline import EVALUATION, OTHER, Mark, Part
+from gpubench.probe.timeline import EVALUATION, OTHER, LoopPart, Mark
 
 EPOCH, EPOCHS = 4, 4
 SLEEP = 0.004
@@ -139,7 +139,7 @@ a backward pass, and "U" an update."""
 
 @pytest.mark.parametrize(("words", "samples"), EVENTS.values(), ids=EVENTS)
 def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: list[int]) -> None:
-    found, part, seen = [], Part([(OTHER, Mark(0))]), Batches()
+    found, part, seen = [], LoopPart([(OTHER, Mark(0))]), DrawnBatches()
     loaders: dict[str, _Pass] = {}
     passes: dict[str, _Pass] = {}
     for word in words.split():
@@ -147,7 +147,7 @@ def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: lis
         if word == "U":
             seen.update(part)
             found.append(part.drawn)
-            part = Part([(OTHER, Mark(0))])
+            part = LoopPart([(OTHER, Mark(0))])
         elif word == "B":
             seen.settle(part)
         elif word in ("C", "c"):
@@ -179,13 +179,13 @@ def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: lis
     ],
 )
 def test_evaluation_lasts_from_its_first_batch_to_what_is_none(words: str, phases: list[str]) -> None:
-    seen, t, v = Batches(), _Pass(_Pass()), _Pass(_Pass())
-    first = Part([(OTHER, Mark(0))])
+    seen, t, v = DrawnBatches(), _Pass(_Pass()), _Pass(_Pass())
+    first = LoopPart([(OTHER, Mark(0))])
     seen.begin(t, 1, evaluates=False)
     seen.index(t, [0])
     seen.take(t, None, counts=True)
     seen.settle(first)
-    part = Part([(OTHER, Mark(0))])
+    part = LoopPart([(OTHER, Mark(0))])
     for word in words.split():
         one = t if word[-1] == "t" else v
         if word == "B":
@@ -504,9 +504,9 @@ ROWS: dict[str, tuple[Callable[[], DataLoader[Any]], list[int]]] = {
 
 @pytest.mark.parametrize(("loader", "samples"), ROWS.values(), ids=ROWS)
 def test_an_index_may_stand_for_a_batch(loader: Callable[[], "DataLoader[Any]"], samples: list[int]) -> None:
-    seen, drawn, found = Batches(), iter(loader()), []
+    seen, drawn, found = DrawnBatches(), iter(loader()), []
     for _ in range(10):
-        part = Part([(OTHER, Mark(0))])
+        part = LoopPart([(OTHER, Mark(0))])
         seen.begin(drawn, 1, evaluates=False)
         if isinstance(drawn, _SingleProcessDataLoaderIter):
             index = drawn._next_index()

@@ -14,16 +14,18 @@ from running import gpubench
 
 from gpubench import events
 from gpubench.host import beside
-from gpubench.host.beside import Command
+from gpubench.host.beside import StartedProcess
 from gpubench.probe.hooks import Probe
 
-SHELL = Command(1, ("sh", "train.sh"))
-FIRST = Command(2, ("python", "a.py"))
-SECOND = Command(3, ("python", "b.py", "--lr", "1 2"))
+SHELL = StartedProcess(1, ("sh", "train.sh"))
+FIRST = StartedProcess(2, ("python", "a.py"))
+SECOND = StartedProcess(3, ("python", "b.py", "--lr", "1 2"))
 SPAWNED = ("python", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork")
 
 
-def told(*found: Command, measured: tuple[Command, ...], repeat: int = 0, later: bool = False) -> events.Unmeasured:
+def told(
+    *found: StartedProcess, measured: tuple[StartedProcess, ...], repeat: int = 0, later: bool = False
+) -> events.Unmeasured:
     return beside.unmeasured(found, measured, repeat, later=later)
 
 
@@ -38,8 +40,8 @@ def test_a_later_program_of_a_script_is_named_with_its_own_command() -> None:
 
 
 def test_the_ranks_of_another_launcher_are_named_with_the_launcher() -> None:
-    launchers = [Command(number, ("torchrun", f"{name}.py")) for number, name in ((2, "a"), (5, "b"))]
-    ranks = [Command(number, ("python", "-u", f"{name}.py")) for number, name in ((3, "a"), (6, "b"), (7, "b"))]
+    launchers = [StartedProcess(number, ("torchrun", f"{name}.py")) for number, name in ((2, "a"), (5, "b"))]
+    ranks = [StartedProcess(number, ("python", "-u", f"{name}.py")) for number, name in ((3, "a"), (6, "b"), (7, "b"))]
     measured = (SHELL, launchers[0], ranks[0])
     found = [told(SHELL, launchers[1], rank, measured=measured, later=True) for rank in ranks[1:]]
     said = beside.warning(found, 2, inference=False)
@@ -51,16 +53,16 @@ def test_the_ranks_of_another_launcher_are_named_with_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("found", "measured"),
     [
-        ((FIRST, Command(8, FIRST.words)), (FIRST, Command(7, FIRST.words))),  # both forked
-        ((FIRST, Command(8, FIRST.words)), (FIRST,)),  # a fork of the rank itself
-        ((FIRST, Command(8, SPAWNED)), (FIRST, Command(7, SPAWNED))),
-        ((FIRST, Command(8, SPAWNED)), (FIRST,)),
-        ((Command(9, ()),), (FIRST,)),  # it has ended already
+        ((FIRST, StartedProcess(8, FIRST.words)), (FIRST, StartedProcess(7, FIRST.words))),  # both forked
+        ((FIRST, StartedProcess(8, FIRST.words)), (FIRST,)),  # a fork of the rank itself
+        ((FIRST, StartedProcess(8, SPAWNED)), (FIRST, StartedProcess(7, SPAWNED))),
+        ((FIRST, StartedProcess(8, SPAWNED)), (FIRST,)),
+        ((StartedProcess(9, ()),), (FIRST,)),  # it has ended already
         ((), (FIRST,)),
     ],
 )
 def test_another_process_of_the_same_command_is_not_said_to_be_a_command(
-    found: tuple[Command, ...], measured: tuple[Command, ...]
+    found: tuple[StartedProcess, ...], measured: tuple[StartedProcess, ...]
 ) -> None:
     one = told(*found, measured=measured)
     assert (one.is_own, one.measured) == (False, "python a.py")
@@ -72,7 +74,7 @@ def test_another_process_of_the_same_command_is_not_said_to_be_a_command(
 
 def test_of_several_repeats_the_one_with_the_most_such_processes_is_told() -> None:
     one = told(SHELL, SECOND, measured=(SHELL, FIRST))
-    other = [told(SHELL, FIRST, Command(n, FIRST.words), measured=(SHELL, FIRST), repeat=1) for n in (8, 9)]
+    other = [told(SHELL, FIRST, StartedProcess(n, FIRST.words), measured=(SHELL, FIRST), repeat=1) for n in (8, 9)]
     said = beside.warning([one, *other], 1, inference=False) or ""
     assert said.startswith("3 processes of the program trained, and 1 was measured")
     assert beside.warning([], 1, inference=False) is None
@@ -82,7 +84,7 @@ def test_the_ancestry_of_a_process_begins_with_the_first_one_of_the_program() ->
     own, parent = psutil.Process(), psutil.Process().parent()
     assert parent
     assert [each.pid for each in beside.ancestry(own.pid, parent.pid)] == [parent.pid, own.pid]
-    assert beside.ancestry(own.pid, own.pid) == [Command(own.pid, tuple(own.cmdline()))]
+    assert beside.ancestry(own.pid, own.pid) == [StartedProcess(own.pid, tuple(own.cmdline()))]
     assert [each.pid for each in beside.ancestry(own.pid, 2**30)] == [own.pid]  # not below it
     assert beside.ancestry(2**30, own.pid) == []
 

@@ -15,12 +15,14 @@ from gpubench.compare.explanation import MOST, diagnosis, finding_changes
 from gpubench.compare.result import Causes
 from gpubench.findings import Findings, Unanswered
 from gpubench.runs.directory import CONFIG, FINDINGS, PROFILE
-from gpubench.trace.profile import Kernel, Profile, Rank
+from gpubench.trace.profile import Kernel, Profile, RankProfile
 
 BATCH = "batch_size: 8"
 
 
-def run(results: Path, rank: Rank | None = None, findings: Findings | None = None, *, profiled: bool = True) -> Path:
+def run(
+    results: Path, rank: RankProfile | None = None, findings: Findings | None = None, *, profiled: bool = True
+) -> Path:
     """The directory of a run that was profiled, if at all, with these results."""
     path = write_run(results, steps=12)
     if profiled:
@@ -132,7 +134,7 @@ def test_the_largest_changes_come_first_and_the_rest_is_counted(tmp_path: Path) 
         (made.host_rank(), "only one side's trace has work of a device"),
     ],
 )
-def test_traces_that_are_not_alike_have_no_work_side_by_side(tmp_path: Path, rank: Rank, said: str) -> None:
+def test_traces_that_are_not_alike_have_no_work_side_by_side(tmp_path: Path, rank: RankProfile, said: str) -> None:
     found = known(run(tmp_path, made.device_rank()), run(tmp_path, rank))
     assert (found.of, found.work, found.obstacle) == (None, [], said)
     assert found.findings

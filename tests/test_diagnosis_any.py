@@ -27,7 +27,7 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.headline import HEADLINE_MINIMUM, IDLE_CAUSES_IN_WORDS, OF_IDLE
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
-from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Held, Profile, Rank, Straggler
+from gpubench.trace.profile import CAUSES, HOST_PARTS, Collective, Compiled, Held, Profile, RankProfile, Straggler
 
 TIMES = st.integers(0, 2 * WALL)
 COUNTS = st.integers(0, 500)
@@ -105,7 +105,7 @@ KNOWN = {
 
 
 @st.composite
-def ranks(draw: st.DrawFn) -> Rank:
+def ranks(draw: st.DrawFn) -> RankProfile:
     parts: dict[str, Any] = {name: draw(strategy) for name, strategy in PARTS.items()}
     if draw(st.booleans()):
         idle = draw(st.dictionaries(st.sampled_from(CAUSES), st.integers(0, WALL // 20)))

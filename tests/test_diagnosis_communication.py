@@ -7,7 +7,7 @@ from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, phase, saving,
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding, Findings, Unanswered
-from gpubench.trace.profile import Collective, Rank, Straggler
+from gpubench.trace.profile import Collective, RankProfile, Straggler
 
 
 def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = None, **settings: Any) -> ProfileCase:
@@ -17,7 +17,7 @@ def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = 
     return case(*ranks, settings=training(**settings), stragglers=stragglers)
 
 
-def communicating(exposed: int, calls: int = 4, **parts: Any) -> Rank:
+def communicating(exposed: int, calls: int = 4, **parts: Any) -> RankProfile:
     collectives = [Collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL", calls * STEPS, 2 * exposed, exposed, None)]
     return gpu(exposed_communication=exposed, communication=2 * exposed, collectives=collectives, **parts)
 

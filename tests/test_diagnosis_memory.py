@@ -11,7 +11,7 @@ from gpubench.findings import Finding
 from gpubench.trace.kernels import MOVES_MEMORY, KernelKind, family, moves_memory
 from gpubench.trace.profile import Attention, Compiled, Reservations
 from gpubench.trace.reservations import reservations
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 
 def repeating(part: int, held: float = 20e9, **settings: Any) -> ProfileCase:
@@ -107,10 +107,10 @@ def test_calls_of_the_driver_for_memory_are_counted_by_step() -> None:
             call("cudaFree", at + 7, at + 8),
         ]
     events += [call("cudaHostAlloc", 150, 152), call("cudaLaunchKernel", 160, 161, 1), work("k", 170, 180, 1)]
-    found = reservations(Program.of(made(events)))
+    found = reservations(ProgramSlices.of(made(events)))
     calls = {"cudaMalloc": 3, "cudaFree": 3, "cudaHostAlloc": 1}
     assert found == Reservations(calls, 17_000, 2_000, 4, 3, 3, False, [2, 5])
-    assert reservations(Program.of(made(events[:2], slice_("aten::empty", 0, 1)))) is None
+    assert reservations(ProgramSlices.of(made(events[:2], slice_("aten::empty", 0, 1)))) is None
 
 
 def test_a_cache_that_is_switched_off_is_named_as_the_cause() -> None:

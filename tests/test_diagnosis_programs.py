@@ -30,12 +30,12 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
-from gpubench.trace.profile import Attention, Rank, UnusedGradients
+from gpubench.trace.profile import Attention, RankProfile, UnusedGradients
 
 PRODUCT = "[64, 1024] [1024, 2048]"
 
 
-def multiplying(dtype: str, part: int, name: str = "aten::mm") -> Rank:
+def multiplying(dtype: str, part: int, name: str = "aten::mm") -> RankProfile:
     return cpu(operators=[operator(name, 0, host=part, shapes=PRODUCT, dtype=dtype)])
 
 
@@ -158,7 +158,7 @@ def test_the_most_severe_finding_is_first_and_of_equals_the_largest_saving() -> 
     ]
 
 
-def recorded(tmp_path: Path, step: Callable[[], object]) -> Rank:
+def recorded(tmp_path: Path, step: Callable[[], object]) -> RankProfile:
     """Returns the profile of three steps on the CPU."""
     path = tmp_path / "made.pt.trace.json"
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:

@@ -8,7 +8,7 @@ from cases_made import PERCENT, case, cpu, gpu, ids, launches, only, phase, pyth
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
-from gpubench.trace.profile import Stretch
+from gpubench.trace.profile import PythonStretch
 
 
 def sleeping(part: int, **known: Any) -> ProfileCase:
@@ -65,7 +65,7 @@ def test_a_trace_without_phases_has_no_time_between_them() -> None:
     assert "between the phases" not in in_phase("other", "other")
 
 
-def fed(waiting: int, *found: Stretch, **known: Any) -> ProfileCase:
+def fed(waiting: int, *found: PythonStretch, **known: Any) -> ProfileCase:
     rank = gpu(idle={"python_and_launch": waiting}, launches=launches(short=900), python=python(*found))
     return case(rank, settings=training(), **known)
 

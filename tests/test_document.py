@@ -20,7 +20,18 @@ from test_report_trying import looked, reported, tried
 
 from gpubench.report import document as blocks
 from gpubench.report import markdown, page, terminal
-from gpubench.report.document import EVERYWHERE, Block, Cell, Document, Medium, Paragraph, Part, Stack, Table, table
+from gpubench.report.document import (
+    EVERYWHERE,
+    Block,
+    Cell,
+    Document,
+    Medium,
+    Paragraph,
+    Part,
+    StackedBar,
+    Table,
+    table,
+)
 
 REPORTS = {**FOOTPRINTS, **PROFILES, "memory-tried": reported(looked(), tried())}
 
@@ -35,7 +46,9 @@ def every_kind(text: str) -> Iterator[Block]:
     )
     part = Part(text, "other", 0.5, text, text)
     side = blocks.Sided("baseline", text, text, [text])
-    finding = blocks.Finding(text, "high", [text], [blocks.Line(text, text), blocks.Line("set", text, code=True)], text)
+    finding = blocks.FindingBlock(
+        text, "high", [text], [blocks.Line(text, text), blocks.Line("set", text, code=True)], text
+    )
     yield blocks.Heading(text, anchor="here", link=text, target="#here")
     yield Paragraph([text, text], "warning", "note: ")
     yield blocks.Command(text, text, after=text)
@@ -46,12 +59,12 @@ def every_kind(text: str) -> Iterator[Block]:
     yield blocks.Breakdown(text, text, text, [part])
     yield figure
     yield blocks.Figures([figure])
-    yield blocks.Stacks("phase", [Stack(text, text, {"peak": text}, [part])])
-    yield blocks.Findings([finding], "nothing")
+    yield blocks.StackedBars("phase", [StackedBar(text, text, {"peak": text}, [part])])
+    yield blocks.FindingList([finding], "nothing")
     yield blocks.Sides(side, side)
     yield blocks.Facts({text: {text: text}})
     yield blocks.Folded(text, [Paragraph(text)])
-    yield blocks.Section(text, [Paragraph(text)], text, "there")
+    yield blocks.NestedDocument(text, [Paragraph(text)], text, "there")
 
 
 KINDS = {type(block).__name__: block for block in every_kind("a text")}
@@ -95,8 +108,8 @@ def test_a_block_without_content_leaves_no_trace(name: str) -> None:
         "Paragraph": Paragraph(["", ""], "warning", "note: "),
         "Table": table("a title", []),
         "Breakdown": blocks.Breakdown("a title", "of", "size", []),
-        "Stacks": blocks.Stacks("a title", []),
-        "Findings": blocks.Findings([], "all is well"),
+        "Stacks": blocks.StackedBars("a title", []),
+        "Findings": blocks.FindingList([], "all is well"),
     }
     texts = shown(whole(empty[name])).values()
     assert not any("a title" in text or "note" in text for text in texts)
@@ -216,7 +229,7 @@ def test_bars_stand_beside_names_where_there_is_room_and_signed_ones_lead_from_a
 def test_a_stacked_bar_is_as_long_as_its_share_of_the_whole(sizes: list[float], over: float) -> None:
     most = max(sum(sizes) * over, 1e-9)
     parts = [Part(str(place), "other", size / most, "", "", "PGOATFCI"[place]) for place, size in enumerate(sizes)]
-    text = on_terminal(whole(blocks.Stacks("phase", [Stack("x", "stage", {"peak": "1 B"}, parts)])))
+    text = on_terminal(whole(blocks.StackedBars("phase", [StackedBar("x", "stage", {"peak": "1 B"}, parts)])))
     bar = text.splitlines()[-1].split()[-1]
     assert len(bar) == terminal.STACK
     assert abs(len(bar.rstrip("░")) - sum(sizes) / most * terminal.STACK) <= 0.5
@@ -224,7 +237,9 @@ def test_a_stacked_bar_is_as_long_as_its_share_of_the_whole(sizes: list[float], 
 
 
 def test_a_block_of_a_bar_hides_its_letter_in_its_own_colour_and_without_colours_is_the_letter() -> None:
-    stacks = whole(blocks.Stacks("phase", [Stack("x", "stage", {"peak": "1 B"}, [Part("p", "o", 1.0, "", "", "P")])]))
+    stacks = whole(
+        blocks.StackedBars("phase", [StackedBar("x", "stage", {"peak": "1 B"}, [Part("p", "o", 1.0, "", "", "P")])])
+    )
     assert "\x1b[34;44mPPPP" in on_terminal(stacks, colour=True)
     assert "  PPPP" in on_terminal(stacks)
     assert "PP" not in on_terminal(stacks, 16), "figures alone, where bars have no room"
@@ -276,12 +291,12 @@ def test_a_page_is_whole_in_itself_and_says_so_to_the_browser(name: str) -> None
 
 
 def test_minus_signs_of_numbers_are_typeset_and_those_of_code_are_not() -> None:
-    finding = blocks.Finding(
+    finding = blocks.FindingBlock(
         "t", "low", [], [blocks.Line("set", "-4", code=True), blocks.Line("measured", "-5 %", figures=True)], ""
     )
     command = blocks.Command("keep", "--a=-2", after=" at -3 %")
     cells = Table("", ("of", "what"), [(Cell("x"), Cell("-6")), (Cell("y"), Cell("-7", code=True))])
-    source = page.render(whole(Paragraph("changed by -1 %"), command, blocks.Findings([finding], ""), cells))
+    source = page.render(whole(Paragraph("changed by -1 %"), command, blocks.FindingList([finding], ""), cells))
     assert {number for number in "1234567" if f"\u2212{number}" in source} == set("1356")
     assert "<code>--a=-2</code>" in source
     assert "5\u00a0%" in source, "a number stays beside its unit"

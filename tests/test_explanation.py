@@ -16,7 +16,7 @@ from gpubench.metrics import Metric
 from gpubench.report.phrases import moves
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow
-from gpubench.runs.summary import NO_MEASUREMENTS, Rank
+from gpubench.runs.summary import NO_MEASUREMENTS, RankTimes
 from gpubench.telemetry import GpuSample, TelemetrySample
 
 MS = 1e-3
@@ -97,7 +97,7 @@ def run(
             NO_MEASUREMENTS,
             metrics=list(metrics.values()),
             steady=[SteadyWindow(number, 0, 1, True, 0.0, 10.0) for number in range(3)],
-            ranks=[Rank(rank, ms * MS, ms * MS, 0.0) for rank, ms in (busy or {}).items()],
+            ranks=[RankTimes(rank, ms * MS, ms * MS, 0.0) for rank, ms in (busy or {}).items()],
         ),
         clocks=clocks,
     )

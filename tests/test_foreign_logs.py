@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from gpubench.compare.compare import compare
-from gpubench.compare.inputs import A_LINE, EMPTY, PLAIN, READS, Column, LogEvidence, find, open_log
+from gpubench.compare.inputs import A_LINE, EMPTY, PLAIN, READS, LogColumn, LogEvidence, find, open_log
 from gpubench.errors import DataError, RunDirectoryError, UsageError
 
-MS = Column.of("ms", "ms")
+MS = LogColumn.of("ms", "ms")
 
 
-def log(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: Column = MS) -> LogEvidence:
+def log(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: LogColumn = MS) -> LogEvidence:
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return open_log(path, column)
 
 
-def refusal(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: Column = MS) -> tuple[str, str]:
+def refusal(tmp_path: Path, content: str | bytes, name: str = "log.csv", column: LogColumn = MS) -> tuple[str, str]:
     """The error without the path of the folder, and its hint."""
     with pytest.raises(DataError) as refused:
         log(tmp_path, content, name, column)
@@ -58,20 +58,20 @@ def test_a_column_is_one_repeat_of_a_metric_in_base_units(tmp_path: Path) -> Non
     ],
 )
 def test_units_tell_the_base_unit_and_which_way_is_better(unit: str, base: str, scale: float, better: str) -> None:
-    column = Column.of("x", unit)
+    column = LogColumn.of("x", unit)
     assert (column.unit, column.scale, column.better) == (base, scale, better)
 
 
 def test_a_unit_that_does_not_tell_which_way_is_better_asks(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="lower or higher") as refused:
-        Column.of("accuracy", "points")
+        LogColumn.of("accuracy", "points")
     assert "--better" in str(refused.value.hint)
-    assert Column.of("accuracy", "points", "higher").better == "higher"
-    assert Column.of("wait", "s", "higher").better == "higher"
+    assert LogColumn.of("accuracy", "points", "higher").better == "higher"
+    assert LogColumn.of("wait", "s", "higher").better == "higher"
 
 
 def test_a_column_of_other_things_than_times_has_no_steps(tmp_path: Path) -> None:
-    run = log(tmp_path, "rate\n10\n12\n", column=Column.of("rate", "samples/s"))
+    run = log(tmp_path, "rate\n10\n12\n", column=LogColumn.of("rate", "samples/s"))
     assert len(run.steps) == 0
     assert run.series("rate") is not None
 
@@ -203,7 +203,7 @@ def test_json_lines_that_cannot_be_read_say_where_and_why(tmp_path: Path, conten
 
 
 def test_a_missing_column_offers_the_nearest_and_lists_all(tmp_path: Path) -> None:
-    _, hint = refusal(tmp_path, "step,step_ms,loss\n0,1,2\n", column=Column.of("step ms", "ms"))
+    _, hint = refusal(tmp_path, "step,step_ms,loss\n0,1,2\n", column=LogColumn.of("step ms", "ms"))
     assert hint == "did you mean 'step_ms'? its columns are step, step_ms, loss"
     _, hint = refusal(tmp_path, ",".join(f"column{n}" for n in range(100)) + "\n")
     assert hint.endswith("column19, ...")
@@ -216,7 +216,7 @@ def test_the_hint_fits_what_is_not_a_number(tmp_path: Path) -> None:
 
 
 def test_a_rate_of_nothing_is_refused(tmp_path: Path) -> None:
-    message, hint = refusal(tmp_path, "ips\n10\n0\n", column=Column.of("ips", "img/s"))
+    message, hint = refusal(tmp_path, "ips\n10\n0\n", column=LogColumn.of("ips", "img/s"))
     assert message == "log.csv:3: ips: '0' cannot be the rate of a step"
     assert hint == EMPTY
 
@@ -226,7 +226,7 @@ def test_a_rate_of_nothing_is_refused(tmp_path: Path) -> None:
     [("it/s", "it/s"), ("tokens/s", "tokens/s"), ("img/sec", "img/s"), ("samples/second", "samples/s")],
 )
 def test_a_rate_is_all_the_work_over_all_the_time(tmp_path: Path, unit: str, shown: str) -> None:
-    run = log(tmp_path, "r\n100\n100\n10\n", column=Column.of("r", unit))
+    run = log(tmp_path, "r\n100\n100\n10\n", column=LogColumn.of("r", unit))
     metric = run.metrics["r"]
     assert (metric.unit, metric.better) == (shown, "higher")
     assert metric.estimate == pytest.approx(3 / (0.01 + 0.01 + 0.1))
@@ -238,7 +238,7 @@ def test_times_and_rates_of_the_same_steps_get_the_same_verdict(tmp_path: Path, 
     times = [0.1 * (1 + 0.001 * rng.standard_normal(150)) for _ in range(2)]
     times[1][rng.choice(150, 8, replace=False)] *= spike
     found = []
-    for kind, column in (("times", Column.of("x", "s")), ("rates", Column.of("x", "img/s"))):
+    for kind, column in (("times", LogColumn.of("x", "s")), ("rates", LogColumn.of("x", "img/s"))):
         (tmp_path / kind).mkdir()
         for side, values in zip("ab", times, strict=True):
             cells = values if kind == "times" else 128 / values

@@ -234,7 +234,7 @@ def test_a_line_that_no_rank_sends_is_refused_for_one_reason(line: bytes, reason
 
 def test_a_line_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LONGEST_LINE", 100)
-    lines = events.Lines()
+    lines = events.LineBuffer()
     assert list(lines.take(b"one\ntw")) == [b"one"]
     assert list(lines.take(b"o\n\n" + b"x" * 90)) == [b"two", b""]
     with pytest.raises(msgspec.DecodeError, match="longer than"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpubench.pipeline.requests import Requests
 from gpubench.worker.pipeline.background import Receiver, Sender, beside_evaluations
-from gpubench.worker.pipeline.link import FRAME, Link, Terms, Transport
+from gpubench.worker.pipeline.link import FRAME, Link, LinkTerms, Transport
 from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
 from gpubench.worker.timing import CudaClock
 
@@ -92,7 +92,7 @@ def stepped(sampler: Sampler) -> Batch:
 class Watched(Link):
     """A link that takes the GPU some cycles longer over each unpacking."""
 
-    def __init__(self, wire: Wire, terms: Terms, delay: int) -> None:
+    def __init__(self, wire: Wire, terms: LinkTerms, delay: int) -> None:
         super().__init__(wire, terms, now=time.time, report=lambda handoff: None)
         self.unpacked: list[torch.cuda.Event] = []
         self._delay = delay
@@ -109,7 +109,7 @@ class Ends:
     """A sender and a receiver at the two ends of one connection."""
 
     def __init__(self, wire: Wire, sampler: Sampler, batches: int = 1, delay: int = 0) -> None:
-        terms = Terms(b"thisrun!", 0, 0, 1, 3, sampler, torch.float32, (4, 64, 64), Requests([], 0))
+        terms = LinkTerms(b"thisrun!", 0, 0, 1, 3, sampler, torch.float32, (4, 64, 64), Requests([], 0))
         link = Watched(wire, terms, delay)
         self.unpacked = link.unpacked
         self.sender = Sender(Link(wire, terms, now=time.time, report=lambda handoff: None), time.time, bound=2)

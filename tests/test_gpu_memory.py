@@ -21,7 +21,7 @@ from gpubench.releases import Release, installed
 from gpubench.runs.directory import MEMORY, SUMMARY, TRACES
 from gpubench.settings.loading import load
 from gpubench.settings.schema import MemorySettings
-from gpubench.worker.memory.tracker import Tracker, measure
+from gpubench.worker.memory.tracker import AllocationTracker, measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,7 +113,7 @@ def test_what_the_device_holds_beside_the_allocator_is_a_context(language: Finis
 def test_allocated_is_what_torch_counts(tmp_path: Path) -> None:
     given = {"model": "gpt2-tiny", "device": "cuda", "precision": "fp32"}
     settings, _ = complete_memory(load(MemorySettings, None, given).settings)
-    tracker = Tracker(DEVICE)
+    tracker = AllocationTracker(DEVICE)
     measure(settings, Ranks(0, 0, 1, 1), DEVICE, Activity(), tracker, 3)
     history = tracker.history()
     found = footprint(history, source="measured", device=None, capacity=None)
@@ -136,7 +136,7 @@ def test_the_allocators_counts_are_those_of_its_snapshot(language: Finished) -> 
 def test_a_tensor_is_seen_when_it_comes_and_when_it_goes() -> None:
     torch.cuda.empty_cache()  # a block that was larger would be given out whole
     before = torch.cuda.memory_allocated(DEVICE)
-    with Tracker(DEVICE) as tracker:
+    with AllocationTracker(DEVICE) as tracker:
         tracker.enter("model")
         kept = torch.empty(10 * MIB, dtype=torch.uint8, device=DEVICE)
         torch.empty(30 * MIB, dtype=torch.uint8, device=DEVICE)

@@ -13,7 +13,7 @@ from gpubench.channel import Activity
 from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
-from gpubench.trace.profile import Rank, Step
+from gpubench.trace.profile import ProfiledStep, RankProfile
 from gpubench.worker.profiler import RecordedTimer, Recording
 from gpubench.worker.timing import CudaClock
 
@@ -50,7 +50,7 @@ def linear():
 # --- What is recorded
 
 
-def record(step: Callable[[], Any], folder: Path, repeat: int = 0) -> list[Rank]:
+def record(step: Callable[[], Any], folder: Path, repeat: int = 0) -> list[RankProfile]:
     """A profile of every cycle of two steps."""
     settings = ProfilingSettings(wait=1, warmup=1, active=2, repeat=repeat)
     with Recording(settings, DEVICE, 0, folder) as recording:
@@ -67,13 +67,13 @@ def record(step: Callable[[], Any], folder: Path, repeat: int = 0) -> list[Rank]
 
 
 @pytest.fixture
-def multiplied(tmp_path: Path) -> list[Rank]:
+def multiplied(tmp_path: Path) -> list[RankProfile]:
     tensor = torch.ones(1024, 1024, device=DEVICE)
     return record(lambda: tensor @ tensor, tmp_path, repeat=1)
 
 
 @pytest.mark.simulated
-def test_every_cycle_leaves_a_trace_with_work_of_the_gpu(multiplied: list[Rank]) -> None:
+def test_every_cycle_leaves_a_trace_with_work_of_the_gpu(multiplied: list[RankProfile]) -> None:
     assert len(multiplied) == 2
     for rank in multiplied:
         assert len(rank.steps) == 2
@@ -82,7 +82,7 @@ def test_every_cycle_leaves_a_trace_with_work_of_the_gpu(multiplied: list[Rank])
 
 
 @pytest.mark.simulated
-def test_operators_of_the_host_are_tied_to_kernels_of_the_gpu_by_their_launches(multiplied: list[Rank]) -> None:
+def test_operators_of_the_host_are_tied_to_kernels_of_the_gpu_by_their_launches(multiplied: list[RankProfile]) -> None:
     for rank in multiplied:
         operators = {operator.name: operator for operator in rank.operators}
         assert operators["aten::mm"].kernels >= 2
@@ -95,11 +95,11 @@ def test_operators_of_the_host_are_tied_to_kernels_of_the_gpu_by_their_launches(
 
 
 @pytest.mark.simulated
-def test_the_parts_of_a_real_gpus_time_sum_to_the_nanosecond(multiplied: list[Rank]) -> None:
+def test_the_parts_of_a_real_gpus_time_sum_to_the_nanosecond(multiplied: list[RankProfile]) -> None:
     for rank in multiplied:
         assert sum(step.wall for step in rank.steps) == rank.wall
         assert sum(rank.critical_path.values()) == rank.wall
-        places: list[Rank | Step] = [rank, *rank.steps]
+        places: list[RankProfile | ProfiledStep] = [rank, *rank.steps]
         for one in places:
             assert one.device is not None
             parts = [one.device.compute, one.device.exposed_communication, one.device.exposed_copies, one.device.idle]

@@ -21,7 +21,7 @@ from gpubench.errors import UsageError
 from gpubench.report import history as report
 from gpubench.report.page import render
 from gpubench.runs import entries
-from gpubench.runs.entries import Entry, Figure, Recorded
+from gpubench.runs.entries import Entry, EntryFigure, Recorded
 
 CommandLine = Callable[..., Finished]
 SETTINGS: dict[str, Any] = {
@@ -39,8 +39,8 @@ def entry(number: int, throughput: float, *, reference: float | None = None, **s
     started = datetime(2026, 10, 1) + timedelta(hours=6 * number)
     commit, host = settings.pop("commit", OLD), settings.pop("host", "here")
     metrics = {
-        "throughput": Figure(throughput, 0.99 * throughput, 1.01 * throughput, "samples/s", "higher"),
-        "final_loss": Figure(1 / throughput, None, None, "", None),
+        "throughput": EntryFigure(throughput, 0.99 * throughput, 1.01 * throughput, "samples/s", "higher"),
+        "final_loss": EntryFigure(1 / throughput, None, None, "", None),
     }
     known = {key: value for key, value in (SETTINGS | settings).items() if value is not None}
     record = Recorded(

@@ -6,11 +6,11 @@ from scipy import stats as reference
 from simulated import Drift
 
 from gpubench.compare import intervals, power
-from gpubench.compare.intervals import Error, Known, Ratio, Sample, Steps, difference, holm, ratio
+from gpubench.compare.intervals import Error, Known, MetricSample, Ratio, Steps, difference, holm, ratio
 
 
-def units(*values: float) -> Sample:
-    return Sample(np.array(values))
+def units(*values: float) -> MetricSample:
+    return MetricSample(np.array(values))
 
 
 def test_a_ratio_and_its_inverse_say_the_same() -> None:
@@ -24,7 +24,7 @@ def test_a_ratio_and_its_inverse_say_the_same() -> None:
 
 def test_between_repeats_the_interval_is_welchs_of_relative_values() -> None:
     ours, theirs = np.array([10.0, 10.2, 9.9]), np.array([11.0, 11.3, 11.2, 11.1])
-    found = ratio(Sample(ours), Sample(theirs))
+    found = ratio(MetricSample(ours), MetricSample(theirs))
     expected = reference.ttest_ind(theirs / theirs.mean(), ours / ours.mean(), equal_var=False)
     assert found
     assert found.error.df == pytest.approx(expected.df)
@@ -34,7 +34,7 @@ def test_between_repeats_the_interval_is_welchs_of_relative_values() -> None:
 
 def test_pairs_take_out_what_both_of_a_pair_share() -> None:
     drift = np.array([0.0, 0.2, -0.1, 0.15])
-    ours, theirs = Sample(1 + drift), Sample(1.05 * (1 + drift) + np.array([0.0, 1e-3, -1e-3, 0.0]))
+    ours, theirs = MetricSample(1 + drift), MetricSample(1.05 * (1 + drift) + np.array([0.0, 1e-3, -1e-3, 0.0]))
     alone, together = ratio(ours, theirs), ratio(ours, theirs, paired=True)
     assert alone
     assert together
@@ -46,7 +46,7 @@ def test_repeats_that_agree_by_chance_are_not_believed_beyond_their_steps() -> N
     rng = np.random.default_rng(0)
     ours, theirs = ([Drift(offset=0).repeat(rng) for _ in range(2)] for _ in range(2))
     series = [[[Steps(one / one.mean())] for one in side] for side in (ours, theirs)]
-    found = ratio(Sample(np.ones(2), series[0]), Sample(np.ones(2), series[1]))
+    found = ratio(MetricSample(np.ones(2), series[0]), MetricSample(np.ones(2), series[1]))
     assert found
     assert found.interval[0] < 0.999
     assert found.interval[1] > 1.001
@@ -144,7 +144,7 @@ def test_pairs_of_nothing_but_zeros_have_no_spread() -> None:
 def test_the_difference_of_pairs_is_students() -> None:
     ours, theirs = np.array([1.0, 1.2, 0.9]), np.array([1.1, 1.35, 0.95])
     expected = reference.ttest_rel(theirs, ours).confidence_interval()
-    assert difference(Sample(ours), Sample(theirs), paired=True).interval == pytest.approx(
+    assert difference(MetricSample(ours), MetricSample(theirs), paired=True).interval == pytest.approx(
         (expected.low, expected.high)
     )
 
@@ -158,8 +158,8 @@ def test_rates_are_the_inverse_of_times() -> None:
 
 
 def test_the_same_data_give_the_same_interval() -> None:
-    one = Sample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(2)))]])
-    two = Sample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(3)))]])
+    one = MetricSample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(2)))]])
+    two = MetricSample(np.array([1.0]), [[Steps(Drift().repeat(np.random.default_rng(3)))]])
     assert ratio(one, two) == ratio(one, two)
 
 
@@ -183,7 +183,7 @@ def test_a_certain_spread_needs_fewer_repeats_than_an_estimated_one(change: floa
 
 def measured(rng: np.random.Generator, n: int, change: float = 0.0, noise: float = 0.01) -> Ratio:
     """The ratio of two sides of new repeats."""
-    sides = [Sample(level * (1 + noise * rng.standard_normal(n))) for level in (1.0, 1 + change)]
+    sides = [MetricSample(level * (1 + noise * rng.standard_normal(n))) for level in (1.0, 1 + change)]
     found = ratio(*sides)
     assert found
     return found
@@ -211,7 +211,7 @@ def test_the_resolvable_change_of_equal_repeats_holds_for_new_ones_and_so_does_i
     known = power.resolvable_by(0.01, math.inf, n, margin)
     assert known
     for _ in range(300):
-        spread = intervals.spread(Sample(1 + 0.01 * rng.standard_normal(2 * n)))
+        spread = intervals.spread(MetricSample(1 + 0.01 * rng.standard_normal(2 * n)))
         assert spread
         learned = power.resolvable_by(spread, 2 * n - 1, n, margin)
         assert learned
@@ -238,7 +238,7 @@ def test_the_proposed_repeats_settle_the_question_in_four_of_five_new_measuremen
 ) -> None:
     rng, settled = np.random.default_rng([6, n]), []
     for _ in range(200):
-        noise = intervals.pooled_spread(*(Sample(1 + 0.01 * rng.standard_normal(n)) for _ in range(2)))
+        noise = intervals.pooled_spread(*(MetricSample(1 + 0.01 * rng.standard_normal(n)) for _ in range(2)))
         assert noise
         needed = power.repeats_for(change, *noise, margin)
         assert needed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gpubench.memory.allocator import CachingAllocator, OutOfDeviceMemory, Rules, replay
-from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
+from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, PhaseStart
 
 KIB, MIB = 2**10, 2**20
 
@@ -50,7 +50,7 @@ def a_history(*allocations: tuple[int, int, int | None], marks: Sequence[int] = 
     ends = [end for _, _, end in allocations if end is not None]
     length = max([begin for _, begin, _ in allocations] + ends, default=-1) + 1
     made = [Allocation(size, begin, end) for size, begin, end in allocations]
-    return History(made, [Mark(at, "forward") for at in marks], length)
+    return History(made, [PhaseStart(at, "forward") for at in marks], length)
 
 
 # --- Sizes of blocks and segments
@@ -383,10 +383,10 @@ def test_readings_are_of_the_mark_and_of_the_time_since_the_mark_before() -> Non
     allocations = ((MIB, 0, 1), (2 * MIB, 2, 4), (512, 3, None))
     readings = replay(a_history(*allocations, marks=(0, 2, 2, 4)), Rules()).readings
     assert readings == [
-        Reading(0, 0, 0, 0, 0),
-        Reading(2, 0, 2 * MIB, MIB, 2 * MIB),
-        Reading(2, 0, 2 * MIB, 0, 2 * MIB),
-        Reading(4, 2 * MIB + 512, 22 * MIB, 2 * MIB + 512, 22 * MIB),
+        AllocatorReading(0, 0, 0, 0, 0),
+        AllocatorReading(2, 0, 2 * MIB, MIB, 2 * MIB),
+        AllocatorReading(2, 0, 2 * MIB, 0, 2 * MIB),
+        AllocatorReading(4, 2 * MIB + 512, 22 * MIB, 2 * MIB + 512, 22 * MIB),
     ]
 
 
@@ -413,7 +413,7 @@ def test_a_replay_counts_as_pytorch_does() -> None:
 def test_a_history_of_nothing_has_nothing() -> None:
     replayed = replay(a_history(), Rules())
     assert [len(array) for array in (replayed.requested, replayed.allocated, replayed.reserved)] == [0, 0, 0]
-    assert replayed.readings == [Reading(0, 0, 0, 0, 0)]
+    assert replayed.readings == [AllocatorReading(0, 0, 0, 0, 0)]
 
 
 def test_a_position_without_an_event_changes_nothing() -> None:

@@ -14,7 +14,7 @@ from gpubench.errors import DataError
 from gpubench.memory.allocator import Rules, replay
 from gpubench.memory.analysis import HOLDERS, MODULES, POINTS, footprint
 from gpubench.memory.footprint import CATEGORIES, OTHERS, Footprint, Source
-from gpubench.memory.history import Allocation, Counts, History, Mark, Reading
+from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, PhaseStart
 
 N = 12_345
 """Elements of the made model's parameters."""
@@ -154,7 +154,7 @@ def test_a_history_that_begins_in_a_later_step_has_no_first() -> None:
 
 def test_a_mark_that_only_closes_the_history_is_no_phase() -> None:
     history = adamw(N)
-    closed = History(history.allocations, [*history.marks, Mark(history.length, "unknown")], history.length)
+    closed = History(history.allocations, [*history.marks, PhaseStart(history.length, "unknown")], history.length)
     assert of(closed).phases == of(history).phases
 
 
@@ -210,7 +210,7 @@ def _read(*readings: tuple[int, int, int, int]) -> History:
     script.release(kept)
     history = script.history()
     ats = [*(mark.at for mark in history.marks), history.length]
-    history.readings = [Reading(at, *one) for at, one in zip(ats, readings, strict=False)]
+    history.readings = [AllocatorReading(at, *one) for at, one in zip(ats, readings, strict=False)]
     return history
 
 
@@ -241,7 +241,7 @@ def test_a_reading_tells_a_peak_at_the_end_of_a_phase_from_the_end() -> None:
     script.phase("optimizer", 0)
     script.hold(1024, "optimizer_state")
     history = script.history()
-    history.readings = [Reading(0, 0, 0, 0, 0), Reading(1, 1024, 4096, 3000, 4096)]
+    history.readings = [AllocatorReading(0, 0, 0, 0, 0), AllocatorReading(1, 1024, 4096, 3000, 4096)]
     optimizer = row(of(history), "first", "optimizer")
     assert optimizer.peak == {"optimizer_state": 1024, "workspaces": 3000 - 1024, "fragmentation": 4096 - 3000}
     assert optimizer.end == {"optimizer_state": 1024, "fragmentation": 4096 - 1024}
@@ -449,7 +449,7 @@ def test_the_most_that_was_reserved_stays_though_little_was_held(step: int) -> N
     history = _saw(5000)
     ats = [*(mark.at for mark in history.marks), history.length]
     history.readings = [
-        Reading(at, 1024, 10**6, 1024, 10**9 if place == step + 2 else 10**6) for place, at in enumerate(ats)
+        AllocatorReading(at, 1024, 10**6, 1024, 10**9 if place == step + 2 else 10**6) for place, at in enumerate(ats)
     ]
     reserved = of(history).timeline.reserved
     assert reserved is not None
@@ -486,13 +486,13 @@ def test_the_allocator_s_counts_are_its_own_or_the_replay_s_or_the_history_s() -
 
 def test_what_was_there_before_was_not_allocated_in_the_history() -> None:
     there = Allocation(10, begin=0, end=2, category="before")
-    history = History([there, Allocation(20, begin=1)], [Mark(0, "start")], 3)
+    history = History([there, Allocation(20, begin=1)], [PhaseStart(0, "start")], 3)
     assert of(history).allocator == Counts(1, 1)
 
 
 def test_a_history_without_allocations_is_refused() -> None:
     with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
-        of(History([], [Mark(0, "start")], 0), "snapshot")
+        of(History([], [PhaseStart(0, "start")], 0), "snapshot")
     assert error.value.hint
 
 

@@ -31,7 +31,7 @@ from traces_made import PUBLIC
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.history import Counts, DeviceHistory, History, Mark
+from gpubench.memory.history import Counts, DeviceHistory, History, PhaseStart
 from gpubench.memory.snapshot import read
 
 MIB = 2**20
@@ -116,7 +116,7 @@ def test_what_was_there_before_the_first_event_follows_from_the_end(file: Path) 
     assert (there.size, there.category, there.phase, there.where) == (1000, "before", "start", "gpt/model.py:54")
     assert (lost.size, lost.begin, lost.end, lost.category) == (700, 1, 3, "before")
     assert (new.begin, new.end) == (2, None)
-    assert found.marks[0] == Mark(0, "start")
+    assert found.marks[0] == PhaseStart(0, "start")
     assert found.marks[1].at == 2
     assert (found.truncated, found.late) == (True, False)  # a stack is known of what has no event
     assert "the allocation of 1 block was recorded, but is missing from the events" in found.notes[0]

@@ -35,7 +35,7 @@ from gpubench.report.page import render
 from gpubench.runs import stats
 from gpubench.runs.directory import RunRecord
 from gpubench.runs.steps import SteadyWindow, StepTable
-from gpubench.runs.summary import NO_MEASUREMENTS, Rank
+from gpubench.runs.summary import NO_MEASUREMENTS, RankTimes
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
 SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.15}
@@ -141,7 +141,7 @@ def run_of(
             NO_MEASUREMENTS,
             metrics=metrics,
             steady=[window(START + 1000 * number, number) for number in range(repeats)],
-            ranks=[Rank(rank, mean, mean, 0.5) for rank in range(ranks)] if ranks > 1 else [],
+            ranks=[RankTimes(rank, mean, mean, 0.5) for rank in range(ranks)] if ranks > 1 else [],
             throttled={text: 0.3},
             warnings=[text],
         ),

@@ -12,10 +12,22 @@ from markupsafe import Markup
 
 from gpubench.compare.result import PhaseChange, Verdict, Waterfall
 from gpubench.report import bar_charts, charts
-from gpubench.report.charts import Curve, Measure, Plane, Scale, Span, bulk, histogram, measure, reduce, ticks, widen
-from gpubench.report.run_figures import Reading
+from gpubench.report.charts import (
+    Curve,
+    Measure,
+    Plane,
+    Scale,
+    ShadedRange,
+    bulk,
+    histogram,
+    measure,
+    reduce,
+    ticks,
+    widen,
+)
+from gpubench.report.run_figures import DeviceReading
 
-PLANE = Plane("step time", "a description", "s", "time", "s", spans=[Span(0, 2, "warm-up")])
+PLANE = Plane("step time", "a description", "s", "time", "s", spans=[ShadedRange(0, 2, "warm-up")])
 HOSTILE = "<script>alert(1)</script>\"'&"
 
 
@@ -119,9 +131,9 @@ def test_the_axis_of_the_bulk_does_not_reach_below_zero_where_no_value_does() ->
 
 
 def test_a_line_breaks_where_nothing_was_read() -> None:
-    reading = Reading("CPU", np.array([0.0, 0.2, 0.4, 9.0, 9.2]), np.arange(5.0))
+    reading = DeviceReading("CPU", np.array([0.0, 0.2, 0.4, 9.0, 9.2]), np.arange(5.0))
     assert [list(piece.values) for piece in reading.pieces()] == [[0, 1, 2], [3, 4]]
-    assert len(Reading("CPU", np.array([1.0]), np.array([1.0])).pieces()) == 1
+    assert len(DeviceReading("CPU", np.array([1.0]), np.array([1.0])).pieces()) == 1
 
 
 def test_the_axis_of_the_bulk_holds_a_short_series_beside_a_long_one() -> None:
@@ -223,7 +235,7 @@ def test_a_waterfall_of_any_size_has_a_drawing(change: float) -> None:
 
 def test_text_is_escaped_wherever_it_stands() -> None:
     curve = Curve(np.arange(3.0), np.ones(3), "a", HOSTILE)
-    plane = Plane(HOSTILE, HOSTILE, "s", HOSTILE, HOSTILE, spans=[Span(0, 1, HOSTILE)])
+    plane = Plane(HOSTILE, HOSTILE, "s", HOSTILE, HOSTILE, spans=[ShadedRange(0, 1, HOSTILE)])
     drawings = [
         charts.over(plane, [curve]),
         charts.distributions(plane, [[np.ones(3)]], [HOSTILE], 0, 2),

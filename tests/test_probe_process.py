@@ -206,7 +206,7 @@ def test_an_exception_of_a_signal_within_the_probe_ends_the_measurement_there(
     monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
     step, send = Probe._step, Connection.sendall
 
-    def interrupted_step(self: Probe, parts: list[timeline.Part]) -> dict[str, Any]:
+    def interrupted_step(self: Probe, parts: list[timeline.LoopPart]) -> dict[str, Any]:
         if self._sent == 6:
             raise TimeoutError
         return step(self, parts)

@@ -14,7 +14,7 @@ from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import ProfilingSettings
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
-from gpubench.trace.profile import Rank
+from gpubench.trace.profile import RankProfile
 from gpubench.worker.profiler import CHUNK, RecordedTimer, Recording, annotate_modules, recorded
 from gpubench.worker.timing import HostClock
 
@@ -50,7 +50,7 @@ def record(settings: ProfilingSettings, folder: Path, unit: int = 1) -> list[Pat
     return recording.files()
 
 
-def profiled(path: Path) -> Rank:
+def profiled(path: Path) -> RankProfile:
     (rank,) = analyse([read(path)]).ranks
     return rank
 

@@ -36,7 +36,7 @@ from gpubench.memory.footprint import (
     Footprints,
     Holder,
     Level,
-    Timeline,
+    MemoryTimeline,
     TimelineMark,
     peaks,
     scalars,
@@ -44,7 +44,7 @@ from gpubench.memory.footprint import (
 from gpubench.memory.history import Counts
 from gpubench.report import charts, memory, terminal
 from gpubench.report import memory_figures as figures
-from gpubench.report.document import Breakdown, Figure, Medium, Stack, Stacks, Table
+from gpubench.report.document import Breakdown, Figure, Medium, StackedBar, StackedBars, Table
 from gpubench.report.memory import document, headline
 from gpubench.runs.directory import to_json
 
@@ -84,8 +84,8 @@ def hostile() -> Footprint:
     )
 
 
-def stacks(footprint: Footprint) -> list[Stack]:
-    (block,) = [block for block in flat(document(footprint, None)) if isinstance(block, Stacks)]
+def stacks(footprint: Footprint) -> list[StackedBar]:
+    (block,) = [block for block in flat(document(footprint, None)) if isinstance(block, StackedBars)]
     return list(block.rows)
 
 
@@ -214,7 +214,9 @@ def test_a_small_part_is_left_out_of_the_headline_and_a_peak_of_small_parts_name
 
 def test_where_the_figures_come_from_and_doubts_about_them_stand_before_any_table() -> None:
     blocks = document(made.of_snapshot(notes=["a note"]), None, "snap_shot.pickle").blocks
-    first_table = next(place for place, block in enumerate(blocks) if isinstance(block, Table | Breakdown | Stacks))
+    first_table = next(
+        place for place, block in enumerate(blocks) if isinstance(block, Table | Breakdown | StackedBars)
+    )
     assert paragraphs(blocks[:first_table], "quiet") == ["snap_shot.pickle: from a CUDA memory snapshot"]
     lost, note = paragraphs(blocks[:first_table], "warning")
     assert lost.startswith("history truncated")
@@ -450,7 +452,7 @@ def borders(footprint: Footprint) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_areas_are_stacked_without_gap_from_the_ground_up() -> None:
-    held = Timeline({"activations": [0, 4 * GIB, 0], "parameters": [GIB, GIB, GIB]}, None, [])
+    held = MemoryTimeline({"activations": [0, 4 * GIB, 0], "parameters": [GIB, GIB, GIB]}, None, [])
     found = borders(made.on_cpu(timeline=held))
     below, above = found[figures.hue("parameters")], found[figures.hue("activations")]
     points = 3
@@ -497,7 +499,7 @@ def test_phases_stand_under_the_plot_by_name_or_by_initial_and_all_on_hover() ->
 
 @pytest.mark.parametrize("found", [{}, {"parameters": []}, {"parameters": [0, 0]}])
 def test_a_history_in_which_nothing_is_held_is_not_drawn(found: dict[str, list[int]]) -> None:
-    footprint = made.on_cpu(timeline=Timeline(found, None, []))
+    footprint = made.on_cpu(timeline=MemoryTimeline(found, None, []))
     assert "Over the history" not in titles(document(footprint, None))
     assert "nothing was held over the history" in paragraphs(document(footprint, None), "missing")
 
@@ -506,7 +508,7 @@ def test_a_history_in_which_nothing_is_held_is_not_drawn(found: dict[str, list[i
 def test_any_timeline_is_drawn_within_reason(data: st.DataObject) -> None:
     points = data.draw(st.integers(1, 40))
     series = st.lists(st.integers(0, 2**45), min_size=points, max_size=points)
-    held = Timeline(
+    held = MemoryTimeline(
         data.draw(st.dictionaries(st.sampled_from(CATEGORIES), series, min_size=1)),
         data.draw(st.none() | series),
         made.predicted().timeline.marks[: data.draw(st.integers(0, 10))],
@@ -520,7 +522,7 @@ def test_any_timeline_is_drawn_within_reason(data: st.DataObject) -> None:
 
 def test_phases_that_begin_where_another_does_leave_no_box_of_no_width() -> None:
     twice = [TimelineMark(0, "start", None), TimelineMark(0, "model", None), TimelineMark(2, "zero_grad", None)]
-    held = Timeline({"parameters": [GIB, GIB, GIB]}, None, twice)
+    held = MemoryTimeline({"parameters": [GIB, GIB, GIB]}, None, twice)
     boxes = [box.get("width") for box in parsed(drawing(made.on_cpu(timeline=held))).iter("rect")]
     assert boxes == ["100%"]
 

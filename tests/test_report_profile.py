@@ -48,12 +48,12 @@ from gpubench.trace.profile import (
     Lane,
     Launches,
     Profile,
-    Timeline,
+    StepTimeline,
     shares,
     short_shapes,
 )
 from gpubench.trace.profile import (
-    Breakdown as Times,
+    WallBreakdown as Times,
 )
 
 ATTACK = f"{HOSTILE}\ud800\x1b[2J\nline[/bold]"
@@ -83,7 +83,7 @@ def hostile() -> Document:
         kernels=[REPLACE(known.kernels[0], name=ATTACK, operator=ATTACK)],
         copies=[REPLACE(known.copies[0], example=ATTACK, where=ATTACK, phase=ATTACK)],
         phases=[REPLACE(known.phases[0], name=ATTACK)],
-        timeline=Timeline(0, made.MS, [Lane(ATTACK, [Box(0, made.MS, ATTACK, ATTACK)])], 0),
+        timeline=StepTimeline(0, made.MS, [Lane(ATTACK, [Box(0, made.MS, ATTACK, ATTACK)])], 0),
     )  # fmt: skip
     finding = REPLACE(
         made.findings().findings[0], title=ATTACK, evidence=[ATTACK], cause=ATTACK, advice=ATTACK, threshold=ATTACK,
@@ -450,14 +450,14 @@ def test_every_lane_has_a_row_and_every_box_a_hover_text() -> None:
 
 def test_boxes_beyond_the_step_stay_within_the_drawing() -> None:
     boxes = [Box(-5, 3, "early", "compute"), Box(8, 400, "late", "compute"), Box(4, 4, "none", "compute")]
-    drawing = timelines.timeline(Timeline(0, 10, [Lane("stream 7", boxes)], 0)) or ""
+    drawing = timelines.timeline(StepTimeline(0, 10, [Lane("stream 7", boxes)], 0)) or ""
     places = [(float(x), float(width)) for x, width in re.findall(r'x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawing)]
     assert len(places) == 3
     assert all(x + width <= 100 for x, width in places)
 
 
-@pytest.mark.parametrize("found", [Timeline(0, 0, [], 0), Timeline(0, 10, [Lane("stream 7", [])], 5)])
-def test_a_timeline_without_boxes_is_not_drawn(found: Timeline) -> None:
+@pytest.mark.parametrize("found", [StepTimeline(0, 0, [], 0), StepTimeline(0, 10, [Lane("stream 7", [])], 5)])
+def test_a_timeline_without_boxes_is_not_drawn(found: StepTimeline) -> None:
     assert timelines.timeline(found) is None
     assert "Timeline" not in titles(of(made.profile(timeline=found)))
 
@@ -497,7 +497,7 @@ def recorded(folder: Path, command: str, settings: dict[str, Any] | None = None)
 def test_the_page_of_a_profiled_run_begins_with_what_its_profile_says(tmp_path: Path) -> None:
     found = recorded(tmp_path, "profile", {"profiling.unit": "epoch"})
     assert found.headline == made.findings().headline.rstrip(".")
-    order = ["Findings", "Where the time went", "Timeline", "Operators", "Steps", "Metrics", "Settings"]
+    order = ["Findings", "Where the time went", "StepTimeline", "Operators", "Steps", "Metrics", "Settings"]
     shown = [title for title in titles(found) if title in order]
     assert shown == order
     assert any("6 epochs of" in line for line in paragraphs(found, "quiet"))

@@ -9,7 +9,7 @@ from gpubench.compare.explanation import finding_changes
 from gpubench.report import profile as report
 from gpubench.report.document import Breakdown, Document, Medium, Table
 from gpubench.report.profile import Against, differences
-from gpubench.trace.profile import Profile, Rank
+from gpubench.trace.profile import Profile, RankProfile
 
 
 def outcomes(found: Document) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def test_a_terminal_shows_what_changed_and_the_page_also_the_second_profile() ->
     assert find(flat(found, Medium.PAGE)[after:], Table, "operator")
 
 
-def other_program() -> Rank:
+def other_program() -> RankProfile:
     known = made.device_rank()
     return made.device_rank(
         kernels=[REPLACE(one, name=f"other_{one.name}") for one in known.kernels],
@@ -63,7 +63,9 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize(("reason", "ranks"), UNLIKE.items())
-def test_what_is_not_the_same_work_is_said_and_not_set_against_each_other(reason: str, ranks: list[Rank]) -> None:
+def test_what_is_not_the_same_work_is_said_and_not_set_against_each_other(
+    reason: str, ranks: list[RankProfile]
+) -> None:
     found = compared(Profile(ranks, []))
     assert f"not compared: {reason}" in paragraphs(found, "warning")
     assert outcomes(found)[:2] == [("only before", LOADER), ("in both", TENSORS)]

@@ -13,7 +13,7 @@ from traces_made import launched, step, write
 from gpubench.errors import UsageError
 from gpubench.report.document import EVERYWHERE
 from gpubench.report.profile_tables import LISTINGS, PLAIN, Arrangement, arrangement, tables
-from gpubench.trace.profile import Rank
+from gpubench.trace.profile import RankProfile
 
 CommandLine = Callable[..., Finished]
 RANKS = {"device": made.device_rank(), "host": made.host_rank()}
@@ -27,7 +27,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("rank", RANKS.values(), ids=RANKS)
-def test_columns_are_called_in_the_options_as_they_are_printed(rank: Rank) -> None:
+def test_columns_are_called_in_the_options_as_they_are_printed(rank: RankProfile) -> None:
     printed = {(name, column) for name, one in tables(rank).items() for column in one.columns}
     assert printed
     for name, column in printed:

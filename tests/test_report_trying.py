@@ -21,7 +21,7 @@ from test_plots import parsed, texts
 
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import RunDirectoryError
-from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Line, Point, Speed, Trade, Trades, weigh
+from gpubench.memory.batch_sizes import BatchSizes, Confirmed, LinearFit, PeakPoint, Speed, Trade, Trades, weigh
 from gpubench.report import after_run, page
 from gpubench.report import memory_figures as figures
 from gpubench.report import run as report
@@ -32,7 +32,7 @@ from gpubench.report.memory_figures import PLOT_HEIGHT, scatter
 from gpubench.runs.directory import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 
 REPLACE = msgspec.structs.replace
-LINE = Line(MIB, MIB, 0.0)
+LINE = LinearFit(MIB, MIB, 0.0)
 
 
 def looked(**changes: Any) -> BatchSizes:
@@ -41,7 +41,7 @@ def looked(**changes: Any) -> BatchSizes:
         capacity=20 * MIB,
         spare=0.5,
         limit=10 * MIB,
-        points=[Point(size, (size + 1) * MIB) for size in (1, 2, 4, 9, 10, 400)],
+        points=[PeakPoint(size, (size + 1) * MIB) for size in (1, 2, 4, 9, 10, 400)],
         line=LINE,
         largest=9,
         confirmed=[Confirmed(9, 10 * MIB)],
@@ -115,7 +115,7 @@ def test_the_line_runs_through_the_predictions_from_what_no_sample_adds() -> Non
 
 
 def test_a_line_that_begins_below_nothing_is_drawn_from_nothing_on() -> None:
-    root = drawn(looked(line=Line(-2.0 * MIB, MIB, 0.5)))
+    root = drawn(looked(line=LinearFit(-2.0 * MIB, MIB, 0.5)))
     (path,) = [one for one in root.iter("path") if one.get("class") == "line a"]
     x, y = re.findall(r"M([\d.]+),([\d.]+)", path.get("d") or "")[0]
     assert float(x) == pytest.approx(100 * 2 / 10.6, abs=0.5)
@@ -134,7 +134,9 @@ def test_a_batch_that_failed_when_it_was_run_is_told_beneath() -> None:
 
 
 def test_where_not_even_one_sample_fits_its_peak_is_drawn_above_the_limit() -> None:
-    found = looked(points=[Point(1, 100 * MIB)], line=Line(0, 100 * MIB, 0), largest=None, confirmed=[], speeds=[])
+    found = looked(
+        points=[PeakPoint(1, 100 * MIB)], line=LinearFit(0, 100 * MIB, 0), largest=None, confirmed=[], speeds=[]
+    )
     root = drawn(found)
     assert places(root) == near([(100 / 1.06, HEAD + PLOT_HEIGHT - PLOT_HEIGHT / 1.08)])
     assert "limit 10 MiB" in texts(root)
@@ -157,7 +159,7 @@ def test_throughput_is_drawn_over_the_same_batches_and_the_fastest_is_named() ->
 
 def test_batches_have_whole_numbers_on_their_axis() -> None:
     for most in (1, 2, 3, 4, 5, 7, 1 << 20):
-        found = looked(points=[Point(most, MIB)], confirmed=[], speeds=[], largest=most)
+        found = looked(points=[PeakPoint(most, MIB)], confirmed=[], speeds=[], largest=most)
         labels = [one.text or "" for one in drawn(found).iter("text") if one.get("class") == "tick middle"]
         assert len(labels) > 1
         assert all(label.replace(",", "").isdigit() for label in labels)
@@ -192,7 +194,7 @@ def test_that_no_batch_fits_rests_on_the_smallest_that_was_run(confirmed: list[C
 
 
 def test_nothing_looked_at_is_said() -> None:
-    found = looked(points=[], line=Line(0, 0, 0), largest=None, confirmed=[], speeds=[])
+    found = looked(points=[], line=LinearFit(0, 0, 0), largest=None, confirmed=[], speeds=[])
     assert plots(batch_sizes(found)) == []
     assert paragraphs(batch_sizes(found), "missing") == ["no batch size was tried"]
 
@@ -272,7 +274,7 @@ def test_any_search_is_drawn_within_reason(
     line: tuple[float, float],
 ) -> None:
     found = BatchSizes(
-        capacity=limit, spare=0.0, limit=limit, points=[Point(*one) for one in points], line=Line(*line, 0.1),
+        capacity=limit, spare=0.0, limit=limit, points=[PeakPoint(*one) for one in points], line=LinearFit(*line, 0.1),
         largest=None, confirmed=[Confirmed(*one) for one in confirmed], speeds=[Speed(*one) for one in speeds],
     )  # fmt: skip
     for figure in plots(batch_sizes(found)):

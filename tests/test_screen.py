@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from gpubench.logs import CHOICES, MODIFIABLE
-from gpubench.report.document import Command, Document, Finding, Findings, Line
+from gpubench.report.document import Command, Document, FindingBlock, FindingList, Line
 from gpubench.report.terminal import Terminal, show
 from gpubench.text import bar
 
@@ -62,7 +62,7 @@ def test_choices_are_named_once_and_without_the_name_of_a_level(capsys: pytest.C
 def test_findings_are_brief_without_details() -> None:
     lines = [Line("cause", "long", brief=False), Line("set", "--a=1")]
     found = Document(
-        "", [Findings([Finding(f"problem {n}", "low", ["first", "second"], lines, "") for n in range(5)], "")]
+        "", [FindingList([FindingBlock(f"problem {n}", "low", ["first", "second"], lines, "") for n in range(5)], "")]
     )
     brief, full = console(terminal=False), console(terminal=False)
     show(found, brief)

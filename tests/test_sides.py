@@ -7,7 +7,7 @@ import pytest
 from recorded_runs import edit, write_run
 
 from gpubench.compare.evidence import Side
-from gpubench.compare.inputs import Column, find
+from gpubench.compare.inputs import LogColumn, find
 from gpubench.errors import RunDirectoryError
 from gpubench.runs.directory import (
     COMPLETED,
@@ -256,7 +256,7 @@ def test_with_a_column_names_are_logs_and_folders_of_them(results: Path) -> None
     Path("logs").mkdir()
     for name in ("b.csv", "a.csv", "notes.txt"):
         Path("logs", name).write_text("ms\n10\n11\n")
-    column = Column.of("ms", "ms")
+    column = LogColumn.of("ms", "ms")
     (group, single), _ = find(["logs", "logs/notes.txt"], results, column=column)
     assert paths(group) == [Path("logs/a.csv"), Path("logs/b.csv")]
     assert [run.label for run in single.runs] == ["notes.txt"]
@@ -273,7 +273,7 @@ def test_a_damaged_log_of_a_group_is_left_out_on_demand(results: Path) -> None:
     Path("logs").mkdir()
     Path("logs/a.csv").write_text("ms\n10\n11\n")
     Path("logs/b.csv").write_text("ms\n10\nx\n")
-    column = Column.of("ms", "ms")
+    column = LogColumn.of("ms", "ms")
     with pytest.raises(RunDirectoryError, match=r"logs/b\.csv:3"):
         find(["logs"], results, column=column)
     (group,), left_out = find(["logs"], results, column=column, skip_invalid=True)
@@ -283,7 +283,7 @@ def test_a_damaged_log_of_a_group_is_left_out_on_demand(results: Path) -> None:
 def test_a_log_that_is_not_there_is_not_looked_for_among_experiments(tmp_path: Path) -> None:
     (tmp_path / "unrelated").mkdir()
     with pytest.raises(RunDirectoryError) as refused:
-        find([str(tmp_path / "step times.csv")], tmp_path, column=Column.of("ms", "ms"))
+        find([str(tmp_path / "step times.csv")], tmp_path, column=LogColumn.of("ms", "ms"))
     assert refused.value.hint == "--column reads .csv, .tsv, .jsonl"
 
 

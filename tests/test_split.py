@@ -7,11 +7,11 @@ from piped import Line
 
 from gpubench.errors import SettingsError
 from gpubench.pipeline.repeats import completed
-from gpubench.pipeline.split import Assignment, assign
+from gpubench.pipeline.split import Split, assign
 
 
 def counts(total: int, world_size: int, split: str) -> list[int]:
-    return Assignment(tuple(assign(total, world_size, split))).counts
+    return Split(tuple(assign(total, world_size, split))).counts
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_a_wrong_split_is_answered_with_a_right_one() -> None:
 
 
 def test_the_shares_and_the_cost_of_the_remainder_are_known() -> None:
-    even = Assignment(tuple(assign(50, 4, "even")))
+    even = Split(tuple(assign(50, 4, "even")))
     assert even.remainder_cost == pytest.approx(0.12)
     assert even.sentence() == "50 evaluations over 4 ranks, 12 + 12 + 12 + 14"
 
 
 def test_a_split_without_a_remainder_costs_nothing() -> None:
-    fair = Assignment(tuple(assign(48, 4, "even")))
+    fair = Split(tuple(assign(48, 4, "even")))
     assert fair.remainder_cost == 0
     assert fair.sentence() == "48 evaluations over 4 ranks, 12 each"
-    assert Assignment(((0, 48),)).sentence() == "48 evaluations over 1 rank"
+    assert Split(((0, 48),)).sentence() == "48 evaluations over 1 rank"
 
 
 def makespan_of_the_theory(counts: list[int], micro_batches: int) -> int:

@@ -16,7 +16,7 @@ from running import environment
 
 from gpubench.errors import ProgramFailed
 from gpubench.host import standard_input
-from gpubench.host.standard_input import Feed, StandardInput
+from gpubench.host.standard_input import InputFeed, StandardInput
 
 BINARY = bytes(range(256)) * 1000
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
@@ -46,7 +46,7 @@ def piped(data: bytes, *, ends: bool = True) -> Iterator[StandardInput]:
         writer.join()
 
 
-def read(feed: Feed, number: int = -1) -> bytes:
+def read(feed: InputFeed, number: int = -1) -> bytes:
     """Reads `number` bytes, or until the end, as a program would that is started with the feed."""
     assert feed.descriptor >= 0
     with os.fdopen(os.dup(feed.descriptor), "rb") as file:

@@ -17,7 +17,7 @@ from gpubench.trace.columns import DeviceProperties, Signature
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Attention
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 GROUPS, QUERIES, KEYS, HEAD = 12, 100, 90, 64
 SCORES, Q, V = [GROUPS, QUERIES, KEYS], [GROUPS, QUERIES, HEAD], [GROUPS, KEYS, HEAD]
@@ -62,7 +62,7 @@ def ran(calls: Calls, shapes: bool = True, device: bool = True, operators: bool 
 
 
 def found(*parts: Record | list[Record]) -> list[Attention]:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return attention(program, phase_of(program))
 
 
@@ -232,7 +232,7 @@ def recorded(folder: Path, dropout: float | None, shapes: bool = True) -> list[A
         for _ in range(2):
             model(torch.randn(2, 20, 32)).sum().backward()
     profiler.export_chrome_trace(str(folder / "recorded.json"))
-    program = Program.of(read(folder / "recorded.json"))
+    program = ProgramSlices.of(read(folder / "recorded.json"))
     return attention(program, phase_of(program))
 
 
@@ -259,7 +259,7 @@ def test_a_fused_kernel_is_nothing_to_tell(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_attention_is_most_of_what_a_real_program_computes() -> None:
-    program = Program.of(read(PUBLIC / "tracelens_h100_owlv2.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_owlv2.json.gz"))
     most = attention(program, phase_of(program))[0]
     assert (most.groups, most.queries, most.keys, most.head_size, most.dtype) == (16, 5185, 5185, 64, "bfloat16")
     assert (most.calls, most.products, most.softmax) == (120, 229_327_110, 262_422_467)

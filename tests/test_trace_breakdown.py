@@ -9,14 +9,14 @@ from gpubench.trace.columns import Trace, WorkKind, union
 from gpubench.trace.device import breakdowns, communication_work, device_spans
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
-from gpubench.trace.profile import Breakdown
+from gpubench.trace.profile import WallBreakdown
 from gpubench.trace.ranks import collectives, kind_of
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 
 
-def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> Breakdown:
+def breakdown(trace: Trace, lexicon: Lexicon, start: int, end: int) -> WallBreakdown:
     return breakdowns(device_spans(trace, lexicon), [(start, end)])[0]
 
 
@@ -27,7 +27,7 @@ def test_each_kind_of_work_counts_where_none_before_it_runs() -> None:
         work(NCCL, 15, 30, stream=8),
         work(COPY, 25, 40, stream=9, cat="gpu_memcpy"),
     )
-    assert breakdown(trace, Lexicon.of(trace), 0, 50_000) == Breakdown(
+    assert breakdown(trace, Lexicon.of(trace), 0, 50_000) == WallBreakdown(
         wall=50_000,
         compute=12_000,
         exposed_communication=8_000,

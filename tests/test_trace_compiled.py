@@ -6,11 +6,11 @@ from traces_made import PUBLIC, Record, made, slice_, step
 from gpubench.trace.host import compiled
 from gpubench.trace.load import read
 from gpubench.trace.profile import Compiled
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 
 def found(*parts: Record | list[Record]) -> Compiled | None:
-    return compiled(Program.of(made(*parts)))
+    return compiled(ProgramSlices.of(made(*parts)))
 
 
 def region(number: int, start: float, end: float) -> Record:
@@ -49,5 +49,5 @@ def test_compiling_before_the_window_is_no_recompilation() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_compiled_program_is_recognised() -> None:
-    assert compiled(Program.of(read(PUBLIC / "hta_triton_example.json.gz"))) == Compiled(1, 0, 0, 0)
-    assert compiled(Program.of(read(PUBLIC / "kineto_v100_resnet50_workers0.pt.trace.json.gz"))) is None
+    assert compiled(ProgramSlices.of(read(PUBLIC / "hta_triton_example.json.gz"))) == Compiled(1, 0, 0, 0)
+    assert compiled(ProgramSlices.of(read(PUBLIC / "kineto_v100_resnet50_workers0.pt.trace.json.gz"))) is None

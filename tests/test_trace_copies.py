@@ -9,7 +9,7 @@ from gpubench.trace.copies import copies
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Copy
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 
 def copy_(start: float, end: float, types: list[str], strides: list[list[int]] | None = None, size: int = 8) -> Record:
@@ -29,7 +29,7 @@ def moved(name: str, at: float, start: float, end: float, correlation: int, size
 
 
 def found(*parts: Record | list[Record]) -> list[Copy]:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return copies(program, phase_of(program))
 
 
@@ -143,7 +143,7 @@ def test_a_call_that_makes_two_copies_is_timed_once() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_the_uploads_of_a_real_program_are_pageable() -> None:
-    program = Program.of(read(PUBLIC / "kineto_v100_resnet50_workers4.pt.trace.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "kineto_v100_resnet50_workers4.pt.trace.json.gz"))
     (one,) = copies(program, phase_of(program))
     assert (one.kind, one.pinned, one.calls) == ("host_to_device", False, 12)
     assert one.device == 18_959_000

@@ -6,13 +6,13 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 
 from gpubench.trace.device import critical_path
 from gpubench.trace.load import read
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 
 def path(*parts: Record | list[Record]) -> dict[str, float]:
     """Microseconds of each class that there is."""
     trace = made(*parts)
-    program = Program.of(trace)
+    program = ProgramSlices.of(trace)
     found = critical_path(program)
     assert sum(found.values()) == program.window.wall
     return {name: time / 1000 for name, time in found.items() if time}
@@ -90,7 +90,7 @@ def test_the_path_of_a_real_run_leads_through_its_slow_loader() -> None:
     found = {}
     for workers in (0, 4):
         trace = read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz")
-        program = Program.of(trace)
+        program = ProgramSlices.of(trace)
         found[workers] = critical_path(program)["data_loader"] / program.window.wall
     assert found[0] > 0.35
     assert found[4] < 0.02

@@ -9,12 +9,12 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Findings
 from gpubench.trace.analyse import analyse
-from gpubench.trace.profile import Rank
+from gpubench.trace.profile import RankProfile
 
 MS = 1_000_000
 
 
-def rank(*parts: Record | list[Record]) -> Rank:
+def rank(*parts: Record | list[Record]) -> RankProfile:
     return analyse([made(*parts)]).ranks[0]
 
 

@@ -8,14 +8,14 @@ from gpubench.trace.copies import copies
 from gpubench.trace.host import host_parts
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 def parts(*events: Record | list[Record]) -> dict[str, float]:
     """Microseconds of each part that there is."""
-    program = Program.of(made(*events))
+    program = ProgramSlices.of(made(*events))
     found = host_parts(program, phase_of(program))
     assert sum(spans.length for spans in found.values()) == program.window.wall
     assert join(*found.values()).length == program.window.wall
@@ -56,7 +56,7 @@ def test_the_time_in_copies_is_that_of_the_copies_that_are_told() -> None:
 
     events = step(1, 0, 100), slice_("aten::add", 0, 30), cast(5, []), cast(40, [8, 8]), slice_("aten::to", 60, 65)
     assert parts(*events) == {"copies": 10, "operators": 35, "python": 55}
-    program = Program.of(made(*events))
+    program = ProgramSlices.of(made(*events))
     assert [(one.calls, one.host) for one in copies(program, phase_of(program))] == [(1, 10_000)]
 
 
@@ -85,7 +85,7 @@ def test_without_steps_the_busiest_thread_is_the_main_one() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_trace_without_a_device() -> None:
-    program = Program.of(read(PUBLIC / "hta_cpu_only_rank0.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "hta_cpu_only_rank0.json.gz"))
     found = host_parts(program, phase_of(program))
     assert program.trace.host_only
     assert {part: spans.length for part, spans in found.items() if part in ("data_loader", "optimizer")} == {

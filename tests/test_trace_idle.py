@@ -9,13 +9,13 @@ from gpubench.trace.device import held, idle_by_call, idle_causes, idle_within
 from gpubench.trace.load import read
 from gpubench.trace.names import Window
 from gpubench.trace.profile import Cause, Held
-from gpubench.trace.slices import Program, launchers
+from gpubench.trace.slices import ProgramSlices, launchers
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
 
 
 def causes_of(trace: Trace) -> tuple[Window, dict[Cause, Spans]]:
-    program = Program.of(trace)
+    program = ProgramSlices.of(trace)
     return program.window, idle_causes(program)
 
 
@@ -227,7 +227,7 @@ def test_each_wait_is_given_the_idle_time_it_opened_or_covered() -> None:
         launched("c", 74, 76, 80, 3),
     )
     _, causes = causes_of(trace)
-    found = idle_by_call(Program.of(trace), causes)
+    found = idle_by_call(ProgramSlices.of(trace), causes)
     named = {(trace.names[trace.host.name[place]], int(found[place])) for place in found.nonzero()[0].tolist()}
     assert named == {
         ("cudaStreamSynchronize", 6_000),
@@ -256,7 +256,7 @@ def test_every_instant_has_one_cause_whatever_the_trace_holds(found: list[Record
     }
     assert sum(spans.length for spans in causes.values()) == join(*causes.values()).length
     assert sum(spans.length for spans in causes.values()) == around.wall - 1000 * len(inside)
-    assert idle_by_call(Program.of(trace), causes).sum() <= causes["synchronisation"].length
+    assert idle_by_call(ProgramSlices.of(trace), causes).sum() <= causes["synchronisation"].length
 
 
 @given(anything())
@@ -287,7 +287,7 @@ def test_a_slow_loader_and_its_cure_are_told_apart(workers: int, whole: int, sha
 
 
 def holding(*parts: Record | list[Record]) -> list[Held]:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return held(program, idle_causes(program)["python_and_launch"])
 
 
@@ -311,6 +311,6 @@ def test_a_wait_of_less_than_a_millisecond_is_not_long() -> None:
 
 @given(anything())
 def test_what_holds_the_device_up_is_no_more_than_its_waits(records: list[Record]) -> None:
-    program = Program.of(made(records))
+    program = ProgramSlices.of(made(records))
     waits = idle_causes(program)["python_and_launch"]
     assert sum(one.idle for one in held(program, waits)) <= waits.length

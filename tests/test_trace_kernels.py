@@ -9,7 +9,7 @@ from traces_made import Record, anything, launched, made, slice_, step, work
 from gpubench.trace.columns import WorkKind
 from gpubench.trace.kernels import KernelKind, fusible, kernels, moves_memory
 from gpubench.trace.names import Lexicon, window
-from gpubench.trace.profile import Kernel, KernelChange, Rank, kernel_changes
+from gpubench.trace.profile import Kernel, KernelChange, RankProfile, kernel_changes
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -59,16 +59,16 @@ def test_every_work_of_the_window_is_counted_once(records: list[Record]) -> None
     assert all(one.shortest <= one.median <= one.longest <= one.total for one in found)
 
 
-def rank(steps: int, **totals: tuple[int, int]) -> Rank:
+def rank(steps: int, **totals: tuple[int, int]) -> RankProfile:
     """Of kernels with (total, calls)."""
     listed = [Kernel(name, "compute", calls, total, 0, 0, 0, "") for name, (total, calls) in totals.items()]
     return msgspec.convert(
-        {field.name: [] for field in msgspec.structs.fields(Rank) if field.required}
+        {field.name: [] for field in msgspec.structs.fields(RankProfile) if field.required}
         | {"label": "", "rank": None, "device_name": None, "host_only": False, "start": 0, "wall": 1, "device": None}
         | {"step_numbers": list(range(steps)), "idle": {}, "host": {}, "critical_path": {}, "missing": {}}
         | {"threads": 1, "zeroed_gradients": 0, "optimizer_kernels": 0, "optimizer_steps": 0}
         | {"launches": None, "compiled": None, "timeline": None, "kernels": msgspec.to_builtins(listed)},
-        Rank,
+        RankProfile,
     )
 
 

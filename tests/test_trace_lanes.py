@@ -8,19 +8,19 @@ from gpubench.trace.columns import span
 from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
-from gpubench.trace.profile import Box, Timeline
-from gpubench.trace.slices import Program
+from gpubench.trace.profile import Box, StepTimeline
+from gpubench.trace.slices import ProgramSlices
 
 
-def drawn(*parts: Record | list[Record]) -> Timeline:
-    program = Program.of(made(*parts))
+def drawn(*parts: Record | list[Record]) -> StepTimeline:
+    program = ProgramSlices.of(made(*parts))
     found = timeline(program, phase_of(program), {})
     assert found is not None
     assert all(0 <= box.start < box.end <= found.wall for lane in found.lanes for box in lane.boxes)
     return found
 
 
-def boxes(found: Timeline, lane: str) -> list[tuple[float, float, str]]:
+def boxes(found: StepTimeline, lane: str) -> list[tuple[float, float, str]]:
     (one,) = [one for one in found.lanes if one.name == lane]
     return [(box.start / 1000, box.end / 1000, box.style) for box in one.boxes]
 
@@ -64,7 +64,7 @@ def test_only_the_longest_are_drawn() -> None:
 
 
 def test_idle_time_is_a_lane_of_causes() -> None:
-    program = Program.of(made(step(1, 0, 100), launched("a", 1, 10, 20, 1)))
+    program = ProgramSlices.of(made(step(1, 0, 100), launched("a", 1, 10, 20, 1)))
     found = timeline(program, phase_of(program), {"data_loader": span(30_000, 60_000), "unknown": span(0, 10_000)})
     assert found is not None
     assert found.lanes[-1].name == "idle"
@@ -86,13 +86,13 @@ def test_without_steps_the_window_is_drawn() -> None:
 
 
 def test_a_window_of_no_length_has_no_picture() -> None:
-    program = Program.of(made(slice_("aten::mm", 5, 5)))
+    program = ProgramSlices.of(made(slice_("aten::mm", 5, 5)))
     assert timeline(program, phase_of(program), {}) is None
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_step_fits_on_a_page() -> None:
-    program = Program.of(read(PUBLIC / "hta_v100_ddp_rank1of2.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "hta_v100_ddp_rank1of2.json.gz"))
     causes = idle_causes(program)
     found = timeline(program, phase_of(program), causes)
     assert found is not None

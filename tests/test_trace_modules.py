@@ -7,7 +7,7 @@ from gpubench.trace.host import modules
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Module, folded
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -25,7 +25,7 @@ def backward(name: str, start: float, end: float, sequence: int, thread: int = 2
 
 
 def found(*parts: Record | list[Record]) -> dict[str, Module]:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return {one.path: one for one in modules(program, phase_of(program))}
 
 
@@ -162,7 +162,7 @@ def test_a_module_within_itself_counts_once() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_modules_of_a_real_program_sum_to_their_parents() -> None:
-    program = Program.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
     found = modules(program, phase_of(program))
     assert found[0].path == "BertLMHeadModel_0"
     assert found[0].forward == sum(one.own for one in found) == 309_437
@@ -214,7 +214,7 @@ def test_modules_that_the_profiler_counts_are_folded_too() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_attention_is_most_of_the_modules_of_a_real_program() -> None:
-    program = Program.of(read(PUBLIC / "tracelens_h100_owlv2.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_owlv2.json.gz"))
     layers = folded(modules(program, phase_of(program)))
     most, equal = max(layers, key=lambda one: one[0].own)
     assert most.path.endswith("/Owlv2EncoderLayer_*/Owlv2Attention_*")

@@ -8,8 +8,8 @@ from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.operators import operators
-from gpubench.trace.profile import Operator, Rank
-from gpubench.trace.slices import Program
+from gpubench.trace.profile import Operator, RankProfile
+from gpubench.trace.slices import ProgramSlices
 
 H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
 
@@ -20,7 +20,7 @@ def shaped(name: str, start: float, end: float, *dims: list[int], dtype: str = "
 
 
 def found(*parts: Record | list[Record], **metadata: Any) -> dict[str, Operator]:
-    return {one.name: one for one in operators(Program.of(made(*parts, **metadata)))}
+    return {one.name: one for one in operators(ProgramSlices.of(made(*parts, **metadata)))}
 
 
 def test_host_time_is_without_the_operators_within() -> None:
@@ -41,7 +41,7 @@ def test_device_time_is_the_launching_operators() -> None:
 
 def test_shapes_make_different_entries() -> None:
     calls = [shaped("aten::relu", start, start + 1, [size]) for start, size in ((0, 4), (2, 4), (4, 8))]
-    assert [(one.shapes, one.calls) for one in operators(Program.of(made(step(1, 0, 9), calls)))] == [
+    assert [(one.shapes, one.calls) for one in operators(ProgramSlices.of(made(step(1, 0, 9), calls)))] == [
         ("[4]", 2),
         ("[8]", 1),
     ]
@@ -126,7 +126,7 @@ def test_shapes_that_make_no_sense_are_no_error(dims: Any) -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_operators_of_a_real_program() -> None:
-    program = Program.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
     by_shape = {(one.name, one.shapes): one for one in operators(program)}
     head = by_shape["aten::addmm", "[30522] [141, 512] [512, 30522]"]
     assert head.flops == 2 * 141 * 512 * 30522
@@ -139,7 +139,7 @@ def test_operators_of_a_real_program() -> None:
 MI300 = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 1}
 
 
-def product_on(device: int, *described: dict[str, Any]) -> Rank:
+def product_on(device: int, *described: dict[str, Any]) -> RankProfile:
     """Of a bf16 product whose kernel ran on this device."""
     types: dict[str, Any] = {
         "Input Dims": [[4096, 4096], [4096, 4096]],

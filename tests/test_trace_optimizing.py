@@ -5,13 +5,13 @@ from traces_made import Record, launched, made, slice_, step
 
 from gpubench.trace.columns import union
 from gpubench.trace.phases import Optimizing, optimizing, phase_of, zeroing_idle
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 STEP, ZERO_GRAD = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 
 
 def found(*parts: Record | list[Record]) -> Optimizing:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return optimizing(program, phase_of(program))
 
 
@@ -35,7 +35,7 @@ def test_on_a_device_the_time_is_of_the_work_they_launched() -> None:
 
 def test_a_device_waits_for_the_zeros_of_zero_grad_and_for_no_other_call_of_it() -> None:
     filling = [slice_(ZERO_GRAD, 20, 40, "user_annotation"), *zeroed(22)]
-    program = Program.of(made(step(1, 0, 100), filling, slice_(ZERO_GRAD, 50, 90, "user_annotation"), zeroed(5)))
+    program = ProgramSlices.of(made(step(1, 0, 100), filling, slice_(ZERO_GRAD, 50, 90, "user_annotation"), zeroed(5)))
     assert zeroing_idle(program, union(np.array([0, 60_000]), np.array([30_000, 70_000]))) == 10_000
 
 

@@ -5,8 +5,8 @@ from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step
 
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of, phases
-from gpubench.trace.profile import Phase
-from gpubench.trace.slices import Program
+from gpubench.trace.profile import StepPhase
+from gpubench.trace.slices import ProgramSlices
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -15,8 +15,8 @@ def marked(name: str, start: float, end: float, thread: int = 1) -> Record:
     return slice_(name, start, end, "user_annotation", thread)
 
 
-def found(*parts: Record | list[Record]) -> dict[str, Phase]:
-    program = Program.of(made(*parts))
+def found(*parts: Record | list[Record]) -> dict[str, StepPhase]:
+    program = ProgramSlices.of(made(*parts))
     by_name = {phase.name: phase for phase in phases(program, phase_of(program))}
     assert sum(phase.host for phase in by_name.values()) == program.window.wall
     return by_name
@@ -180,7 +180,7 @@ def test_a_trace_of_device_work_alone_has_no_phases_but_other() -> None:
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_phases_of_a_real_program_that_is_not_annotated() -> None:
-    program = Program.of(read(PUBLIC / "kineto_v100_resnet50_workers0.pt.trace.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "kineto_v100_resnet50_workers0.pt.trace.json.gz"))
     by_name = {phase.name: phase for phase in phases(program, phase_of(program))}
     assert sum(phase.host for phase in by_name.values()) == program.window.wall
     assert by_name["data_wait"].host == 415_791_000  # the six enumerate(DataLoader) slices

@@ -17,7 +17,7 @@ from gpubench.trace.host import compiled, host_parts, modules
 from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.phases import phase_of, phases
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 NAMES = (
     "ProfilerStep#1", "ProfilerStep#2", "enumerate(DataLoader)#x", "Optimizer.step#SGD.step", "forward", "backward",
@@ -64,7 +64,7 @@ def on_device(found: tuple[tuple[str, str], tuple[int, int], int, int]) -> Recor
 
 def check(trace: Trace) -> None:
     """Sums are exact, nothing is negative, and nothing raises."""
-    program = Program.of(trace)
+    program = ProgramSlices.of(trace)
     wall, known = program.window.wall, phase_of(program)
     by_phase = phases(program, known)
     assert sum(phase.host for phase in by_phase) == wall

@@ -26,7 +26,7 @@ from gpubench.trace.columns import HostKind, Trace, WorkKind
 from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 Damage = Callable[[bytes], bytes]
 
@@ -380,7 +380,7 @@ def test_a_damaged_trace_is_read_or_refused(
         assert (columns.end >= columns.start).all()
     assert np.array_equal(trace.device.start, np.sort(trace.device.start))
     assert len(trace.host) + len(trace.device) + trace.dropped <= trace.events
-    causes = idle_causes(Program.of(trace))
+    causes = idle_causes(ProgramSlices.of(trace))
     assert all(spans.length >= 0 for spans in causes.values())
 
 

@@ -10,17 +10,17 @@ from gpubench.diagnosis.rules import diagnose
 from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace
 from gpubench.trace.load import read
-from gpubench.trace.profile import Rank
-from gpubench.trace.slices import Program
+from gpubench.trace.profile import RankProfile
+from gpubench.trace.slices import ProgramSlices
 
 
 def recorded(*parts: Record | list[Record]) -> list[int]:
     """When the waits of the recording began, in microseconds."""
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return [int(start) // 1000 for start in program.trace.host.start[program.recorder_waits]]
 
 
-def ranked(trace: Trace) -> Rank:
+def ranked(trace: Trace) -> RankProfile:
     return analyse([trace]).ranks[0]
 
 

@@ -7,7 +7,7 @@ from traces_made import Record, document, launched, made, slice_, step
 from gpubench.trace.analyse import notes
 from gpubench.trace.columns import Trace
 from gpubench.trace.load import read
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 
 def told(*parts: Record | list[Record]) -> str:
@@ -15,7 +15,7 @@ def told(*parts: Record | list[Record]) -> str:
 
 
 def of(trace: Trace) -> str:
-    return "; ".join(notes(Program.of(trace)))
+    return "; ".join(notes(ProgramSlices.of(trace)))
 
 
 def test_a_device_that_is_behind_its_host_is_pointed_out() -> None:

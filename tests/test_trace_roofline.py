@@ -7,8 +7,8 @@ from traces_made import call, made, slice_, work
 
 from gpubench.hardware import find_accelerator
 from gpubench.trace.columns import Signature
-from gpubench.trace.operators import Ceiling, Cost, ceiling, cost, operators, peak_of
-from gpubench.trace.slices import Program
+from gpubench.trace.operators import Ceiling, OperatorCost, ceiling, cost, operators, peak_of
+from gpubench.trace.slices import ProgramSlices
 
 A100, V100 = find_accelerator("NVIDIA A100-SXM4-80GB"), find_accelerator("Tesla V100-SXM2-16GB")
 CONV = ["", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1"]
@@ -39,25 +39,25 @@ def signature(*dims: list[int], dtype: str = "float", concrete: list[str] | None
     ],
 )
 def test_cost_of_one_call(name: str, dims: list[list[int]], flops: float | None, elements: int) -> None:
-    assert cost(f"aten::{name}", signature(*dims)) == Cost(flops, 4 * elements)
+    assert cost(f"aten::{name}", signature(*dims)) == OperatorCost(flops, 4 * elements)
 
 
 @pytest.mark.parametrize(("name", "moved"), [("mul", 4_000_000), ("mul_", 4_000_000)])
 def test_a_number_beside_a_tensor_moves_nothing_and_decides_no_type(name: str, moved: int) -> None:
     found = cost(f"aten::{name}", Signature([[1000, 1000], []], ["c10::BFloat16", "double"]))
-    assert found == Cost(None, moved)
+    assert found == OperatorCost(None, moved)
 
 
 def test_an_expanded_tensor_is_read_once() -> None:
     expanded = Signature([[3, 1000, 1000], []], ["c10::BFloat16", "double"], [[0, 1000, 1], []])
-    assert cost("aten::add", expanded) == Cost(None, 8_000_000)
+    assert cost("aten::add", expanded) == OperatorCost(None, 8_000_000)
 
 
 def test_a_convolution_needs_its_settings() -> None:
     dims = [[8, 3, 224, 224], [64, 3, 7, 7], []]
     output = 8 * 64 * 112 * 112
     found = cost("aten::convolution", signature(*dims, concrete=CONV))
-    assert found == Cost(2 * output * 3 * 7 * 7, 4 * (8 * 3 * 224 * 224 + 64 * 3 * 7 * 7 + output))
+    assert found == OperatorCost(2 * output * 3 * 7 * 7, 4 * (8 * 3 * 224 * 224 + 64 * 3 * 7 * 7 + output))
     assert cost("aten::convolution", signature(*dims)) is None
 
 
@@ -124,7 +124,7 @@ def test_attention_backward_is_two_and_a_half_times_the_forward() -> None:
 
 def test_a_broadcast_input_is_read_once() -> None:
     found = cost("aten::copy_", signature([4, 5], [4, 5], strides=[[5, 1], [0, 1]]))
-    assert found == Cost(None, 4 * (20 + 5))
+    assert found == OperatorCost(None, 4 * (20 + 5))
 
 
 @pytest.mark.parametrize("name", ["aten::view", "mylib::fused", "aten::mm"])
@@ -133,21 +133,21 @@ def test_what_is_not_known_has_no_cost(name: str) -> None:
 
 
 def test_the_longer_of_moving_and_computing_is_the_bound() -> None:
-    assert ceiling(Cost(1e12, 1e9), 4.0, peak=1e12, bandwidth=1e12).bound == "compute"
-    found = ceiling(Cost(1e9, 1e12), 4.0, peak=1e12, bandwidth=1e12)
+    assert ceiling(OperatorCost(1e12, 1e9), 4.0, peak=1e12, bandwidth=1e12).bound == "compute"
+    found = ceiling(OperatorCost(1e9, 1e12), 4.0, peak=1e12, bandwidth=1e12)
     assert (found.bound, found.fraction) == ("memory", 0.25)
 
 
 def test_little_arithmetic_for_each_byte_is_bound_by_memory_however_slow_the_work_is() -> None:
-    assert ceiling(Cost(None, 1e9), 4.0, peak=None, bandwidth=1e12) == Ceiling("memory", 0.00025)
+    assert ceiling(OperatorCost(None, 1e9), 4.0, peak=None, bandwidth=1e12) == Ceiling("memory", 0.00025)
 
 
 def test_faster_than_the_bandwidth_means_that_a_cache_had_the_bytes() -> None:
-    assert ceiling(Cost(None, 1e12), 0.5, peak=None, bandwidth=1e12) == Ceiling("memory", None)
+    assert ceiling(OperatorCost(None, 1e12), 0.5, peak=None, bandwidth=1e12) == Ceiling("memory", None)
 
 
 def test_arithmetic_faster_than_the_peak_was_of_another_kind() -> None:
-    assert ceiling(Cost(1e12, 1.0), 0.5, peak=1e12, bandwidth=1e12).bound == "insufficient data"
+    assert ceiling(OperatorCost(1e12, 1.0), 0.5, peak=1e12, bandwidth=1e12).bound == "insufficient data"
 
 
 def test_single_precision_may_be_tf32_and_only_the_kernel_tells() -> None:
@@ -178,5 +178,5 @@ def test_a_copy_over_a_link_is_not_compared_with_the_devices_bandwidth() -> None
             work(name, 5, 105, 1, cat="gpu_memcpy"),
             deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
         )
-        (copy,) = operators(Program.of(trace))
+        (copy,) = operators(ProgramSlices.of(trace))
         assert (copy.bytes, copy.bound) == (2 * 4 * (1 << 20), bound)

@@ -14,14 +14,14 @@ from gpubench.trace.columns import Trace
 from gpubench.trace.host import PLACES, stretches
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
-from gpubench.trace.profile import Python, Stretch
-from gpubench.trace.slices import Program
+from gpubench.trace.profile import Python, PythonStretch
+from gpubench.trace.slices import ProgramSlices
 
 NODE = "autograd::engine::evaluate_function: "
 
 
 def of(trace: Trace) -> Python | None:
-    program = Program.of(trace)
+    program = ProgramSlices.of(trace)
     return stretches(program, phase_of(program))
 
 
@@ -39,8 +39,8 @@ def test_a_stretch_is_what_lies_between_operators_whatever_is_annotated_in_it() 
     python = found(step(1, 0, 100), slice_("aten::mm", 10, 30), note("forward", 40, 50), slice_("aten::add", 90, 100))
     assert (python.total, python.stretches, python.median) == (70_000, 2, 35_000)
     assert python.longest == [
-        Stretch(length=60_000, count=1, total=60_000, phase="other", module="", after="aten::mm", where=None),
-        Stretch(length=10_000, count=1, total=10_000, phase="other", module="", after="", where=None),
+        PythonStretch(length=60_000, count=1, total=60_000, phase="other", module="", after="aten::mm", where=None),
+        PythonStretch(length=10_000, count=1, total=10_000, phase="other", module="", after="", where=None),
     ]
 
 
@@ -141,7 +141,7 @@ def test_stretches_of_one_place_are_counted_if_they_are_about_as_long_as_its_lon
     events = [slice_("aten::mm", start, start + 1) for start in (9, *ends[:-1])]
     python = found(step(1, 9, 210), *events)
     assert python.longest == [
-        Stretch(length=90_000, count=3, total=188_000, phase="other", module="", after="aten::mm", where=None)
+        PythonStretch(length=90_000, count=3, total=188_000, phase="other", module="", after="aten::mm", where=None)
     ]
     assert (python.total, python.stretches) == (197_000, 4)
 
@@ -202,7 +202,7 @@ def test_whatever_overlaps_the_stretches_fit_into_the_window(events: list[Record
     python = of(trace)
     if python is None:
         return
-    assert 0 <= python.total <= Program.of(trace).window.wall
+    assert 0 <= python.total <= ProgramSlices.of(trace).window.wall
     assert sum(one.total for one in python.longest) <= python.total
     assert all(0 < one.length <= one.total <= one.count * one.length for one in python.longest)
     assert 0 <= python.median <= python.half <= python.total

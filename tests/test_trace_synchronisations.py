@@ -10,11 +10,11 @@ from gpubench.trace.copies import synchronisations
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Synchronisation
-from gpubench.trace.slices import Program, user_frame
+from gpubench.trace.slices import ProgramSlices, user_frame
 
 
 def found(*parts: Record | list[Record]) -> list[Synchronisation]:
-    program = Program.of(made(*parts))
+    program = ProgramSlices.of(made(*parts))
     return synchronisations(program, phase_of(program), np.full(len(program.trace.host), 500))
 
 
@@ -103,7 +103,7 @@ def test_frames_of_libraries_are_not_the_users(name: str, place: str | None) -> 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_program_waits_where_its_code_says() -> None:
-    program = Program.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
+    program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
     first = synchronisations(program, phase_of(program), np.zeros(len(program.trace.host), np.int64))[0]
     assert (first.operator, first.call, first.blocked) == ("aten::is_nonzero", "cudaStreamSynchronize", 7_640)
     assert first.where == "transformers/modeling_attn_mask_utils.py:429 in _prepare_4d_attention_mask_for_sdpa"

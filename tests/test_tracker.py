@@ -27,7 +27,7 @@ from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.memory import predict as forecast
 from gpubench.worker.memory.predict import build_without_memory, predict
-from gpubench.worker.memory.tracker import Tracker, measure
+from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.models import Workload, build
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int 
 def made(settings: str, target: Target | None, steps: int) -> History:
     asked = CompletedMemorySettings.model_validate_json(settings)
     if target is None:
-        tracker = Tracker(CPU)
+        tracker = AllocationTracker(CPU)
         measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
         history = tracker.history()
     else:
@@ -89,7 +89,7 @@ def train(workload: Workload, mode: Any, steps: int = 2) -> None:
     if isinstance(mode, MemTracker):
         mode.track_external(workload.module, optimizer, *inputs)
     with mode:
-        if isinstance(mode, Tracker):
+        if isinstance(mode, AllocationTracker):
             mode.claim_model(workload.module)
             mode.claim(inputs, "inputs")
         for _ in range(steps):
@@ -107,7 +107,7 @@ def train(workload: Workload, mode: Any, steps: int = 2) -> None:
     "model", ["gpt2-tiny", "resnet-tiny", "bert-tiny", pytest.param("unet2d-tiny", marks=pytest.mark.stress)]
 )
 def test_the_peak_is_the_one_that_torchs_own_tracker_counts(model: str) -> None:
-    ours, theirs = Tracker(CPU), MemTracker()
+    ours, theirs = AllocationTracker(CPU), MemTracker()
     for mode in (ours, theirs):
         train(build(ModelSettings(name=model), DataSettings(), 0), mode)
     counted = theirs.get_tracker_snapshot("peak")[CPU]["Total"]
@@ -181,7 +181,7 @@ def test_of_a_gpu_the_allocator_s_own_counts_are_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "memory_snapshot", (lambda: segments) if old else lambda include_traces: segments)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    tracker = Tracker(torch.device("cuda"))
+    tracker = AllocationTracker(torch.device("cuda"))
     stats |= {"allocation.all.allocated": 30, "allocation.all.freed": 19, "num_alloc_retries": 3}
     assert tracker.history().counts == Counts(20, 15, retries=2, ooms=0, largest_free=700)
 
@@ -306,7 +306,7 @@ class Twice(nn.Module):
 
 
 def test_views_share_their_storage_and_what_is_freed_is_free() -> None:
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with tracker:
         x = torch.zeros(256)
         y = Twice()(x)
@@ -319,13 +319,13 @@ def test_views_share_their_storage_and_what_is_freed_is_free() -> None:
     assert [one.end is None for one in tracker.history().allocations] == [False, False, True]
 
 
-def sizes(tracker: Tracker) -> list[int]:
+def sizes(tracker: AllocationTracker) -> list[int]:
     """Of what is held now, the oldest first."""
     return [one.size for one in tracker._allocations if one.end is None]
 
 
 def test_memory_that_an_operator_makes_larger_in_place_counts_at_its_new_size() -> None:
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with tracker:
         x = torch.empty(10)
         x.resize_(100)
@@ -373,14 +373,17 @@ def sparse() -> Any:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 def test_tensors_that_do_not_tell_where_their_memory_is_are_refused_by_name() -> None:
-    with Tracker(CPU), pytest.raises(ModelError, match=r"^nested tensors cannot be recorded"):
+    with AllocationTracker(CPU), pytest.raises(ModelError, match=r"^nested tensors cannot be recorded"):
         torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    with Tracker(CPU), pytest.raises(ModelError, match=r"^tensors of layout torch.sparse_csr cannot be recorded"):
+    with (
+        AllocationTracker(CPU),
+        pytest.raises(ModelError, match=r"^tensors of layout torch.sparse_csr cannot be recorded"),
+    ):
         torch.eye(3).to_sparse_csr()
 
 
 def test_nested_tensors_that_wrap_a_dense_one_are_followed() -> None:
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with tracker:
         parts = [torch.zeros(2, 4), torch.zeros(3, 4)]
         before = torch.nested.nested_tensor(parts, layout=torch.jagged)
@@ -390,7 +393,7 @@ def test_nested_tensors_that_wrap_a_dense_one_are_followed() -> None:
 
 
 def test_what_follows_the_end_is_no_part_of_the_history() -> None:
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with tracker:
         x = torch.zeros(256)
         tracker.close()

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.channel import Activity
-from gpubench.memory.history import Category, History, Mark, Phase, classify
+from gpubench.memory.history import Category, History, Phase, PhaseStart, classify
 from gpubench.memory.predicted_device import Target
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
@@ -31,7 +31,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.worker.memory.predict import predict, simulated_ranks
-from gpubench.worker.memory.tracker import Tracker, measure
+from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def _weights(settings: CompletedTrainSettings) -> list[nn.Parameter]:
     return list(build(settings.model, settings.data, 0).module.parameters())
 
 
-def _held(history: History, mark: Mark) -> dict[Category, int]:
+def _held(history: History, mark: PhaseStart) -> dict[Category, int]:
     """By category, when the phase begins."""
     found: dict[Category, int] = {}
     for one in history.allocations:
@@ -83,7 +83,7 @@ def _held(history: History, mark: Mark) -> dict[Category, int]:
     return found
 
 
-def _last(history: History, phase: Phase) -> Mark:
+def _last(history: History, phase: Phase) -> PhaseStart:
     return [mark for mark in history.marks if mark.phase == phase][-1]
 
 
@@ -158,7 +158,7 @@ def test_fsdp2_has_no_more_whole_parameters_at_a_time_than_those_outside_the_blo
     block = 4 * sum(weight.numel() for weight in module.get_submodule("transformer.h.0").parameters())
     whole = 4 * sum(weight.numel() for weight in module.parameters())
     history = _predicted(settings)
-    held = [_held(history, Mark(position, "unknown")).get("parameters", 0) for position in range(history.length)]
+    held = [_held(history, PhaseStart(position, "unknown")).get("parameters", 0) for position in range(history.length)]
     first = _last(history, "data").at
     assert max(held[first:]) == whole // 2 + (whole - 2 * block) + block
     assert min(held[first:]) == whole // 2
@@ -198,7 +198,7 @@ def test_tensors_without_memory_take_what_others_take_to_the_byte(
     model: str, strategy: str, changes: dict[str, Any]
 ) -> None:
     settings = _settings(model, strategy, **changes)
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with simulated_ranks(2):
         measure(settings, Ranks(0, 0, 2, 2), CPU, Activity(), tracker, 2)
     measured = tracker.history()
@@ -240,7 +240,7 @@ def test_two_ranks_on_gloo_take_what_was_predicted_for_each(tmp_path: Path) -> N
 @trying(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 4096), max_size=8))
 def test_a_storage_that_is_resized_is_held_at_its_size_of_the_moment(sizes: list[int]) -> None:
-    tracker, module = Tracker(CPU), nn.Linear(1, 1)
+    tracker, module = AllocationTracker(CPU), nn.Linear(1, 1)
     with tracker, tracker.following(module):
         tensor = torch.empty(64)
         tracker.claim([tensor], "parameters", "layer")
@@ -258,7 +258,7 @@ def test_a_storage_that_is_resized_is_held_at_its_size_of_the_moment(sizes: list
 
 
 def test_what_a_sharded_tensor_takes_within_an_operator_is_seen() -> None:
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with simulated_ranks(2):
         mesh = init_device_mesh("cpu", (2,))
         shard = DTensor.from_local(torch.ones(8), mesh, [Shard(0)])
@@ -272,7 +272,7 @@ def test_what_a_sharded_tensor_takes_within_an_operator_is_seen() -> None:
 
 def test_the_gradients_of_a_bucket_belong_to_the_module_around_them() -> None:
     module = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with tracker:
         inner, outer = torch.zeros(12), torch.zeros(6)
         for part, bucket in ((module[0], inner), (module[1], outer)):

@@ -18,7 +18,7 @@ from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsErr
 from gpubench.findings import Finding, Findings
 from gpubench.host.memory_recorder import MemoryRecorder
 from gpubench.host.schedule import Outcome
-from gpubench.memory.batch_sizes import BatchSizes, Line
+from gpubench.memory.batch_sizes import BatchSizes, LinearFit
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.runs.summary import Summary
@@ -32,7 +32,7 @@ from gpubench.trials import (
     SEARCH_PRECISION,
     MemoryBench,
     Searched,
-    Tried,
+    TriedFixes,
     confirm,
     peak_of,
     saved,
@@ -158,9 +158,8 @@ def run() -> Configuration[Any]:
 
 def foretold(largest: int | None, limit: int) -> BatchSizes:
     """`limit` in samples."""
-    return BatchSizes(
-        capacity=2 * limit * MIB, spare=0.5, limit=limit * MIB, points=[], line=Line(0.0, 0.0, 0.0), largest=largest
-    )  # fmt: skip
+    line = LinearFit(0.0, 0.0, 0.0)
+    return BatchSizes(capacity=2 * limit * MIB, spare=0.5, limit=limit * MIB, points=[], line=line, largest=largest)
 
 
 def finding(name: str, fix: dict[str, Any]) -> Finding:
@@ -179,7 +178,7 @@ def searched(found: BatchSizes, run: Configuration[Any], machine: Machine) -> tu
     return last.found, last.best
 
 
-def tried(before: Outcome, run: Configuration[Any], found: Findings, machine: Machine) -> Tried:
+def tried(before: Outcome, run: Configuration[Any], found: Findings, machine: Machine) -> TriedFixes:
     *_, last = verify_memory(before, run, found, machine.bench)
     return last
 

@@ -17,7 +17,18 @@ from torch import nn
 
 from gpubench.compare.evidence import Series, open_run
 from gpubench.runs.directory import SUMMARY
-from gpubench.tuning.losses import Claim, Curve, Judgement, Margin, Work, claim_of, curves_of, judge, less_work, work_of
+from gpubench.tuning.losses import (
+    Claim,
+    CountedWork,
+    Judgement,
+    LossCurve,
+    Margin,
+    claim_of,
+    curves_of,
+    judge,
+    less_work,
+    work_of,
+)
 
 TRIALS = [5, pytest.param(500, marks=pytest.mark.stress)]
 PARTS = 10.0  # of the steps: the time in which a loss falls fastest
@@ -90,11 +101,11 @@ def judged(training: Training, kind: str, seeds: int = 1, *, seeded: bool = True
     """Of a program whose seed is the same in each run, of runs with several seeds, or of a program that sets none."""
     claim = HARMLESS.get(kind, "type")
     if seeded and seeds == 1:
-        own = Curve(training.run(0))
-        return judge([own, own], [Curve(training.run(0, kind))], claim)
-    ours = [Curve(training.run(seed), seed if seeded else None) for seed in range(seeds)]
+        own = LossCurve(training.run(0))
+        return judge([own, own], [LossCurve(training.run(0, kind))], claim)
+    ours = [LossCurve(training.run(seed), seed if seeded else None) for seed in range(seeds)]
     others = range(seeds) if seeded else range(seeds, 2 * seeds)
-    return judge(ours, [Curve(training.run(seed, kind), seed if seeded else None) for seed in others], claim)
+    return judge(ours, [LossCurve(training.run(seed, kind), seed if seeded else None) for seed in others], claim)
 
 
 def outcomes(trials: int, kind: str, seeds: int, **how: float) -> Counter[str]:
@@ -165,8 +176,8 @@ def test_two_percent_of_the_final_loss_matter_however_far_it_fell(
     for seed in range(seeds):
         data = 0.05 * rng.standard_normal(400)
         drift = 0.002 * np.cumsum(rng.standard_normal(400)) / 20
-        ours.append(Curve(falling(10.8, 3.3) + data, seed))
-        theirs.append(Curve(falling(10.8, 3.3 * (1 + higher)) + data + drift, seed))
+        ours.append(LossCurve(falling(10.8, 3.3) + data, seed))
+        theirs.append(LossCurve(falling(10.8, 3.3 * (1 + higher)) + data + drift, seed))
     found = judge(ours, theirs, "type")
     assert found.outcome in outcomes, found.reason
     assert found.margin == pytest.approx(0.033, rel=0.02)
@@ -175,7 +186,7 @@ def test_two_percent_of_the_final_loss_matter_however_far_it_fell(
 
 
 def test_the_margin_is_that_of_the_user() -> None:
-    ours, theirs = [Curve(falling(10.8, 3.3))], [Curve(falling(10.8, 3.3 * 1.02))]
+    ours, theirs = [LossCurve(falling(10.8, 3.3))], [LossCurve(falling(10.8, 3.3 * 1.02))]
     assert judge(ours, theirs, "type").outcome == "unclear"
     assert judge(ours, theirs, "type", margin=Margin(0.05, is_set=True)).outcome == "unharmed"
     assert judge(ours, theirs, "type", margin=Margin(0.1, is_share=False, is_set=True)).outcome == "unharmed"
@@ -183,26 +194,29 @@ def test_the_margin_is_that_of_the_user() -> None:
 
 
 def test_one_percent_of_a_loss_that_goes_to_zero_does_not_matter() -> None:
-    found = judge([Curve(falling(2.3, 0.001))], [Curve(falling(2.3, 0.0015))], "type")
+    found = judge([LossCurve(falling(2.3, 0.001))], [LossCurve(falling(2.3, 0.0015))], "type")
     assert found.outcome == "unharmed"
     assert "of the fall of the loss" in found.reason
 
 
 def test_a_program_without_a_seed_is_told_how_to_set_one() -> None:
     rng = np.random.default_rng(9)
-    ours, theirs = ([Curve(falling(4, 2, 60) + rng.normal(0, 0.3, 60))] for _ in range(2))
+    ours, theirs = ([LossCurve(falling(4, 2, 60) + rng.normal(0, 0.3, 60))] for _ in range(2))
     assert "--seed 0" in judge(ours, theirs, "type").reason
 
 
 def test_without_losses_nothing_is_known() -> None:
-    curve = Curve(np.linspace(2, 1, 30))
+    curve = LossCurve(np.linspace(2, 1, 30))
     assert {judge([], [curve], "type").outcome, judge([curve], [], "same").outcome} == {"unknown"}
-    assert judge([Curve(np.full(30, np.nan))], [curve], "type").outcome == "unknown"
+    assert judge([LossCurve(np.full(30, np.nan))], [curve], "type").outcome == "unknown"
 
 
 def test_a_loss_that_is_not_finite_is_harm() -> None:
     losses = np.linspace(2, 1, 30)
-    assert judge([Curve(losses)], [Curve(np.where(np.arange(30) == 7, np.inf, losses))], "same").outcome == "harmed"
+    assert (
+        judge([LossCurve(losses)], [LossCurve(np.where(np.arange(30) == 7, np.inf, losses))], "same").outcome
+        == "harmed"
+    )
 
 
 def test_losses_are_judged_by_the_steps_that_have_one_on_both_sides() -> None:
@@ -210,35 +224,35 @@ def test_losses_are_judged_by_the_steps_that_have_one_on_both_sides() -> None:
     losses = training.run(0)
     numbers = np.arange(len(losses))
     every_second = np.where(numbers % 2, np.nan, losses)
-    found = judge([Curve(every_second)], [Curve(every_second)], "same")
+    found = judge([LossCurve(every_second)], [LossCurve(every_second)], "same")
     assert (found.outcome, "all 30 steps" in found.reason) == ("unharmed", True)
     skipped = np.where(np.isin(numbers, [4, 20]), np.nan, losses)
-    assert judge([Curve(losses)], [Curve(skipped)], "same").outcome == "unharmed"
-    assert judge([Curve(skipped)], [Curve(losses)], "same").outcome == "unharmed"
+    assert judge([LossCurve(losses)], [LossCurve(skipped)], "same").outcome == "unharmed"
+    assert judge([LossCurve(skipped)], [LossCurve(losses)], "same").outcome == "unharmed"
     other_update = np.where(numbers >= 2, every_second * 1.1, every_second)
-    assert "at step 2 (counting from 0)" in judge([Curve(every_second)], [Curve(other_update)], "same").reason
+    assert "at step 2 (counting from 0)" in judge([LossCurve(every_second)], [LossCurve(other_update)], "same").reason
     diverged = np.where(numbers == 41, np.inf, every_second)
-    assert "not finite at step 41 " in judge([Curve(every_second)], [Curve(diverged)], "same").reason
-    halves = judge([Curve(losses, samples=2.0)], [Curve(np.repeat(every_second, 2), samples=1.0)], "same")
+    assert "not finite at step 41 " in judge([LossCurve(every_second)], [LossCurve(diverged)], "same").reason
+    halves = judge([LossCurve(losses, samples=2.0)], [LossCurve(np.repeat(every_second, 2), samples=1.0)], "same")
     assert halves.outcome == "unharmed"
 
 
 def test_too_few_steps_with_a_known_loss_are_unclear_and_none_are_unknown() -> None:
     losses = Training(np.random.default_rng(0)).run(0)
     few = np.where(np.arange(len(losses)) % 10, np.nan, losses)
-    found = judge([Curve(few)], [Curve(few)], "same")
+    found = judge([LossCurve(few)], [LossCurve(few)], "same")
     assert (found.outcome, found.steps) == ("unclear", 100)
     assert found.reason.startswith("6 steps with a known loss cannot tell")
     shifted = np.roll(few, 1)
-    assert judge([Curve(few)], [Curve(shifted)], "same").outcome == "unknown"
+    assert judge([LossCurve(few)], [LossCurve(shifted)], "same").outcome == "unknown"
 
 
 def test_few_steps_cannot_tell_and_name_how_many_may() -> None:
-    curve = Curve(np.linspace(2, 1, 9))
+    curve = LossCurve(np.linspace(2, 1, 9))
     found = judge([curve], [curve], "type")
     assert (found.outcome, found.steps) == ("unclear", 10)
     flat = np.random.default_rng(1).normal(5, 0.1, 40)
-    found = judge([Curve(flat)], [Curve(flat + 0.01 * np.sin(np.arange(40)))], "type")
+    found = judge([LossCurve(flat)], [LossCurve(flat + 0.01 * np.sin(np.arange(40)))], "type")
     assert found.outcome == "unclear"
     assert found.steps is not None
     assert found.steps > 40
@@ -246,27 +260,30 @@ def test_few_steps_cannot_tell_and_name_how_many_may() -> None:
 
 def test_the_same_numbers_are_the_same_loss_whether_it_falls_or_not() -> None:
     flat = np.random.default_rng(1).normal(5, 0.1, 40)
-    assert judge([Curve(flat)], [Curve(flat)], "same").outcome == "unharmed"
-    assert judge([Curve(flat)], [Curve(flat * (1 + 5e-7))], "type").outcome == "unharmed"
+    assert judge([LossCurve(flat)], [LossCurve(flat)], "same").outcome == "unharmed"
+    assert judge([LossCurve(flat)], [LossCurve(flat * (1 + 5e-7))], "type").outcome == "unharmed"
 
 
 def test_another_update_of_the_parameters_is_no_rounding() -> None:
     """As by a fused optimizer that decays the weights by mistake: it would not matter yet in so few steps."""
     losses = Training(np.random.default_rng(2)).run(0)
     wrong = losses * (1 + 2e-3 * np.minimum(1, np.arange(60) / 3))
-    assert judge([Curve(losses)], [Curve(wrong)], "rounding", precision="fp32").outcome == "harmed"
-    assert judge([Curve(losses)], [Curve(wrong)], "type").outcome == "unharmed"
+    assert judge([LossCurve(losses)], [LossCurve(wrong)], "rounding", precision="fp32").outcome == "harmed"
+    assert judge([LossCurve(losses)], [LossCurve(wrong)], "type").outcome == "unharmed"
     other = losses * (1 + 1e-3 * (np.arange(60) > 0))  # of a baseline that is not deterministic
-    assert judge([Curve(losses), Curve(other)], [Curve(wrong)], "rounding", precision="fp32").outcome == "unharmed"
-    assert judge([Curve(losses)], [Curve(wrong)], "rounding", precision="bf16").outcome == "unharmed"
+    assert (
+        judge([LossCurve(losses), LossCurve(other)], [LossCurve(wrong)], "rounding", precision="fp32").outcome
+        == "unharmed"
+    )
+    assert judge([LossCurve(losses)], [LossCurve(wrong)], "rounding", precision="bf16").outcome == "unharmed"
 
 
 def test_other_random_numbers_are_no_harm() -> None:
     """As those of dropout in compiled code, which differ from the first step on."""
     rng = np.random.default_rng(6)
     training = Training(rng, steps=200)
-    runs = [Curve(training.run(seed), seed) for seed in range(5)]
-    drawn = [Curve(one.losses + rng.normal(0, 0.02, 200), one.seed) for one in runs]
+    runs = [LossCurve(training.run(seed), seed) for seed in range(5)]
+    drawn = [LossCurve(one.losses + rng.normal(0, 0.02, 200), one.seed) for one in runs]
     assert judge(runs, drawn, "rounding").outcome == "unharmed"
 
 
@@ -274,10 +291,10 @@ def test_larger_batches_are_judged_after_as_many_samples() -> None:
     """As often updated for the samples, or half as often."""
     rng = np.random.default_rng(7)
     training = Training(rng, steps=200)
-    runs = [Curve(training.run(seed), seed, samples=8.0) for seed in range(4)]
-    doubled = [Curve(one.losses.reshape(-1, 2).mean(axis=1), one.seed, samples=16.0) for one in runs]
+    runs = [LossCurve(training.run(seed), seed, samples=8.0) for seed in range(4)]
+    doubled = [LossCurve(one.losses.reshape(-1, 2).mean(axis=1), one.seed, samples=16.0) for one in runs]
     assert judge(runs, doubled, "type").outcome == "unharmed"
-    behind = [Curve(training.run(seed, "skipping").reshape(-1, 2).mean(axis=1), seed, 16.0) for seed in range(4)]
+    behind = [LossCurve(training.run(seed, "skipping").reshape(-1, 2).mean(axis=1), seed, 16.0) for seed in range(4)]
     assert judge(runs, behind, "type").outcome == "harmed"
 
 
@@ -309,7 +326,7 @@ def task() -> tuple[torch.Tensor, torch.Tensor]:
     return samples, (hidden @ torch.randn(32, 10, generator=generator)).argmax(-1)
 
 
-def train(seed: int, kind: str = "fp32", steps: int = 60) -> Curve:
+def train(seed: int, kind: str = "fp32", steps: int = 60) -> LossCurve:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     for layer in (model[0], model[2]):
@@ -327,11 +344,11 @@ def train(seed: int, kind: str = "fp32", steps: int = 60) -> Curve:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return Curve(np.array(losses), seed)
+    return LossCurve(np.array(losses), seed)
 
 
 @pytest.fixture(scope="module")
-def baseline() -> list[Curve]:
+def baseline() -> list[LossCurve]:
     return [train(seed) for seed in range(4)]
 
 
@@ -345,7 +362,7 @@ def baseline() -> list[Curve]:
         ("not learning", "type", "harmed"),
     ],
 )
-def test_real_trainings(baseline: Sequence[Curve], kind: str, claim: Claim, outcome: str, seeds: int) -> None:
+def test_real_trainings(baseline: Sequence[LossCurve], kind: str, claim: Claim, outcome: str, seeds: int) -> None:
     found = judge(baseline[:seeds], [train(seed, kind) for seed in range(seeds)], claim)
     assert found.outcome == outcome, found.reason
 
@@ -358,7 +375,7 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
     curves = curves_of(run)
     assert [(curve.seed, curve.samples) for curve in curves] == [(0, 16.0), (0, 16.0)]
     assert curves[0].losses.tolist() == [2 / (1 + step) for step in range(30)]
-    assert work_of(run) == Work(samples=16.0, skipped=0, updated=90, passes=2.0)
+    assert work_of(run) == CountedWork(samples=16.0, skipped=0, updated=90, passes=2.0)
 
 
 @pytest.mark.parametrize(
@@ -378,11 +395,11 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
 )
 def test_less_work_is_told(changes: dict[str, float], said: str) -> None:
     work = {"samples": 16.0, "skipped": 1, "updated": 10**6, "passes": 2.0, "flops": 1e9, "forwarded": 16.0}
-    assert less_work([Work(**work)], Work(**work | changes)) == said  # type: ignore[arg-type]
+    assert less_work([CountedWork(**work)], CountedWork(**work | changes)) == said  # type: ignore[arg-type]
 
 
 def test_work_that_varies_between_equal_runs_is_less_only_beyond_that() -> None:
-    equal = [Work(passes=100.0), Work(passes=98.0)]
-    assert not less_work(equal, Work(passes=97.0))
-    assert less_work(equal, Work(passes=95.0)) == "95 backward passes in a step instead of 98"
-    assert not less_work([], Work(passes=95.0))
+    equal = [CountedWork(passes=100.0), CountedWork(passes=98.0)]
+    assert not less_work(equal, CountedWork(passes=97.0))
+    assert less_work(equal, CountedWork(passes=95.0)) == "95 backward passes in a step instead of 98"
+    assert not less_work([], CountedWork(passes=95.0))

@@ -8,8 +8,8 @@ import pytest
 from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse, uneven
 
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.conclusion import Block, Factor
-from gpubench.tuning.confirmation import Confirmation, Measured
+from gpubench.tuning.conclusion import Factor, NextRuns
+from gpubench.tuning.confirmation import Confirmation, ConfirmingRun
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
 from gpubench.tuning.noises import Noises, compared
@@ -40,7 +40,7 @@ def programmed(settings: int, rates: Callable[[Combination], Result], **options:
     return search
 
 
-def finish(search: Search, rates: Callable[[Combination], Result]) -> list[Block]:
+def finish(search: Search, rates: Callable[[Combination], Result]) -> list[NextRuns]:
     rng = np.random.default_rng(1)
     blocks = []
     while block := search.next():
@@ -117,7 +117,7 @@ def test_a_setting_that_makes_no_difference_is_a_tie() -> None:
 def test_the_confirmation_tries_the_neighbours_that_may_be_faster() -> None:
     planted = Planted([(0.0, 0.15), (0.0, 0.0), (0.0, 0.0), (0.0, -0.2)], {}, 0.02, np.random.default_rng(1))
     search = Search(planted.factors)
-    blocks: list[Block] = []
+    blocks: list[NextRuns] = []
     while block := search.next():
         blocks.append(block)
         search.record([planted.run(combination) for combination in block.runs])
@@ -157,9 +157,11 @@ def test_the_noise_of_each_setting_is_told_from_runs_whose_effects_are_unknown()
 
 def test_runs_that_prove_the_gain_are_not_those_by_which_the_combination_was_chosen() -> None:
     best, baseline, part = (1, 1), (0, 0), (1, 0)
-    chosen = [Measured(number, one, rate) for number in (0, 1) for one, rate in ((best, 5.0), (part, 0.1 * number))]
+    chosen = [
+        ConfirmingRun(number, one, rate) for number in (0, 1) for one, rate in ((best, 5.0), (part, 0.1 * number))
+    ]
     proving = [
-        Measured(number, one, rate + 0.001 * number, proves=True)
+        ConfirmingRun(number, one, rate + 0.001 * number, proves=True)
         for number in (2, 3, 4)
         for one, rate in ((best, 0.2), (baseline, 0.0))
     ]

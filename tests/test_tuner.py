@@ -21,7 +21,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
-from gpubench.tuner import PEAKS, Bench, Tuner, Wishes, look
+from gpubench.tuner import PEAKS, SearchBench, Tuner, Wishes, look
 from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
@@ -92,7 +92,7 @@ def of_tiny(**given: Any) -> Configuration[Any]:
 def searched(tmp_path: Path, program: Program, *, state: Tuning | None = None, **wishes: Any) -> Tuning:
     """The search to its end, or to its interruption."""
     base = of_tiny()
-    bench = Bench(lambda changed: completed(changed, complete), program.run)
+    bench = SearchBench(lambda changed: completed(changed, complete), program.run)
     asked: dict[str, list[Any]] = {
         "training.read_loss": [True],
         "data.workers": [2],
@@ -167,7 +167,7 @@ def test_the_first_look_and_the_baseline_run_as_the_user_asked(tmp_path: Path) -
 def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
     asked = {"training.grad_accumulation": [4]}
     wishes = Wishes(only=frozenset(asked), asked=asked)
-    bench = Bench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+    bench = SearchBench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
     (treatment,) = look(of_tiny(), bench, wishes, []).treatments
     assert treatment.numbers == "batch"
     kept = look(of_tiny(), bench, Wishes(only=frozenset(asked), asked=asked, keep_arithmetic=True), [])
@@ -177,7 +177,7 @@ def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
 
 
 def test_a_search_of_inference_tries_no_setting_of_training(tmp_path: Path) -> None:
-    bench = Bench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+    bench = SearchBench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
 
     def looked_at(base: Configuration[Any]) -> set[str]:
         found = look(base, bench, Wishes(), [])
@@ -283,7 +283,7 @@ def test_the_live_table_gives_each_of_its_lines_a_row_and_no_gain_of_what_was_ne
     state = searched(tmp_path, Program(tmp_path, planted), most_runs=3)
     state = msgspec.structs.replace(state, most_runs=30)
     tuner = Tuner(
-        tmp_path, state, of_tiny(), Bench(lambda changed: changed, lambda runs, order, until: []), lambda _: None
+        tmp_path, state, of_tiny(), SearchBench(lambda changed: changed, lambda runs, order, until: []), lambda _: None
     )
     block = tuner.next()
     assert block

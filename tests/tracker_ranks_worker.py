@@ -18,7 +18,7 @@ from gpubench.channel import Activity
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import distributed
-from gpubench.worker.memory.tracker import Tracker, measure
+from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.process import leave
 
 RANKS = 2
@@ -26,7 +26,7 @@ STEPS = 2
 SETTLED = 0.05  # seconds
 
 
-class Patient(Tracker):
+class Patient(AllocationTracker):
     """Ends a phase once gloo's threads have let go of what the phase sent, which they do a moment later."""
 
     def enter(self, *args: Any, **kwargs: Any) -> None:

@@ -22,7 +22,7 @@ from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
 from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.worker.memory.predict import predict
-from gpubench.worker.memory.tracker import Tracker, measure
+from gpubench.worker.memory.tracker import AllocationTracker, measure
 
 CPU = torch.device("cpu")
 STEPS = 3
@@ -34,7 +34,7 @@ def predicted(settings: CompletedMemorySettings) -> History:
 
 def tracked(settings: CompletedMemorySettings) -> tuple[History, int]:
     """The history of a real run, and the most bytes that the allocator had given out in it."""
-    tracker = Tracker(CPU)
+    tracker = AllocationTracker(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         measure(settings, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, STEPS)
     with TemporaryDirectory() as folder:

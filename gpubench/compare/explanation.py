@@ -13,7 +13,7 @@ from msgspec import structs
 from gpubench import units
 from gpubench.compare.comparability import same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, Side
-from gpubench.compare.intervals import CONFIDENCE, Sample, difference, holm
+from gpubench.compare.intervals import CONFIDENCE, MetricSample, difference, holm
 from gpubench.compare.result import (
     Bottleneck,
     Causes,
@@ -38,25 +38,25 @@ from gpubench.compare.warnings import RUNS_WATCHED, steady_telemetry
 from gpubench.findings import Finding, Findings
 from gpubench.memory.footprint import Amounts, Footprint, PhaseFootprint
 from gpubench.metrics import DEFINITIONS
-from gpubench.trace.profile import KernelChange, Rank, kernel_changes
+from gpubench.trace.profile import KernelChange, RankProfile, kernel_changes
 
 MOST = 20  # number of changes of work that are listed
 EVALUATED = "work.micro_batch"  # samples in a step of a pipeline
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class RunDiagnosis:
     run: str
-    rank: Rank
+    rank: RankProfile
     """The lowest of the recorded ranks."""
     findings: Findings
 
 
-def diagnosis(side: Side) -> Diagnosis | None:
+def diagnosis(side: Side) -> RunDiagnosis | None:
     """Returns the diagnosis of the side's first run that has one, or None."""
     for run in side.runs:
         if run.findings and run.profile and run.profile.ranks:
-            return Diagnosis(run.label, run.profile.ranks[0], run.findings)
+            return RunDiagnosis(run.label, run.profile.ranks[0], run.findings)
     return None
 
 
@@ -112,14 +112,14 @@ def _obstacle(baseline: Side, candidate: Side, comparability: Comparability) -> 
     return None if alike else "a step is not as much work on both sides"
 
 
-def _unlike(ours: Rank, theirs: Rank) -> str | None:
+def _unlike(ours: RankProfile, theirs: RankProfile) -> str | None:
     """Returns why two traces are not comparable, or None."""
     if not (ours.step_numbers and theirs.step_numbers):
         return "a trace marks no steps"
     return "only one side's trace has work of a device" if ours.host_only != theirs.host_only else None
 
 
-def _work(ours: Rank, theirs: Rank) -> tuple[Work, list[WorkChange]]:
+def _work(ours: RankProfile, theirs: RankProfile) -> tuple[Work, list[WorkChange]]:
     """Returns the kind of work that is compared, and its changes, the largest first."""
     if ours.host_only:
         return "operator", _moved(_operator_changes(ours, theirs))
@@ -130,7 +130,7 @@ def _moved(changes: Iterable[WorkChange]) -> list[WorkChange]:
     return [change for change in changes if change.before != change.after]
 
 
-def _operator_changes(before: Rank, after: Rank) -> list[WorkChange]:
+def _operator_changes(before: RankProfile, after: RankProfile) -> list[WorkChange]:
     """Returns the changes of operators by name, for all shapes together, in their own time on the host."""
     (old, old_calls), (new, new_calls) = _operators(before), _operators(after)
     steps_before, steps_after = len(before.step_numbers), len(after.step_numbers)
@@ -147,7 +147,7 @@ def _operator_changes(before: Rank, after: Rank) -> list[WorkChange]:
     return sorted(changes, key=lambda change: (-abs(change.after - change.before), change.name))
 
 
-def _operators(rank: Rank) -> tuple[Counter[str], Counter[str]]:
+def _operators(rank: RankProfile) -> tuple[Counter[str], Counter[str]]:
     """Returns (nanoseconds, calls) in the window by operator name."""
     time: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -157,7 +157,7 @@ def _operators(rank: Rank) -> tuple[Counter[str], Counter[str]]:
     return time, calls
 
 
-def _bottleneck(found: Diagnosis | None) -> Bottleneck | None:
+def _bottleneck(found: RunDiagnosis | None) -> Bottleneck | None:
     if found is None:
         return None
     return Bottleneck(found.findings.headline, found.run, len(found.rank.step_numbers), found.findings.overhead)
@@ -356,9 +356,9 @@ class _Step:
         return sorted(present, key=lambda name: (places.get(name, places["phase_other"] - 0.5), name))
 
 
-def _share(sample: Sample | None, samples: int) -> Sample:
+def _share(sample: MetricSample | None, samples: int) -> MetricSample:
     """Converts times per step to times per sample. The errors of the steps are relative, and do not change."""
-    return Sample(np.zeros(1)) if sample is None else replace(sample, units=sample.units / samples)
+    return MetricSample(np.zeros(1)) if sample is None else replace(sample, units=sample.units / samples)
 
 
 def _waterfall(step: _Step, whole: PhaseChange) -> Waterfall | None:

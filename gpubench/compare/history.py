@@ -45,7 +45,7 @@ VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
 """The beginnings of the facts of versions, which are named before other facts of the environment."""
 
 
-class Point(Struct, frozen=True):
+class SeriesPoint(Struct, frozen=True):
     """A run of a series."""
 
     run_id: str
@@ -58,7 +58,7 @@ class Point(Struct, frozen=True):
     interval: tuple[float, float] | None
 
 
-class Change(Struct, frozen=True):
+class LevelChange(Struct, frozen=True):
     """A change of the level between two runs that follow each other."""
 
     index: int
@@ -93,8 +93,8 @@ class Series(Struct, frozen=True):
     metric: str
     unit: str
     better: Better | None
-    points: list[Point]
-    changes: list[Change]
+    points: list[SeriesPoint]
+    changes: list[LevelChange]
     noise: float | None
     """The standard deviation between runs of one level, as a fraction; None for too few runs."""
     visible: float | None
@@ -162,7 +162,7 @@ def workload_of(entry: Entry) -> str:
 
 
 @dataclass
-class _Chain:
+class _SeriesRuns:
     """The runs of a series."""
 
     runs: list[Entry]
@@ -174,7 +174,7 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda one: (one.record.started, one.run_id))
 
 
-def _chains(workload: _Workload) -> list[_Chain]:
+def _chains(workload: _Workload) -> list[_SeriesRuns]:
     """Returns the runs that are one series each, in order of time.
 
     Runs of a workload that differ in a treatment, such as the precision, or in the host are one series if it was
@@ -195,7 +195,7 @@ def _chains(workload: _Workload) -> list[_Chain]:
     keys = dict.fromkeys(key for each in newest for key in each)
     varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
     return [
-        _Chain(chain, [f"{key}={own[key]}" for key in varied[:NAMED] if own.get(key) is not None])
+        _SeriesRuns(chain, [f"{key}={own[key]}" for key in varied[:NAMED] if own.get(key) is not None])
         for chain, own in zip(chains, newest, strict=True)
     ]
 
@@ -250,7 +250,7 @@ def _main(entries: Sequence[Entry]) -> str:
     return next((name for name in LEADERS if name in known), next(iter(known)))
 
 
-def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
+def _series(chain: _SeriesRuns, metric: str, margin: float) -> Series | None:
     """Returns the history of one metric; None if no run has a positive value of it."""
     runs = [entry for entry in chain.runs if metric in entry.metrics and 0 < entry.metrics[metric].estimate < math.inf]
     if not runs:
@@ -282,10 +282,10 @@ def _series(chain: _Chain, metric: str, margin: float) -> Series | None:
     )
 
 
-def _point(entry: Entry, metric: str) -> Point:
+def _point(entry: Entry, metric: str) -> SeriesPoint:
     figure, git = entry.metrics[metric], entry.record.git or {}
     interval = None if figure.low is None or figure.high is None else (figure.low, figure.high)
-    return Point(
+    return SeriesPoint(
         run_id=entry.run_id,
         path=entry.folder,
         name=entry.name,
@@ -337,10 +337,10 @@ def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
     return float(sum(part[1:] @ part[:-1] for part in parts)) / squares if squares else None
 
 
-def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> Change:
+def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> LevelChange:
     before, after = runs[one.index - 1], runs[one.index]
     ends = [math.exp(sign * (one.change + side * NORMAL * one.error)) for side in (-1, 1)]
-    return Change(
+    return LevelChange(
         index=one.index,
         before=before.run_id,
         after=after.run_id,
@@ -384,7 +384,7 @@ def _importance(difference: Difference) -> tuple[int, str]:
 
 
 def _gate(
-    conditions: Sequence[Condition], groups: Sequence[_Chain], known: Sequence[str], margin: float
+    conditions: Sequence[Condition], groups: Sequence[_SeriesRuns], known: Sequence[str], margin: float
 ) -> list[GateResult]:
     """Judges whether the level now is worse than any earlier one, apart from what the machine has changed.
 

@@ -49,7 +49,7 @@ EMPTY = "leave the cell empty where nothing was measured, and the row is skipped
 
 
 @dataclass(frozen=True)
-class Column:
+class LogColumn:
     """The column to read from a log. Values times `scale` are in `unit`, which is a base unit if it is known."""
 
     name: str
@@ -58,7 +58,7 @@ class Column:
     better: Better
 
     @classmethod
-    def of(cls, name: str, unit: str, better: Better | None = None) -> "Column":
+    def of(cls, name: str, unit: str, better: Better | None = None) -> "LogColumn":
         """Raises UsageError if neither the unit nor `better` determines which direction is better."""
         amount, _, per = unit.partition("/")
         if (
@@ -88,7 +88,7 @@ class Column:
 class LogEvidence(RunEvidence):
     """A log of another tool: one metric and one repeat, without record, settings or phases."""
 
-    column: Column
+    column: LogColumn
     values: Series
     """The values of the column in the metric's unit; for a rate, the inverse."""
 
@@ -104,7 +104,7 @@ class LogEvidence(RunEvidence):
         return StepTable.of_totals(self.values if self.column.unit == "s" else self.values[:0])
 
 
-def open_log(path: Path, column: Column) -> LogEvidence:
+def open_log(path: Path, column: LogColumn) -> LogEvidence:
     """Reads a log as one repeat of the metric `column`, without the warm-up that `stats.warmup_length` finds.
 
     A row is a step, and all steps do the same work, so the mean of a rate is harmonic. A row with an empty cell is
@@ -164,7 +164,7 @@ def open_log(path: Path, column: Column) -> LogEvidence:
 class _Cells:
     """Converts the cells of one column to numbers, and counts the empty ones."""
 
-    def __init__(self, path: Path, column: Column) -> None:
+    def __init__(self, path: Path, column: LogColumn) -> None:
         self._path = path
         self._column = column
         self._per_step = "rate" if column.is_rate else "time" if column.unit == "s" else None
@@ -264,7 +264,7 @@ SKIP = "--skip-invalid leaves it out"
 
 
 def find(
-    names: Sequence[str], results: Path, *, column: Column | None = None, skip_invalid: bool = False
+    names: Sequence[str], results: Path, *, column: LogColumn | None = None, skip_invalid: bool = False
 ) -> tuple[list[Side], list[str]]:
     """Returns the sides that `names` stand for, in order, and a line on each reason for which runs were left out.
 
@@ -288,7 +288,9 @@ def find(
     return _labelled(sides), [*known.skipped(), *left_out]
 
 
-def _side(name: str, known: references.Lookup, column: Column | None, left_out: list[str], skip_invalid: bool) -> Side:
+def _side(
+    name: str, known: references.Lookup, column: LogColumn | None, left_out: list[str], skip_invalid: bool
+) -> Side:
     paths, is_group = _logs(name) if column else known.runs(name)
 
     def read(path: Path) -> RunEvidence:

@@ -48,7 +48,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One metric on one side of a comparison."""
 
     units: Series
@@ -120,7 +120,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Change:
+class MeanDifference:
     """The difference candidate - baseline and its error, both in their unit. The error is None if it is unknown."""
 
     estimate: float
@@ -140,7 +140,9 @@ class Change:
         return self.error.above(abs(self.estimate)) if self.error else None
 
 
-def ratio(baseline: Sample, candidate: Sample, *, paired: bool = False, known: Known | None = None) -> Ratio | None:
+def ratio(
+    baseline: MetricSample, candidate: MetricSample, *, paired: bool = False, known: Known | None = None
+) -> Ratio | None:
     """Returns the ratio of two means with its error; None if the error is unknown or a mean is 0.
 
     With two or more units on each side, the error is Welch's (1947, Biometrika 34, 28) with the spread between units.
@@ -175,7 +177,9 @@ def inverse(ratio: Ratio) -> Ratio:
     return replace(ratio, estimate=1 / ratio.estimate)
 
 
-def difference(baseline: Sample, candidate: Sample, *, paired: bool = False, known: Known | None = None) -> Change:
+def difference(
+    baseline: MetricSample, candidate: MetricSample, *, paired: bool = False, known: Known | None = None
+) -> MeanDifference:
     """Returns candidate - baseline in their unit, with an error made of the same parts as that of `ratio`.
 
     The errors of both means are absolute, so that a mean may be 0, as for a phase that one side lacks.
@@ -186,10 +190,12 @@ def difference(baseline: Sample, candidate: Sample, *, paired: bool = False, kno
         runs = Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
         error = max(error, runs, key=Error.half_width)
     exact = error and Error(_exact(error.size, scale), error.df)
-    return Change(_exact(candidate.mean - baseline.mean, scale), exact)
+    return MeanDifference(_exact(candidate.mean - baseline.mean, scale), exact)
 
 
-def _difference_error(baseline: Sample, candidate: Sample, paired: bool, known: Known | None) -> Error | None:
+def _difference_error(
+    baseline: MetricSample, candidate: MetricSample, paired: bool, known: Known | None
+) -> Error | None:
     if paired and baseline.n == candidate.n > 1:
         pairs = candidate.units - baseline.units
         return Error(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1)
@@ -202,7 +208,7 @@ def _difference_error(baseline: Sample, candidate: Sample, paired: bool, known: 
     return Error(found.size, min(found.df, lone.df)) if lone else found  # the same spread serves both sides
 
 
-def side_error(side: Sample, lone: Known | None = None) -> Error | None:
+def side_error(side: MetricSample, lone: Known | None = None) -> Error | None:
     """Returns the error of one side's mean: between its units, or else of their steps as in `ratio`; None if unknown.
 
     `lone` is the recorded variation of a single unit, or None.
@@ -211,14 +217,14 @@ def side_error(side: Sample, lone: Known | None = None) -> Error | None:
     return _of_units_or_steps(between, lambda: _steps_error(side))
 
 
-def spread(side: Sample) -> float | None:
+def spread(side: MetricSample) -> float | None:
     """Returns the standard deviation of the units as a fraction of their mean; None for fewer than 2 or a mean of 0."""
     if side.n < 2 or side.mean <= 0:
         return None
     return float(side.units.std(ddof=1)) / side.mean
 
 
-def pooled_spread(baseline: Sample, candidate: Sample, *, paired: bool = False) -> tuple[float, int] | None:
+def pooled_spread(baseline: MetricSample, candidate: MetricSample, *, paired: bool = False) -> tuple[float, int] | None:
     """Returns (spread of a unit, degrees of freedom) from both sides together; None if each side has one unit."""
     if paired and (pairs := _pair_residuals(baseline, candidate)) is not None:
         return float(pairs.std(ddof=1)) / math.sqrt(2), len(pairs) - 1
@@ -269,7 +275,7 @@ def _of_units_or_steps(of_units: Error | None, of_steps: Callable[[], Error | No
     return of_units if of_units and of_units.size > ROUNDING else of_steps() or of_units
 
 
-def _between(baseline: Sample, candidate: Sample, paired: bool, lone: Known | None) -> Error | None:
+def _between(baseline: MetricSample, candidate: MetricSample, paired: bool, lone: Known | None) -> Error | None:
     """Returns the error from the spread between units; `lone` is the variation of a single one, if a side has one."""
     if paired and (pairs := _pair_residuals(baseline, candidate)) is not None:
         return Error(float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1)
@@ -283,7 +289,7 @@ def _between(baseline: Sample, candidate: Sample, paired: bool, lone: Known | No
     return max(combined(ours, theirs), Error(pooled[0] * scale, pooled[1]), key=Error.half_width)
 
 
-def _spread_of_the_lone(baseline: Sample, candidate: Sample, known: Known | None) -> Known | None:
+def _spread_of_the_lone(baseline: MetricSample, candidate: MetricSample, known: Known | None) -> Known | None:
     """Returns the variation of a single unit: of the other side's units, or `known`, whichever has more units."""
     others = pooled_spread(baseline, candidate)
     sources = [Known(*others)] if others else []
@@ -295,7 +301,7 @@ def _exact(value: float, scale: float) -> float:
     return value if abs(value) > ROUNDING * scale else 0.0
 
 
-def _pair_residuals(baseline: Sample, candidate: Sample) -> Series | None:
+def _pair_residuals(baseline: MetricSample, candidate: MetricSample) -> Series | None:
     """Returns the deviation of each pair from the ratio of the means, as a logarithm to first order.
 
     Returns None for unequal numbers, fewer than two pairs, or a mean of 0.
@@ -305,19 +311,19 @@ def _pair_residuals(baseline: Sample, candidate: Sample) -> Series | None:
     return candidate.units / candidate.mean - baseline.units / baseline.mean
 
 
-def _spread_error(side: Sample) -> Error | None:
+def _spread_error(side: MetricSample) -> Error | None:
     unit_spread = spread(side)
     return None if unit_spread is None else Error(unit_spread / float(np.sqrt(side.n)), side.n - 1)
 
 
-def _within(baseline: Sample, candidate: Sample) -> Error | None:
+def _within(baseline: MetricSample, candidate: MetricSample) -> Error | None:
     """Returns the error from both sides' steps. A side whose steps were not read uses the spread of its units."""
     errors = [_steps_error(side) or _spread_error(side) for side in (baseline, candidate)]
     known = [error for error in errors if error]
     return combined(*known) if len(known) == 2 and (baseline.steps or candidate.steps) else None
 
 
-def _steps_error(side: Sample) -> Error | None:
+def _steps_error(side: MetricSample) -> Error | None:
     if not side.steps or side.mean <= 0:
         return None
     errors = []

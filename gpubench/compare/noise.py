@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import Ratio, Sample, Steps
+from gpubench.compare.intervals import MetricSample, Ratio, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import ASSUMED, pick, sample_of
 from gpubench.errors import RunDirectoryError
@@ -118,7 +118,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     )
 
 
-def _all_repeats(side: Side, metric: str) -> Sample | None:
+def _all_repeats(side: Side, metric: str) -> MetricSample | None:
     """Returns the repeats of all runs as one sample; None if a run lacks the metric."""
     found = [sample_of(Side(run.label, (run,)), metric) for run in side.runs]
     samples = [sample for sample in found if sample]
@@ -126,10 +126,10 @@ def _all_repeats(side: Side, metric: str) -> Sample | None:
         return None
     steps: list[Sequence[Steps]] = [unit for sample in samples for unit in sample.steps or ()]
     units = np.concatenate([sample.units for sample in samples])
-    return Sample(units, steps if len(steps) == len(units) else None)
+    return MetricSample(units, steps if len(steps) == len(units) else None)
 
 
-def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
+def _splits(sample: MetricSample, per_side: int) -> Iterator[tuple[MetricSample, MetricSample]]:
     """Yields up to SPLITS different random pairs of disjoint halves."""
     rng = np.random.default_rng(SEED)
     seen: set[tuple[tuple[int, ...], ...]] = set()
@@ -141,7 +141,7 @@ def _splits(sample: Sample, per_side: int) -> Iterator[tuple[Sample, Sample]]:
             yield pick(sample, first), pick(sample, second)
 
 
-def _edges(splits: Iterable[tuple[Sample, Sample]]) -> Edges:
+def _edges(splits: Iterable[tuple[MetricSample, MetricSample]]) -> Edges:
     """Returns the logarithms of both ends of each split's interval, shape (splits, 2)."""
     found = [intervals.ratio(*split) for split in splits]
     return np.log([ratio.interval for ratio in found if ratio]).reshape(-1, 2)
@@ -163,7 +163,7 @@ def _found_with_power(edges: Edges, band: float) -> float:
     return float(np.expm1(np.quantile(needed, intervals.POWER)))
 
 
-def _within(sample: Sample) -> float | None:
+def _within(sample: MetricSample) -> float | None:
     """Returns the standard error of a repeat's mean from its steps, as the root mean square over the repeats."""
     errors = [repeat.error for unit in sample.steps or () for repeat in unit]
     known = [error.size for error in errors if error]

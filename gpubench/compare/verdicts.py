@@ -10,14 +10,14 @@ from gpubench import units
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import SIGNIFICANT, Error, Known, Ratio, Sample, Steps
+from gpubench.compare.intervals import SIGNIFICANT, Error, Known, MetricSample, Ratio, Steps
 from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
 from gpubench.metrics import LEADERS, Better, Metric
 
 WELL_KNOWN = 10  # so many units agree to the last digit only if they have no noise: their steps are not read
 
 
-def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample | None:
+def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> MetricSample | None:
     """Returns the side's sample of a metric; None if a run lacks it. Rates are converted to times.
 
     The units of a group are its runs, each with the mean of its repeats, because conditions such as temperature and
@@ -30,10 +30,10 @@ def sample_of(side: Side, metric: str, *, by_run: bool | None = None) -> Sample 
     grouped = len(metrics) > 1 if by_run is None else by_run
     units = np.asarray([one.estimate for one in metrics] if grouped else metrics[0].repeats, dtype=np.float64)
     steps = _steps(side.runs, metric, grouped) if len(units) < WELL_KNOWN else None
-    return Sample(1 / units if side.runs[0].is_rate(metric) else units, steps)
+    return MetricSample(1 / units if side.runs[0].is_rate(metric) else units, steps)
 
 
-def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[Sample, Sample]:
+def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[MetricSample, MetricSample]:
     """Returns both sides' samples of a metric. An interleaved pair is reduced to the repeats that both have, in order.
 
     Compared with a group, a single run is one unit. Raises KeyError if a run lacks the metric.
@@ -76,10 +76,10 @@ def one_after_the_other(baseline: Side, candidate: Side) -> bool:
     return len(baseline.runs) == len(candidate.runs) == 1 and not interleaved(baseline, candidate)
 
 
-def pick(sample: Sample, indices: Sequence[int]) -> Sample:
+def pick(sample: MetricSample, indices: Sequence[int]) -> MetricSample:
     """Returns the sample with only the units at `indices`."""
     steps = [sample.steps[index] for index in indices] if sample.steps and len(indices) < WELL_KNOWN else None
-    return Sample(sample.units[list(indices)], steps)
+    return MetricSample(sample.units[list(indices)], steps)
 
 
 def _steps(runs: Sequence[RunEvidence], metric: str, grouped: bool) -> list[list[Steps]] | None:
@@ -136,8 +136,8 @@ class _Evidence:
     """The samples of one metric on both sides, and the variation of their units."""
 
     metric: Metric
-    ours: Sample
-    theirs: Sample
+    ours: MetricSample
+    theirs: MetricSample
     rate: bool
     """Whether the metric is a rate, so that the samples are times."""
     paired: bool

@@ -6,7 +6,7 @@ from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import find_accelerator
 from gpubench.trace.attention import EFFICIENT, FLASH
 from gpubench.trace.operators import peak_of
-from gpubench.trace.profile import Attention, Rank
+from gpubench.trace.profile import Attention, RankProfile
 
 EXAMPLES = 3  # sets of sizes in the evidence
 HEADLINE_MINIMUM = 0.5  # of the computing time: the headline names attention from there on
@@ -44,7 +44,7 @@ def unfused_attention(case: ProfileCase) -> Answers:
         yield Unanswered("unfused-attention", "file and line of the softmax", needs)
 
 
-def is_restricted(rank: Rank) -> bool:
+def is_restricted(rank: RankProfile) -> bool:
     """Tells whether the program seems to allow no fused kernel: it used none, and the inputs suit at least one."""
     fallbacks = [one for one in rank.attention if one.fallback and one.queries is not None]
     obstacles = list(dict.fromkeys(obstacle for one in fallbacks for obstacle in one.obstacles))
@@ -134,7 +134,7 @@ def _unexplained(obstacles: list[str]) -> list[str]:
     return [f"the trace does not show why {other} was not used"]
 
 
-def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
+def _advice(rank: RankProfile, found: list[Attention], fallback: bool) -> str:
     if rank.device is None:
         needs = "on a CPU the fused kernel takes no dropout, and masks of 2 or 4 dimensions"
     else:
@@ -158,7 +158,7 @@ def _advice(rank: Rank, found: list[Attention], fallback: bool) -> str:
     )
 
 
-def _fused(rank: Rank, one: Attention) -> int:
+def _fused(rank: RankProfile, one: Attention) -> int:
     """Returns the nanoseconds that any kernel needs at the device's peak; 0 where the peak is unknown.
 
     A kernel needs LEAST_OF_PRODUCTS of the products, of which there are two forward and four backward.

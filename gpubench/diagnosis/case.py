@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered
 from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
-from gpubench.memory.footprint import Footprint, Holder, Peak, Source
+from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.memory.history import PLACES, Phase
 from gpubench.metrics import Metric
-from gpubench.trace.profile import Cause, HostPart, Profile, Rank
-from gpubench.trace.profile import Phase as TracedPhase
+from gpubench.trace.profile import Cause, HostPart, Profile, RankProfile
+from gpubench.trace.profile import StepPhase as TracedPhase
 
 HIGH = 0.2
 """The share of the step, or of the memory's peak, from which on a finding has high severity."""
@@ -113,7 +113,7 @@ class ProfileCase(Case):
     """The CPU cores that other processes of the machine kept busy in the clean run."""
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> RankProfile:
         """The lowest rank, for rules that look at one rank."""
         return self.profile.ranks[0]
 
@@ -376,7 +376,7 @@ class FootprintCase(Case):
     footprint: Footprint
 
     @property
-    def peak(self) -> Peak:
+    def peak(self) -> FootprintPeak:
         return self.footprint.peak
 
     @property

@@ -7,7 +7,7 @@ from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
 from gpubench.distributions import binomial_tail
 from gpubench.findings import Finding, Unanswered
-from gpubench.trace.profile import Collective, CollectiveKind, Rank, Straggler
+from gpubench.trace.profile import Collective, CollectiveKind, RankProfile, Straggler
 from gpubench.trace.ranks import kind_of
 
 CHANCE = 0.05
@@ -99,14 +99,14 @@ def waited_for(case: ProfileCase, slow: Straggler) -> float:
     return case.share(min([slow.late * slow.of, *([max(others)] if others else [])]))
 
 
-def exposed(rank: Rank) -> int:
+def exposed(rank: RankProfile) -> int:
     """Returns the nanoseconds in which a rank does nothing but communicate, or wait for communication."""
     if rank.device is None:
         return rank.host.get("communication", 0)
     return rank.device.exposed_communication + rank.idle.get("communication_wait", 0)
 
 
-def _communicates(rank: Rank) -> bool:
+def _communicates(rank: RankProfile) -> bool:
     return exposed(rank) > 0 or (rank.device is not None and rank.device.communication > 0)
 
 
@@ -122,7 +122,7 @@ def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
     return f"it spends {case.time_per_step(excess[most])} more than the others {name}", advice
 
 
-def _parts(rank: Rank) -> dict[str, int]:
+def _parts(rank: RankProfile) -> dict[str, int]:
     if rank.device is None:
         return {"compute": rank.host.get("operators", 0)} | {str(part): time for part, time in rank.host.items()}
     return {"compute": rank.device.compute} | {str(cause): time for cause, time in rank.idle.items()}

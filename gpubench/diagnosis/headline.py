@@ -8,7 +8,7 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
 from gpubench.diagnosis.memory_time import memory_bound_clause
 from gpubench.findings import Finding
-from gpubench.trace.profile import Breakdown, Cause, HostPart, folded
+from gpubench.trace.profile import Cause, HostPart, WallBreakdown, folded
 
 HEADLINE_MINIMUM = 0.1
 """The smallest part of the window that the headline names; smaller parts are in the tables."""
@@ -103,7 +103,7 @@ def _largest(shares: Mapping[str, float], whole: str) -> str:
     return ", ".join([f"{units.whole_percent(most)} of {whole} {first}", *rest])
 
 
-def _on_gpu(case: ProfileCase, device: Breakdown, findings: Sequence[Finding]) -> str:
+def _on_gpu(case: ProfileCase, device: WallBreakdown, findings: Sequence[Finding]) -> str:
     """States what takes most of the step: idle time with its causes, communication, copies, or else computing."""
     parts = {
         "idle": device.idle,

@@ -14,7 +14,7 @@ from gpubench.diagnosis.case import (
 from gpubench.diagnosis.copies import direction
 from gpubench.findings import Finding, Unanswered
 from gpubench.trace.device import LONG_WAIT
-from gpubench.trace.profile import Held, Launches, Stretch, Synchronisation
+from gpubench.trace.profile import Held, Launches, PythonStretch, Synchronisation
 
 LONG = 50_000
 """The nanoseconds of a long stretch. Between two operators lie a few microseconds of Python, and tens with the call of
@@ -54,7 +54,7 @@ def python_bound(case: ProfileCase) -> Answers:
         yield Unanswered("python-bound", "file and line of the code between operators", needs)
 
 
-def long_ones(case: ProfileCase) -> list[Stretch]:
+def long_ones(case: ProfileCase) -> list[PythonStretch]:
     """Returns the places with long stretches that take at least WORTH of the step, the longest first."""
     known = case.rank.python.longest if case.rank.python else []
     return [one for one in known if one.length >= LONG and case.share(one.total) >= WORTH]
@@ -85,7 +85,7 @@ def explains_waiting(case: ProfileCase) -> bool:
     return enough and long_share(case) >= MOST_OF_IDLE * waits
 
 
-def _reason(case: ProfileCase, longest: Stretch) -> tuple[str, str]:
+def _reason(case: ProfileCase, longest: PythonStretch) -> tuple[str, str]:
     """Returns cause and advice; the loop is named as the cause only where its phases are known."""
     if longest.phase == "backward":
         return (
@@ -110,7 +110,7 @@ def _its_phases(case: ProfileCase) -> str:
     return "the phases of its step" if case.rank.step_numbers else "its phases"
 
 
-def _describe_stretch(case: ProfileCase, one: Stretch) -> str:
+def _describe_stretch(case: ProfileCase, one: PythonStretch) -> str:
     module = f" of {one.module}" if one.module else ""
     after = f", after {one.after}" if one.after else ""
     return (

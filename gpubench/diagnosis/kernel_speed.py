@@ -21,7 +21,7 @@ EXAMPLES = 3  # operators or kernels in the evidence
 DOMINANT = 0.5  # of the step
 
 
-class _Group(NamedTuple):
+class _KernelGroup(NamedTuple):
     title: str
     belongs: Callable[[str], bool]
     advice: str
@@ -29,7 +29,7 @@ class _Group(NamedTuple):
 
 
 _GROUPS = (
-    _Group(
+    _KernelGroup(
         "attention runs",
         lambda name: "attention" in name,
         "try another fused kernel, such as torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION) or "
@@ -37,14 +37,14 @@ _GROUPS = (
         'try another fused kernel, such as torch.backends.cuda.preferred_rocm_fa_library("ck") or those of AITER; with '
         "few queries and heads, a larger batch fills the device",
     ),
-    _Group(
+    _KernelGroup(
         "convolutions run",
         lambda name: "conv" in name,
         "torch.backends.cudnn.benchmark = True measures several algorithms for each size; bf16 or fp16 with "
         "memory_format=torch.channels_last has the fastest ones",
         "torch.backends.cudnn.benchmark = True measures several algorithms of MIOpen for each size",
     ),
-    _Group(
+    _KernelGroup(
         "matrix products run",
         is_product,
         "torch.compile(mode='max-autotune') measures several kernels for each size; a larger batch fills the device",

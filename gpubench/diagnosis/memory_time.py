@@ -9,7 +9,7 @@ from gpubench.diagnosis.matrix_products import is_product
 from gpubench.findings import Finding, Saving
 from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import memory_family, moves_memory
-from gpubench.trace.profile import SHORT_KERNEL, Kernel, Rank, Reservations, short_shapes
+from gpubench.trace.profile import SHORT_KERNEL, Kernel, RankProfile, Reservations, short_shapes
 
 MEMORY_WORTH = (
     0.2  # of the step: every program has memory-bound operators, such as normalisation, activations, residuals
@@ -284,7 +284,7 @@ def _advice(case: ProfileCase, fusible: int, products: int) -> Iterator[str]:
 _BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type need less traffic"
 
 
-def _fusing(rank: Rank) -> str:
+def _fusing(rank: RankProfile) -> str:
     """Returns advice for operators that are not products."""
     if rank.compiled:
         return "move operators into the compiled regions, where torch.compile fuses them"

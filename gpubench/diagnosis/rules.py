@@ -70,7 +70,7 @@ from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
-from gpubench.trace.profile import Profile, Rank
+from gpubench.trace.profile import Profile, RankProfile
 
 EAGER = (
     "the clean repeats ran compiled, and the recorded one did not, to tell the operators apart; "
@@ -191,7 +191,7 @@ def _is_early(case: ProfileCase, rule: TimeRule) -> bool:
     return case.warms_up and rule in OF_STEADY_HOST
 
 
-def _lacking(rank: Rank) -> str:
+def _lacking(rank: RankProfile) -> str:
     """Returns what is missing for a program whose device work is not in the trace; an empty string for one on a CPU."""
     if rank.host_only and rank.unread:
         return f"the device's work, as {rank.unread[0]} is not read"

@@ -22,27 +22,29 @@ SPAWNED = "--multiprocessing-fork"
 """The argument of a process that multiprocessing has started anew."""
 
 
-class Command(NamedTuple):
+class StartedProcess(NamedTuple):
     """A process and the words that it was started with."""
 
     pid: int
     words: tuple[str, ...]
 
 
-def ancestry(pid: int, root: int) -> list[Command]:
+def ancestry(pid: int, root: int) -> list[StartedProcess]:
     """Returns the processes that led from `root` to `pid`, both included; `pid` alone if it is not below `root`."""
-    found: list[Command] = []
+    found: list[StartedProcess] = []
     with suppress(psutil.Error):
         process: psutil.Process | None = psutil.Process(pid)
         while process is not None:
-            found.append(Command(process.pid, tuple(process.cmdline())))
+            found.append(StartedProcess(process.pid, tuple(process.cmdline())))
             if process.pid == root:
                 return found[::-1]
             process = process.parent()
     return found[:1]
 
 
-def unmeasured(found: Sequence[Command], measured: Sequence[Command], repeat: int, *, later: bool) -> events.Unmeasured:
+def unmeasured(
+    found: Sequence[StartedProcess], measured: Sequence[StartedProcess], repeat: int, *, later: bool
+) -> events.Unmeasured:
     """Returns the event that tells a recorder of a process, by its ancestry and that of a rank.
 
     `later` means that all ranks had ended before its first step.
@@ -64,7 +66,7 @@ def unmeasured(found: Sequence[Command], measured: Sequence[Command], repeat: in
     )
 
 
-def _said(command: Command) -> str:
+def _said(command: StartedProcess) -> str:
     said = shlex.join(command.words)
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
 

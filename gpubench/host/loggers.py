@@ -62,7 +62,7 @@ class Epoch(msgspec.Struct, frozen=True):
     loss: float | None
 
 
-class Tracker(Protocol):
+class ExperimentTracker(Protocol):
     """A program that stores scalars and shows them as curves."""
 
     def flush(self) -> None:
@@ -89,7 +89,7 @@ class MetricLogger:
         self._writer = writer
         self._config = config
         self._epoch: _OpenEpoch | None = None
-        self._trackers: list[Tracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
+        self._trackers: list[ExperimentTracker] = [TensorBoard(writer.path / TENSORBOARD, text)]
         if settings.wandb:
             self._trackers.append(WeightsAndBiases(writer.path, settings, config))
 
@@ -130,7 +130,7 @@ class MetricLogger:
         results = {metric.name: metric.estimate for metric in summary.metrics}
         self._send(lambda tracker: tracker.close(self._config, results, succeeded))
 
-    def _send(self, message: Callable[[Tracker], None]) -> None:
+    def _send(self, message: Callable[[ExperimentTracker], None]) -> None:
         """Calls `message` with every tracker. A tracker that fails gets no more data, and the run continues."""
         for tracker in list(self._trackers):
             try:

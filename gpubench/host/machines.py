@@ -57,7 +57,7 @@ class Relay:
         """What the host of rank 0 has answered."""
         self.ended: events.RepeatEnded | None = None
         self.closed = False
-        self._lines = events.Lines()
+        self._lines = events.LineBuffer()
         if kind != "tcp" or not self._where.rpartition(":")[2].isdecimal():
             raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
         try:
@@ -103,7 +103,7 @@ class Relay:
             self.ended = events.parse(line, events.RepeatEnded)
 
 
-class End(NamedTuple):
+class RankEnd(NamedTuple):
     """The end of a rank that had not taken all steps."""
 
     peer: Peer
@@ -126,7 +126,7 @@ class SpreadWorkers(Workers):
     """Whether this host, that of rank 0, awaits ranks of other machines."""
     _wanted: int | None = None
     """The number of steps after which the probe ends the program; None if the program ends by itself."""
-    _first_to_end: End | None = None
+    _first_to_end: RankEnd | None = None
     """The first rank that has ended before it had taken all steps."""
     _fails = False
     """Whether an error has ended the repeat on this machine."""
@@ -305,7 +305,7 @@ class SpreadWorkers(Workers):
         """Notes that a rank has ended early. Exceptions of others may arrive before the notice of a killed rank."""
         first, now = self._first_to_end, time.monotonic()
         if first is None or (killed and not first.killed and now - first.when < GRACE):
-            self._first_to_end = End(peer, now, killed)
+            self._first_to_end = RankEnd(peer, now, killed)
 
     def _hang_up(self, peer: Peer) -> None:
         if peer.hello and not peer.done:

@@ -21,7 +21,7 @@ import psutil
 from gpubench import events, git, probe, units
 from gpubench.errors import ProgramFailed
 from gpubench.host import beside, endings, standard_input
-from gpubench.host.beside import Command
+from gpubench.host.beside import StartedProcess
 from gpubench.host.endings import Ending, Image
 from gpubench.host.launch import GRACE
 from gpubench.host.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
@@ -47,7 +47,7 @@ def step_name(inference: bool) -> str:
     return "call of a model" if inference else "optimizer step"
 
 
-class Program(SpreadWorkers):
+class ProgramProcesses(SpreadWorkers):
     """The processes of one repeat of a program."""
 
     output_log = logging.getLogger(PROGRAM_OUTPUT)
@@ -84,7 +84,7 @@ class Program(SpreadWorkers):
         """What the ranks of this machine ran when they connected, by rank."""
         self._news: list[events.Message] = []
         """What is to be told about ranks that have left without a word, and processes that are not measured."""
-        self._ancestries: dict[int, list[Command]] = {}
+        self._ancestries: dict[int, list[StartedProcess]] = {}
         """What led from the program's first process to each rank of this machine, when the rank connected."""
         self._unmeasured: set[int] = set()
         self._held: dict[int, events.StepsHeld] = {}

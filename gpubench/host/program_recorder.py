@@ -22,7 +22,7 @@ from gpubench.host import beside, endings
 from gpubench.host.launch import Workers
 from gpubench.host.machines import started_together
 from gpubench.host.memory_recorder import FootprintRecorder
-from gpubench.host.program import Program, step_name
+from gpubench.host.program import ProgramProcesses, step_name
 from gpubench.host.recorder import Recorder, StepRecorder
 from gpubench.memory.analysis import footprint
 from gpubench.memory.history import DeviceHistory, classify
@@ -304,7 +304,7 @@ class OfProgram(Recorder[P]):
         return {}
 
     def start(self, job: events.Job) -> Workers:
-        return Program(
+        return ProgramProcesses(
             job,
             self._program,
             self._directory,

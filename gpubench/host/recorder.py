@@ -118,7 +118,7 @@ class Recorder(ABC, Generic[S]):
         self.environment: dict[str, Any] = {}
         self.telemetry: list[TelemetrySample] = []
         """The samples of all watched GPUs."""
-        self._listed: list[events.Gpu] = []
+        self._listed: list[events.GpuFacts] = []
         """The GPUs that rank 0 sees."""
         self._used: defaultdict[int, set[str]] = defaultdict(set)
         """The digits of the uuids of the GPUs that each rank has used, for the ranks that know them."""
@@ -337,7 +337,7 @@ class Recorder(ABC, Generic[S]):
         return self.device.name if self.on_gpu and self.device else None
 
     @property
-    def device(self) -> events.Gpu | None:
+    def device(self) -> events.GpuFacts | None:
         """The first GPU that the ranks used, among those that rank 0 sees, or the first of these; None without one."""
         used = self.used_gpus or ()
         own = (gpu for gpu in self._listed if gpu.uuid and devices.digits(gpu.uuid) in used)

@@ -29,7 +29,7 @@ AT_ONCE = 1 << 16
 log = logging.getLogger("gpubench.program")
 
 
-class Feed:
+class InputFeed:
     """The standard input of one start of a program."""
 
     def __init__(self, descriptor: int, wake: int | None = None, thread: threading.Thread | None = None) -> None:
@@ -78,18 +78,18 @@ class StandardInput:
         if self._kept:
             self._kept.close()
 
-    def feed(self) -> Feed:
+    def feed(self) -> InputFeed:
         """Returns the standard input of the next start. Raises ProgramFailed if what it needs has not been kept."""
         self._starts += 1
         try:
             mode = os.fstat(self._source).st_mode
             if os.isatty(self._source):
-                return Feed(subprocess.DEVNULL)
+                return InputFeed(subprocess.DEVNULL)
         except OSError:  # closed
-            return Feed(subprocess.DEVNULL)
+            return InputFeed(subprocess.DEVNULL)
         if self._kept is None and (stat.S_ISREG(mode) or stat.S_ISBLK(mode) or stat.S_ISDIR(mode)):
             with suppress(OSError):  # it may be read, and yet not be opened again
-                return Feed(self._opened())
+                return InputFeed(self._opened())
         if self._lost:
             raise ProgramFailed(
                 f"standard input cannot be given to the program once more: {self._lost}",
@@ -113,13 +113,13 @@ class StandardInput:
         os.lseek(again, self._offset, os.SEEK_SET)
         return again
 
-    def _streamed(self) -> Feed:
+    def _streamed(self) -> InputFeed:
         self._kept = self._kept or tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this process
         (reading, writing), (woken, wake) = os.pipe(), os.pipe()
         os.set_blocking(writing, False)
         thread = threading.Thread(target=self._pass_on, args=(writing, woken), daemon=True)
         thread.start()
-        return Feed(reading, wake, thread)
+        return InputFeed(reading, wake, thread)
 
     def _pass_on(self, writing: int, woken: int) -> None:
         """Writes all that has come and that comes to a pipe, until the end, or until the other end of it is closed."""

@@ -36,7 +36,7 @@ class Peer:
     connection: socket.socket
     hello: events.Hello | None = None
     """The handshake; None before it."""
-    lines: events.Lines = field(default_factory=events.Lines)
+    lines: events.LineBuffer = field(default_factory=events.LineBuffer)
     """The lines that it sends."""
     heard: float = 0.0
     """The time of the last message."""

@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.memory.history import Counts, History, Mark, Reading
-from gpubench.memory.segments import Block, Driver, ExpandablePool, Pool
+from gpubench.memory.history import AllocatorReading, Counts, History, PhaseStart
+from gpubench.memory.segments import Driver, ExpandablePool, MemoryBlock, Pool
 from gpubench.units import MIB
 
 
@@ -77,7 +77,7 @@ class CachingAllocator:
         self._rules = rules
         self._driver = Driver(rules.capacity)
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self._held: dict[int, Block] = {}
+        self._held: dict[int, MemoryBlock] = {}
         self._requested = self._allocated = 0
         self._allocations = self._frees = self._retries = self._ooms = 0
 
@@ -148,7 +148,7 @@ class CachingAllocator:
         for pool in self._pools.values():
             pool.give_back()
 
-    def _grown(self, pool: Pool, rounded: int) -> Block | None:
+    def _grown(self, pool: Pool, rounded: int) -> MemoryBlock | None:
         segment = self._rules.segment(rounded)
         block = pool.grow(rounded, segment)
         if block is None:
@@ -185,7 +185,7 @@ class Replayed:
     requested: NDArray[np.int64]
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
-    readings: list[Reading]
+    readings: list[AllocatorReading]
     """The readings of the device's allocator, one for each mark."""
     exhausted: int | None
     """The position of the event that fails; None if the capacity is large enough."""
@@ -224,12 +224,14 @@ def _events(history: History) -> list[tuple[int, bool]]:
     return events
 
 
-def _readings(marks: Sequence[Mark], allocated: NDArray[np.int64], reserved: NDArray[np.int64]) -> list[Reading]:
+def _readings(
+    marks: Sequence[PhaseStart], allocated: NDArray[np.int64], reserved: NDArray[np.int64]
+) -> list[AllocatorReading]:
     """Returns the readings at the marks. A peak is that since the previous mark, including the memory at that mark."""
     tensors, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
     reached = [mark.at for mark in marks if mark.at <= len(allocated)]
     return [
-        Reading(
+        AllocatorReading(
             at, int(tensors[at]), int(driver[at]), int(tensors[start : at + 1].max()), int(driver[start : at + 1].max())
         )
         for start, at in pairwise([0, *reached])

@@ -23,17 +23,17 @@ from gpubench.memory.footprint import (
     OTHERS,
     Amounts,
     Footprint,
+    FootprintPeak,
     Holder,
     Level,
+    MemoryTimeline,
     ModuleFootprint,
-    Peak,
     PhaseFootprint,
     Source,
     Stage,
-    Timeline,
     TimelineMark,
 )
-from gpubench.memory.history import Allocation, Category, Counts, DeviceHistory, History, Phase, Reading
+from gpubench.memory.history import Allocation, AllocatorReading, Category, Counts, DeviceHistory, History, Phase
 
 Bytes = NDArray[np.int64]
 Places = NDArray[np.int64]
@@ -51,7 +51,7 @@ allocator know every request, so that the difference is the rounding of blocks. 
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     """One occurrence of a phase, from one mark to the next, as moments, both inclusive."""
 
     phase: Phase
@@ -92,7 +92,7 @@ class Lives:
 
 @dataclass(frozen=True)
 class Moments:
-    spans: list[Span]
+    spans: list[PhaseSpan]
     """The spans, in order; together they contain each moment once."""
     state: Places
     """The number of events before each moment. This and the next four arrays have one element per moment."""
@@ -141,7 +141,7 @@ class Moments:
         state = self.state[moment]
         return np.flatnonzero((self.lives.begin < state) & (state <= self.lives.end))
 
-    def top(self, span: Span) -> int:
+    def top(self, span: PhaseSpan) -> int:
         """Returns the moment of a span at which most is allocated, the first of equals."""
         return span.first + int(np.argmax(self.allocated[span.moments]))
 
@@ -171,7 +171,7 @@ def moments(history: History, source: Source, rules: Rules | None, other: int) -
     return Moments(spans, state, requested, known, allocated, reserved, lives, counts, BEYOND[source], other)
 
 
-def shortfall(found: Moments, readings: Sequence[Reading]) -> tuple[int, Span]:
+def shortfall(found: Moments, readings: Sequence[AllocatorReading]) -> tuple[int, PhaseSpan]:
     """Returns the largest number of bytes by which a reading is below the history, with its span; 0 if none is."""
     pairs = zip(found.spans, readings[1:], strict=False)
     lacking = [(int(found.known[span.moments].max()) - one.peak_allocated, span) for span, one in pairs]
@@ -183,9 +183,9 @@ def _borders(history: History) -> list[tuple[int, int]]:
     return list(pairwise([*(mark.at for mark in history.marks), history.length]))
 
 
-def _spans(history: History) -> list[Span]:
+def _spans(history: History) -> list[PhaseSpan]:
     return [
-        Span(mark.phase, mark.step, start + 2 * place, end + 2 * place + 1)
+        PhaseSpan(mark.phase, mark.step, start + 2 * place, end + 2 * place + 1)
         for place, (mark, (start, end)) in enumerate(zip(history.marks, _borders(history), strict=True))
     ]
 
@@ -231,7 +231,7 @@ def _replayed(history: History, rules: Rules) -> Replayed:
     return replace(whole, counts=structs.replace(whole.counts, retries=limited.retries, ooms=limited.ooms))
 
 
-def _read(spans: Sequence[Span], known: Bytes, readings: Sequence[Reading]) -> tuple[Bytes, Bytes]:
+def _read(spans: Sequence[PhaseSpan], known: Bytes, readings: Sequence[AllocatorReading]) -> tuple[Bytes, Bytes]:
     """Returns allocated and reserved bytes of all moments, from the allocator's readings between them.
 
     The moment of a phase's peak is that at which the history holds most; the next mark's reading gives its value, and
@@ -263,7 +263,7 @@ POINTS = 800
 """The number of points of a timeline, more than a plot has pixels."""
 
 
-def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[Timeline, dict[int, int]]:
+def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[MemoryTimeline, dict[int, int]]:
     """Returns what is held over the history in about `POINTS` points, and the index of each of the moments `peaks`.
 
     The moments are divided into stretches of equal length, and each stretch keeps the moment with most allocated. The
@@ -271,7 +271,7 @@ def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[Timeline, dict[int
     """
     kept = _kept(moments, peaks)
     series = {name: column.tolist() for name, column in moments.series(kept).items() if column.any()}
-    drawn = Timeline(
+    drawn = MemoryTimeline(
         amounts=series,
         reserved=None if moments.reserved is None else moments.reserved[kept].tolist(),
         marks=_marks(moments.spans, kept),
@@ -291,7 +291,7 @@ def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
     return np.union1d(found, np.array([0, len(moments) - 1, *most_reserved, *peaks], np.int64))
 
 
-def _marks(spans: Sequence[Span], kept: Places) -> list[TimelineMark]:
+def _marks(spans: Sequence[PhaseSpan], kept: Places) -> list[TimelineMark]:
     """Returns each mark at the first kept moment that is not before it."""
     return [
         TimelineMark(at=int(at), phase=span.phase, step=span.step)
@@ -305,7 +305,7 @@ KEEPERS = 3
 NOTABLE = 0.01
 """The fraction of the peak above which a note reports that readings are below the history."""
 
-_Times = dict[tuple[Stage, Phase], list[Span]]
+_Times = dict[tuple[Stage, Phase], list[PhaseSpan]]
 
 
 def footprint(
@@ -354,7 +354,7 @@ def footprint(
                 times, tops, found.amounts(tops), found.amounts(ends), strict=True
             )
         ],
-        peak=Peak(stage, span.phase, amounts, found.level(highest), places[highest]),
+        peak=FootprintPeak(stage, span.phase, amounts, found.level(highest), places[highest]),
         modules=_modules(held, sizes),
         holders=_holders(held, sizes),
         timeline=drawn,
@@ -382,7 +382,7 @@ def footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footpri
     ]
 
 
-def _stages(spans: Sequence[Span]) -> list[Stage]:
+def _stages(spans: Sequence[PhaseSpan]) -> list[Stage]:
     """Returns the stage of each span; spans outside a step count for the step before them."""
     found: list[Stage] = []
     step = None
@@ -392,7 +392,7 @@ def _stages(spans: Sequence[Span]) -> list[Stage]:
     return found
 
 
-def _times(spans: Sequence[Span], stages: Sequence[Stage]) -> _Times:
+def _times(spans: Sequence[PhaseSpan], stages: Sequence[Stage]) -> _Times:
     """Returns the reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete
     step.
 
@@ -424,7 +424,7 @@ def _kept_by_step(history: History) -> dict[int, list[Allocation]]:
     return kept
 
 
-def _steady_step(spans: Iterable[Span]) -> int | None:
+def _steady_step(spans: Iterable[PhaseSpan]) -> int | None:
     """Returns the last step, or the one before it if the last one does not reach the phase in which that one ended."""
     phases: dict[int, list[Phase]] = defaultdict(list)
     for span in spans:

@@ -66,13 +66,13 @@ FINE = 0.01
 """The resolution of the search, as a fraction of the batch size."""
 
 
-class Point(Struct, frozen=True):
+class PeakPoint(Struct, frozen=True):
     batch_size: int
     total: int
     """The bytes of the device in use at the peak."""
 
 
-class Line(Struct, frozen=True):
+class LinearFit(Struct, frozen=True):
     """The line total = constant + per_sample x batch_size, by least squares."""
 
     constant: float
@@ -105,16 +105,16 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
     spare: float
     limit: int
     """The bytes that may be used: capacity x (1 - spare)."""
-    points: list[Point]
+    points: list[PeakPoint]
     """The predicted points in order of batch size."""
-    line: Line
+    line: LinearFit
     largest: int | None
     """The largest batch size that fits, from a run if there is a device, else predicted; None if not even 1 fits."""
     confirmed: list[Confirmed] = []
     speeds: list[Speed] = []
 
 
-def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Point]:
+def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[PeakPoint]:
     """Returns the points that were predicted, ordered by batch size.
 
     They include the largest batch that fits and a larger one. `total` predicts the bytes at the peak. It should grow
@@ -142,7 +142,7 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Po
     return _points(seen)
 
 
-def _meeting(limit: int, points: Sequence[Point]) -> int:
+def _meeting(limit: int, points: Sequence[PeakPoint]) -> int:
     """Returns the batch size at which the line through the points around the limit reaches the limit."""
     near = sorted(points, key=lambda point: abs(point.total - limit))[:3]
     line = fit(near) if len(near) > 1 else None
@@ -154,19 +154,19 @@ def _between(low: int, high: int) -> int:
     return round(math.sqrt(max(low, 1) * high)) if high > 2 * low else (low + high) // 2
 
 
-def _points(seen: dict[int, int]) -> list[Point]:
-    return [Point(batch_size, total) for batch_size, total in sorted(seen.items())]
+def _points(seen: dict[int, int]) -> list[PeakPoint]:
+    return [PeakPoint(batch_size, total) for batch_size, total in sorted(seen.items())]
 
 
-def fit(points: Sequence[Point]) -> Line:
+def fit(points: Sequence[PeakPoint]) -> LinearFit:
     """Returns the least-squares line; through a single point, the line from the origin."""
     if len(points) == 1:
-        return Line(0.0, float(points[0].total) / points[0].batch_size, 0.0)
+        return LinearFit(0.0, float(points[0].total) / points[0].batch_size, 0.0)
     x = np.array([point.batch_size for point in points], float)
     y = np.array([point.total for point in points], float)
     per_sample, constant = np.polyfit(x, y, 1)
     error = float(np.max(np.abs(constant + per_sample * x - y) / y))
-    return Line(float(constant), float(per_sample), error)
+    return LinearFit(float(constant), float(per_sample), error)
 
 
 def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -178,7 +178,7 @@ def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
     return changes
 
 
-def largest(points: Sequence[Point], limit: int) -> int | None:
+def largest(points: Sequence[PeakPoint], limit: int) -> int | None:
     return max((point.batch_size for point in points if point.total <= limit), default=None)
 
 

@@ -52,7 +52,7 @@ class PhaseFootprint(Struct, frozen=True):
     """The memory held when the phase ends."""
 
 
-class Peak(Struct, frozen=True):
+class FootprintPeak(Struct, frozen=True):
     stage: Stage
     phase: Phase
     amounts: Amounts
@@ -99,7 +99,7 @@ class TimelineMark(Struct, frozen=True):
     step: int | None
 
 
-class Timeline(Struct, frozen=True):
+class MemoryTimeline(Struct, frozen=True):
     """The memory held over time, reduced to some points for drawing, among which are all peaks."""
 
     amounts: dict[str, list[int]]
@@ -117,13 +117,13 @@ class Footprint(Struct, frozen=True, kw_only=True):
     rank: int = 0
     phases: list[PhaseFootprint]
     """The phases in order: those of the set-up, of the first step and of a steady step."""
-    peak: Peak
+    peak: FootprintPeak
     modules: list[ModuleFootprint]
     """The modules, the largest first."""
     holders: list[Holder]
     """The holders, the largest first; beyond a limit, the last one sums the rest under the category ""."""
     corrections: list[Correction] = []
-    timeline: Timeline
+    timeline: MemoryTimeline
     allocator: Counts | None = None
     """The counts of the allocator; None only in files of older versions."""
     late: bool = False

@@ -16,7 +16,17 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.memory.analysis import footprints
 from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import Allocation, DeviceHistory, Held, Move, Phase, assembled, classify, filled, steps
+from gpubench.memory.history import (
+    Allocation,
+    AllocatorMove,
+    DeviceHistory,
+    Held,
+    Phase,
+    assembled,
+    classify,
+    filled,
+    steps,
+)
 from gpubench.trace import file
 from gpubench.trace import phases as known_phases
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, at
@@ -25,7 +35,7 @@ from gpubench.trace.load import LONGEST, nanoseconds
 from gpubench.trace.load import read as read_trace
 from gpubench.trace.names import step_runs
 from gpubench.trace.phases import Phases, phase_of
-from gpubench.trace.slices import Program, UserFrames, innermost, nearest
+from gpubench.trace.slices import ProgramSlices, UserFrames, innermost, nearest
 
 NAME = "[memory]"
 HOST = 0
@@ -115,12 +125,12 @@ _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize_")
 """The operators that only request memory, which the operator around them needs."""
 
 
-class Places:
+class EventPlaces:
     """The place in the program of each event of a trace; `slices` has the index of its slice, or -1."""
 
     def __init__(self, trace: Trace, events: Sequence[MemoryEvent]) -> None:
         """Takes `events`, ordered by time."""
-        self._program = Program.of(trace)
+        self._program = ProgramSlices.of(trace)
         self._known = phase_of(self._program)
         self._frames = UserFrames.of(self._program)
         times = nanoseconds(np.array([event.at for event in events], np.float64))
@@ -152,7 +162,7 @@ class Places:
         return int(column[slice_]) if slice_ >= 0 else MISSING
 
 
-def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
+def _slices(program: ProgramSlices, thread: Ns, times: Ns) -> Ns:
     """Returns the innermost slice that is open at each event, on the event's own thread."""
     found = np.full(len(times), MISSING, np.int64)
     for number in np.unique(thread[thread >= 0]).tolist():
@@ -162,7 +172,7 @@ def _slices(program: Program, thread: Ns, times: Ns) -> Ns:
     return found
 
 
-def _known_phases(program: Program, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
+def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
     """Returns the phase of each event, from its slice, or between slices from its thread if that is autograd's.
 
     No slice marks the loss. In a trace with modules, events of the forward phase outside all modules get no phase.
@@ -185,7 +195,7 @@ def _known_phases(program: Program, known: Phases, slices: Ns, thread: Ns) -> li
     ]
 
 
-def _steps(program: Program, times: Ns, phases: Sequence[Phase]) -> list[int | None]:
+def _steps(program: ProgramSlices, times: Ns, phases: Sequence[Phase]) -> list[int | None]:
     """Returns the step of each event, from 0, by ProfilerStep; in a trace without it by the optimizer."""
     marked = [step.start for run in step_runs(program.trace, program.lexicon) for step in run]
     if not marked:
@@ -194,13 +204,13 @@ def _steps(program: Program, times: Ns, phases: Sequence[Phase]) -> list[int | N
     return [number if number >= 0 else None for number in found.tolist()]
 
 
-def _requesting(program: Program) -> Mask:
+def _requesting(program: ProgramSlices) -> Mask:
     named = program.trace.names_where(lambda name: not name.startswith(_ALLOCATING))
     found: Mask = named[program.trace.host.name] & program.operators
     return found
 
 
-def _module(program: Program, known: Phases) -> Ids:
+def _module(program: ProgramSlices, known: Phases) -> Ids:
     """Returns for each slice its module, or -1; in the backward pass it is the forward operator's module."""
     around = nearest(program.nest, known.calls.mask)
     return at(known.calls.of, np.where(around < 0, at(around, known.evaluated), around))
@@ -223,7 +233,7 @@ def read(path: Path) -> list[DeviceHistory]:
         devices[event.about.kind, event.about.device].append(number)
     if not devices:
         raise DataError(f"{path} has no [memory] events: memory was not recorded", HOW)
-    places = Places(trace, events)
+    places = EventPlaces(trace, events)
     return [
         _history(trace, [events[number].about for number in numbers], numbers, places)
         for (kind, _), numbers in sorted(devices.items())
@@ -231,7 +241,7 @@ def read(path: Path) -> list[DeviceHistory]:
     ]
 
 
-def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], places: Places) -> DeviceHistory:
+def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], places: EventPlaces) -> DeviceHistory:
     moves = [
         _move(about, address, number, places)
         for about, address, number in zip(abouts, _addresses(abouts), numbers, strict=True)
@@ -253,7 +263,7 @@ def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], plac
     )
 
 
-def _move(about: About, address: int, number: int, places: Places) -> Move:
+def _move(about: About, address: int, number: int, places: EventPlaces) -> AllocatorMove:
     size, phase, step = abs(about.change), places.phases[number], places.steps[number]
     given = None
     if about.change > 0:
@@ -266,7 +276,7 @@ def _move(about: About, address: int, number: int, places: Places) -> Move:
             operator=places.operator(number),
             where=places.where(number),
         )
-    return Move(address, size, phase, step, given, size, about.reserved)
+    return AllocatorMove(address, size, phase, step, given, size, about.reserved)
 
 
 def _addresses(abouts: Sequence[About]) -> list[int]:
@@ -289,7 +299,7 @@ def _before(abouts: Sequence[About]) -> int | None:
     return None if first.allocated is None else first.allocated - first.change
 
 
-def _there(moves: Sequence[Move], before: int) -> list[Held]:
+def _there(moves: Sequence[AllocatorMove], before: int) -> list[Held]:
     """Returns the bytes of `before` that `moves` do not free."""
     given: set[int] = set()
     for move in moves:

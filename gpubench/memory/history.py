@@ -58,7 +58,7 @@ class Allocation(Struct, gc=False):
     """The file:line of the innermost frame of the user's code."""
 
 
-class Mark(Struct, frozen=True, gc=False):
+class PhaseStart(Struct, frozen=True, gc=False):
     """The start of `phase` at position `at`."""
 
     at: int
@@ -66,7 +66,7 @@ class Mark(Struct, frozen=True, gc=False):
     step: int | None = None
 
 
-class Reading(Struct, frozen=True, gc=False):
+class AllocatorReading(Struct, frozen=True, gc=False):
     """The bytes that the device's allocator reports for the time between the previous mark and `at`."""
 
     at: int
@@ -93,11 +93,11 @@ class Counts(Struct, frozen=True):
 class History(Struct):
     allocations: list[Allocation]
     """The allocations, ordered by `begin`."""
-    marks: list[Mark]
+    marks: list[PhaseStart]
     """The marks in order; the first one is at 0."""
     length: int
     """The number of positions. Every `begin` and `end` is less."""
-    readings: list[Reading] = []
+    readings: list[AllocatorReading] = []
     """The readings, one for each mark, if the device has an allocator that counts."""
     counts: Counts | None = None
     """The counts of the device's allocator, if it reported them."""
@@ -149,7 +149,7 @@ def classify(history: History) -> None:
             one.category = _LASTING[one.phase] if held else "temporaries"
 
 
-def _next_backward(marks: Sequence[Mark], length: int) -> list[int]:
+def _next_backward(marks: Sequence[PhaseStart], length: int) -> list[int]:
     """Returns for each phase where the next backward pass of its step begins, or else where its step ends."""
     found = [length] * len(marks)
     for number in range(len(marks) - 2, -1, -1):
@@ -226,7 +226,7 @@ class DeviceHistory:
     """The bytes that the device holds outside of the program's allocator, as far as they are known."""
 
 
-class Move(Struct, gc=False):
+class AllocatorMove(Struct, gc=False):
     address: int
     block: int
     """The bytes that the allocator allocates or frees, which may be more than requested."""
@@ -248,7 +248,7 @@ Place = tuple[Phase, int | None]
 _START: Place = ("start", None)
 
 
-def assembled(moves: Sequence[Move], there: Sequence[Held], reserved: int | None) -> History:
+def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: int | None) -> History:
     """Returns the history of `moves`.
 
     `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
@@ -289,7 +289,7 @@ class _HistoryBuilder:
         self.reserved: list[int] = []
         self._open: dict[int, Held] = {}
 
-    def add(self, move: Move) -> None:
+    def add(self, move: AllocatorMove) -> None:
         if move.given is None:
             self._take_back(move)
             return
@@ -299,7 +299,7 @@ class _HistoryBuilder:
         self.given.append(move.given)
         self._open[move.address] = move.given, move.block
 
-    def _take_back(self, move: Move) -> None:
+    def _take_back(self, move: AllocatorMove) -> None:
         held = self._open.pop(move.address, None)
         if held is None:
             held = Allocation(size=move.size, begin=0, category="before", phase="start"), move.block
@@ -307,24 +307,24 @@ class _HistoryBuilder:
         one, block = held
         one.end = self._position(move, -block)
 
-    def _position(self, move: Move, change: int) -> int:
+    def _position(self, move: AllocatorMove, change: int) -> int:
         self.phases.append((move.phase, move.step))
         self.changes.append(change)
         self.reserved.append(move.reserved or 0)
         return len(self.phases) - 1
 
 
-def _marks(phases: Sequence[Place]) -> list[Mark]:
+def _marks(phases: Sequence[Place]) -> list[PhaseStart]:
     starts = [at for at, phase in enumerate(phases) if not at or phase != phases[at - 1]]
-    return [Mark(at, *phases[at]) for at in starts]
+    return [PhaseStart(at, *phases[at]) for at in starts]
 
 
-def _readings(history: History, changes: Sequence[int], reserved: Sequence[int]) -> list[Reading]:
+def _readings(history: History, changes: Sequence[int], reserved: Sequence[int]) -> list[AllocatorReading]:
     """Returns the readings; `reserved` has one value more than there are positions, for before the first event."""
     ours, drivers = np.cumsum([0, *changes], dtype=np.int64), np.array(reserved, np.int64)
     borders = [0, *(mark.at for mark in history.marks), history.length]
     return [
-        Reading(
+        AllocatorReading(
             at, int(ours[at]), int(drivers[at]), int(ours[start : at + 1].max()), int(drivers[start : at + 1].max())
         )
         for start, at in pairwise(borders)

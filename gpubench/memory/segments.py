@@ -36,7 +36,7 @@ class Driver:
         return first
 
 
-class Block:
+class MemoryBlock:
     """A part of a segment between two neighbours (Block). It has addresses but no memory if it is not `mapped`."""
 
     __slots__ = ("address", "after", "before", "held", "mapped", "pool", "requested", "size")
@@ -48,10 +48,10 @@ class Block:
         self.mapped = mapped
         self.requested = 0
         self.held = False
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
-    def put_between(self, before: "Block | None", after: "Block | None") -> None:
+    def put_between(self, before: "MemoryBlock | None", after: "MemoryBlock | None") -> None:
         """Sets both neighbours, and this block as theirs."""
         self.before, self.after = before, after
         if before:
@@ -69,7 +69,7 @@ class Pool:
     def __init__(self, driver: Driver, least_rest: int) -> None:
         self._driver = driver
         self._least_rest = least_rest
-        self._free: dict[int, Block] = {}
+        self._free: dict[int, MemoryBlock] = {}
         self._order: list[tuple[int, int]] = []
         """The (size, address) of each free block, sorted."""
 
@@ -78,7 +78,7 @@ class Pool:
         """The size of the largest free block; 0 if there is none."""
         return self._order[-1][0] if self._order else 0
 
-    def take(self, size: int) -> Block | None:
+    def take(self, size: int) -> MemoryBlock | None:
         """Removes and returns the smallest free block of at least `size` bytes (get_free_block).
 
         Of several blocks of this size, it is that with the lowest address. Returns None if there is none.
@@ -86,25 +86,25 @@ class Pool:
         place = self._place(size)
         return None if place is None else self._pop(place)
 
-    def grow(self, size: int, segment: int) -> Block | None:
+    def grow(self, size: int, segment: int) -> MemoryBlock | None:
         """Returns a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
 
         Returns None if the driver has too little memory.
         """
         if not self._driver.take(segment):
             return None
-        return Block(self, self._driver.addresses(segment), segment)
+        return MemoryBlock(self, self._driver.addresses(segment), segment)
 
-    def hold(self, block: Block, size: int) -> None:
+    def hold(self, block: MemoryBlock, size: int) -> None:
         """Marks a block as used, and splits off what exceeds `size` bytes (should_split, alloc_found_block)."""
         block.held = True
         if block.size - size >= self._least_rest:
-            rest = Block(self, block.address + size, block.size - size)
+            rest = MemoryBlock(self, block.address + size, block.size - size)
             rest.put_between(block, block.after)
             block.size = size
             self._add(rest)
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Frees the block and merges it with free neighbours (free_block)."""
         block.held = False
         self._merge(block)
@@ -122,17 +122,17 @@ class Pool:
         place = bisect_left(self._order, (size, 0))
         return place if place < len(self._order) else None
 
-    def _pop(self, place: int) -> Block:
+    def _pop(self, place: int) -> MemoryBlock:
         return self._free.pop(self._order.pop(place)[1])
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: MemoryBlock) -> None:
         self._free[block.address] = block
         insort(self._order, (block.size, block.address))
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: MemoryBlock) -> None:
         self._pop(bisect_left(self._order, (block.size, block.address)))
 
-    def _merge(self, block: Block) -> None:
+    def _merge(self, block: MemoryBlock) -> None:
         """Merges the block with the neighbours that are free (try_merge_blocks)."""
         before, after = block.before, block.after
         if before and not before.held and before.mapped == block.mapped:
@@ -153,8 +153,8 @@ class ExpandablePool(Pool):
         super().__init__(driver, least_rest)
         self._page = page
         self._base = driver.addresses(_ADDRESS_SPACE)
-        self._unmapped: dict[int, Block] = {}
-        self._add(Block(self, self._base, _ADDRESS_SPACE, mapped=False))
+        self._unmapped: dict[int, MemoryBlock] = {}
+        self._add(MemoryBlock(self, self._base, _ADDRESS_SPACE, mapped=False))
 
     def _place(self, size: int) -> int | None:
         """Returns the index of the best-fitting block, with the size to which it can grow; None if none fits."""
@@ -170,7 +170,7 @@ class ExpandablePool(Pool):
         block = self._free[self._order[place][1]]
         return block.size + (block.after.size if block.after and not block.after.mapped else 0)
 
-    def grow(self, size: int, segment: int) -> Block | None:
+    def grow(self, size: int, segment: int) -> MemoryBlock | None:
         """Returns a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
 
         It has the lowest possible addresses. Returns None if the driver has too little memory; pages that were already
@@ -187,13 +187,13 @@ class ExpandablePool(Pool):
         self._remove(block)
         return block
 
-    def _first_block_to_expand(self, size: int) -> Block:
+    def _first_block_to_expand(self, size: int) -> MemoryBlock:
         """Returns the first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
         unmapped = (block for _, block in sorted(self._unmapped.items()))
         starts = (block.before if block.before and not block.before.held else block for block in unmapped)
         return next(start for start in starts if _is_large_enough(start, size))
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: MemoryBlock, size: int) -> bool:
         """Maps pages for the first `size` bytes of a block, or for all of it (map_block).
 
         Returns False if the driver has too little memory.
@@ -203,7 +203,7 @@ class ExpandablePool(Pool):
             return False
         self._remove(block)
         if mapped < block.size:
-            rest = Block(self, block.address + mapped, block.size - mapped, mapped=False)
+            rest = MemoryBlock(self, block.address + mapped, block.size - mapped, mapped=False)
             rest.put_between(block, block.after)
             self._add(rest)
         block.mapped, block.size = True, mapped
@@ -218,39 +218,39 @@ class ExpandablePool(Pool):
             if unmapped > 0:
                 self._unmap(block, skipped, unmapped)
 
-    def _unmap(self, block: Block, skipped: int, unmapped: int) -> None:
+    def _unmap(self, block: MemoryBlock, skipped: int, unmapped: int) -> None:
         """Unmaps `unmapped` bytes after the first `skipped` bytes; what remains on both sides stays free."""
         self._remove(block)
         behind = block.size - skipped - unmapped
         if skipped:
-            first = Block(self, block.address, skipped)
+            first = MemoryBlock(self, block.address, skipped)
             first.put_between(block.before, block)
             self._add(first)
         if behind:
-            last = Block(self, block.address + skipped + unmapped, behind)
+            last = MemoryBlock(self, block.address + skipped + unmapped, behind)
             last.put_between(block, block.after)
             self._add(last)
         block.address, block.size, block.mapped = block.address + skipped, unmapped, False
         self.release(block)
         self._driver.give_back(unmapped)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: MemoryBlock) -> None:
         if block.mapped:
             super()._add(block)
         else:
             self._unmapped[block.address] = block
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: MemoryBlock) -> None:
         if block.mapped:
             super()._remove(block)
         else:
             del self._unmapped[block.address]
 
 
-def _is_large_enough(start: Block, size: int) -> bool:
+def _is_large_enough(start: MemoryBlock, size: int) -> bool:
     """Returns whether `start` and the free blocks behind it have `size` bytes together."""
     length = 0
-    block: Block | None = start
+    block: MemoryBlock | None = start
     while block and not block.held and length < size:
         length += block.size
         block = block.after

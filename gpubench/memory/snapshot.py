@@ -21,10 +21,10 @@ from gpubench.memory.analysis import footprints
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import (
     Allocation,
+    AllocatorMove,
     Counts,
     DeviceHistory,
     Held,
-    Move,
     Phase,
     assembled,
     classify,
@@ -156,7 +156,7 @@ Size = Annotated[int, Meta(ge=0, lt=LARGEST)]
 """The largest size in bytes: as many of them as a file can hold sum to an int64."""
 
 
-class Block(Struct, gc=False):
+class SnapshotBlock(Struct, gc=False):
     size: Size
     requested_size: Size | None = None
     """The bytes requested; missing before PyTorch 2.1."""
@@ -172,11 +172,11 @@ class Segment(Struct, gc=False):
     address: int
     total_size: Size
     device: int = 0
-    blocks: list[Block] = []
+    blocks: list[SnapshotBlock] = []
     frames: Any = ()
 
 
-class Event(Struct, gc=False):
+class SnapshotEvent(Struct, gc=False):
     action: str
     addr: int = 0
     size: Annotated[int, Meta(ge=0)] = 0
@@ -198,7 +198,7 @@ class Annotation(Struct, gc=False):
 
 class Snapshot(Struct):
     segments: list[Segment]
-    device_traces: list[list[Event]] = []
+    device_traces: list[list[SnapshotEvent]] = []
     """The events by device number."""
     external_annotations: list[Annotation] = []
 
@@ -221,7 +221,7 @@ def load(path: Path) -> Snapshot:
     return snapshot
 
 
-class Stacks:
+class StackCache:
     """The information of the stacks of one file, cached because many events share stacks and frames."""
 
     def __init__(self, path: Path) -> None:
@@ -302,7 +302,7 @@ def read(path: Path) -> list[DeviceHistory]:
     requested sizes, rounded up to 512 bytes. Raises DataError for a file that is not a snapshot, is damaged, holds
     code, does not fit in memory, or has no history.
     """
-    found, stacks = load(path), Stacks(path)
+    found, stacks = load(path), StackCache(path)
     devices = [
         _history(number, events, found, stacks)
         for number, events in enumerate(found.device_traces)
@@ -313,7 +313,7 @@ def read(path: Path) -> list[DeviceHistory]:
     return devices
 
 
-def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stacks) -> DeviceHistory:
+def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> DeviceHistory:
     segments = [one for one in found.segments if one.device == number]
     held = {address: block for one in segments for address, block in _held(one)}
     reserved = sum(one.total_size for one in segments)
@@ -339,7 +339,7 @@ def _history(number: int, events: Sequence[Event], found: Snapshot, stacks: Stac
     return DeviceHistory(number, history)
 
 
-def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
+def _counts(events: Sequence[SnapshotEvent], segments: Sequence[Segment]) -> Counts:
     """Returns the counts of the recording. A retry leaves no event that distinguishes it from empty_cache()."""
     actions = Counter(event.action for event in events)
     free = [block.size for one in segments for block in one.blocks if block.state == "inactive"]
@@ -351,7 +351,7 @@ def _counts(events: Sequence[Event], segments: Sequence[Segment]) -> Counts:
     )
 
 
-def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
+def _held(segment: Segment) -> Iterator[tuple[int, SnapshotBlock]]:
     """Yields the allocated blocks of a segment, by address."""
     address = segment.address
     for block in segment.blocks:
@@ -360,12 +360,12 @@ def _held(segment: Segment) -> Iterator[tuple[int, Block]]:
         address += block.size
 
 
-def _there(block: Block, stacks: Stacks) -> Held:
+def _there(block: SnapshotBlock, stacks: StackCache) -> Held:
     where = stacks.info(block.frames).where
     return Allocation(block.asked, begin=0, category="before", phase="start", where=where), block.size
 
 
-def _moving(events: Sequence[Event]) -> list[int]:
+def _moving(events: Sequence[SnapshotEvent]) -> list[int]:
     """Returns the indices of the events that allocate or free memory.
 
     A block is free when its free is completed, as other streams may still use it; if completions are not recorded, when
@@ -384,7 +384,7 @@ def _moving(events: Sequence[Event]) -> list[int]:
     return found[::-1]
 
 
-def _levels(events: Sequence[Event], reserved: int) -> list[int]:
+def _levels(events: Sequence[SnapshotEvent], reserved: int) -> list[int]:
     """Returns the bytes of segments before the first event and after each one; after the last one it is `reserved`."""
     level = reserved
     levels = [level]
@@ -394,7 +394,7 @@ def _levels(events: Sequence[Event], reserved: int) -> list[int]:
     return levels[::-1]
 
 
-def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Phase]:
+def _phases(events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> list[Phase]:
     """Returns the phases, from stacks, else from annotations, else from the neighbouring events.
 
     Autograd's own threads have no Python frames: if other events of the same kind have a stack, one without any is of
@@ -409,14 +409,18 @@ def _phases(events: Sequence[Event], found: Snapshot, stacks: Stacks) -> list[Ph
     return filled(known)
 
 
-def _move(event: Event, phase: Phase, step: int | None, block: int | None, reserved: int, stacks: Stacks) -> Move:
+def _move(
+    event: SnapshotEvent, phase: Phase, step: int | None, block: int | None, reserved: int, stacks: StackCache
+) -> AllocatorMove:
     size = -(-event.size // BLOCK) * BLOCK if block is None else block
     if event.action != _GIVEN:
-        return Move(event.addr, size, phase, step, size=event.size, reserved=reserved)
-    return Move(event.addr, size, phase, step, _given(event, phase, step, stacks.info(event.frames)), reserved=reserved)
+        return AllocatorMove(event.addr, size, phase, step, size=event.size, reserved=reserved)
+    return AllocatorMove(
+        event.addr, size, phase, step, _given(event, phase, step, stacks.info(event.frames)), reserved=reserved
+    )
 
 
-def _given(event: Event, phase: Phase, step: int | None, stack: StackInfo) -> Allocation:
+def _given(event: SnapshotEvent, phase: Phase, step: int | None, stack: StackInfo) -> Allocation:
     return Allocation(
         event.size,
         begin=0,
@@ -482,7 +486,7 @@ def _unreleased(lost: int) -> Iterator[str]:
         yield f"no free was recorded of {units.counted(lost, 'allocation')}: assumed to be held to the end"
 
 
-def _failures(events: Sequence[Event]) -> Iterator[str]:
+def _failures(events: Sequence[SnapshotEvent]) -> Iterator[str]:
     for number, event in enumerate(events, 1):
         if event.action == _FAILED:
             left = "" if event.device_free is None else f", with {units.size(event.device_free)} left on the device"

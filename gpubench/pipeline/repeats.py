@@ -19,7 +19,7 @@ from gpubench.events import (
     StageDone,
     Verified,
 )
-from gpubench.pipeline.split import Assignment
+from gpubench.pipeline.split import Split
 from gpubench.runs.stages import Times, rank_times
 
 
@@ -39,10 +39,10 @@ class PipeRepeat:
     """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
 
     @property
-    def assignment(self) -> Assignment | None:
+    def assignment(self) -> Split | None:
         """The assignment of evaluations to ranks; None until a rank has reported it."""
         for built in self.built.values():
-            return Assignment(tuple(built.ranges))
+            return Split(tuple(built.ranges))
         return None
 
     @property
@@ -72,7 +72,7 @@ class Completed:
     """A repeat in which every rank has finished all samples."""
 
     repeat: PipeRepeat
-    assignment: Assignment
+    assignment: Split
     start: float
     """Seconds since the epoch; so is `end`."""
     end: float

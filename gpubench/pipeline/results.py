@@ -13,15 +13,15 @@ from gpubench.events import (
 from gpubench.metrics import Metric
 from gpubench.pipeline.bottleneck import bottleneck
 from gpubench.pipeline.repeats import Completed, PipeRepeat, completed
-from gpubench.pipeline.split import Assignment
+from gpubench.pipeline.split import Split
 from gpubench.pipeline.warnings import find_warnings
-from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, Stage, Verification, mean
+from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, StageSummary, Verification, mean
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, throttled_shares
 from gpubench.telemetry import TelemetrySample
 
 
-def verdict(assignment: Assignment, metrics: Sequence[Metric], micro_batches: int) -> str | None:
+def verdict(assignment: Split, metrics: Sequence[Metric], micro_batches: int) -> str | None:
     """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
     Only measured replicas are compared: how fast they are depends on what the ranks share, which no figure of the
@@ -206,7 +206,7 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
     built = next((built for repeat in repeats for built in repeat.built.values()), None)
     if built is None:
         return None
-    assignment = Assignment(tuple(built.ranges))
+    assignment = Split(tuple(built.ranges))
     digests = list(_digests(repeats))
     return Pipeline(
         model=built.model,
@@ -227,11 +227,11 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
     )
 
 
-def _stage(rank: int, assignment: Assignment, repeats: Sequence[PipeRepeat], found: Sequence[Completed]) -> Stage:
+def _stage(rank: int, assignment: Split, repeats: Sequence[PipeRepeat], found: Sequence[Completed]) -> StageSummary:
     done = [repeat.stages[rank] for repeat in repeats if rank in repeat.stages]
     handoffs = [handoff for repeat in repeats for handoff in repeat.handoffs if handoff.rank == rank]
     start, end = assignment.ranges[rank]
-    return Stage(
+    return StageSummary(
         rank=rank,
         start=start,
         end=end,

@@ -59,7 +59,7 @@ def refuse_short(profiling: ProfilingSettings, ranges: Sequence[Range], batches:
 
 
 def _parse(split: str, total: int, world_size: int) -> list[int]:
-    balanced = Assignment(tuple(assign(total, world_size, BALANCED))).split
+    balanced = Split(tuple(assign(total, world_size, BALANCED))).split
     hint = f"for example --split {balanced}, or even, or balanced"
     counts = _counts(split, world_size, hint)
     if sum(counts) != total:
@@ -85,7 +85,7 @@ def _counts(split: str, world_size: int, hint: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class Split:
     """The evaluations of all ranks."""
 
     ranges: tuple[Range, ...]

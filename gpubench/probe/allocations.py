@@ -26,7 +26,7 @@ class Unreadable(TypeError):
     """Raised for a tensor whose memory PyTorch does not show. The argument says what kind of tensor it is."""
 
 
-class Piece:
+class LiveAllocation:
     """One allocation, with the fields of `gpubench.memory.history.Allocation`."""
 
     __slots__ = ("begin", "category", "end", "module", "operator", "shape", "size", "where")
@@ -42,8 +42,8 @@ class Piece:
         self.where = where
 
 
-class Mark(NamedTuple):
-    """The start of `phase` at a position, with the fields of `gpubench.memory.history.Mark`."""
+class PhaseMark(NamedTuple):
+    """The start of `phase` at a position, with the fields of `gpubench.memory.history.PhaseStart`."""
 
     at: int
     phase: str
@@ -58,16 +58,16 @@ class Ledger:
         that are running, the innermost one last; the caller keeps them up to date.
         """
         self._device = device
-        self._held: dict[int, tuple[Piece | None, weakref.ref[Any]]] = {}
+        self._held: dict[int, tuple[LiveAllocation | None, weakref.ref[Any]]] = {}
         """The last allocation of each live storage and a weak reference to it, by the address of its C++ object.
 
         The allocation is None for a storage that was resized to 0 bytes or is disregarded.
         """
-        self._allocations: list[Piece] = []
-        self._marks = [Mark(0, "start")]
+        self._allocations: list[LiveAllocation] = []
+        self._marks = [PhaseMark(0, "start")]
         self._position = 0
         self._readings: list[tuple[int, int, int, int, int]] = []
-        """The fields of `gpubench.memory.history.Reading`, one for each mark."""
+        """The fields of `gpubench.memory.history.AllocatorReading`, one for each mark."""
         self._closed = False
         self._modules: list[str] = [] if modules is None else modules
         self._read()
@@ -92,7 +92,7 @@ class Ledger:
     def enter(self, phase: str, step: int | None = None) -> None:
         """Starts `phase` of `step`, by default of the current step."""
         self._read()
-        self._marks.append(Mark(self._position, phase, self._marks[-1].step if step is None else step))
+        self._marks.append(PhaseMark(self._position, phase, self._marks[-1].step if step is None else step))
 
     def claim(self, tensors_: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Sets the category and module of tensors, also of those that existed before the recording."""
@@ -149,7 +149,7 @@ class Ledger:
             mark = self._marks[number]
             if mark.phase not in names:
                 break
-            self._marks[number] = Mark(mark.at, names[mark.phase], step)
+            self._marks[number] = PhaseMark(mark.at, names[mark.phase], step)
 
     def claim_since(self, count: int, category: str) -> None:
         """Sets the category of all allocations after the first `count`."""
@@ -178,7 +178,7 @@ class Ledger:
         ]
         return {
             "allocations": list(self._described(marks)),
-            "marks": [dict(zip(Mark._fields, mark)) for mark in marks],
+            "marks": [dict(zip(PhaseMark._fields, mark)) for mark in marks],
             "length": self._position,
             "readings": [dict(zip(READING, reading)) for reading in self._readings],
         }
@@ -189,10 +189,10 @@ class Ledger:
             while number + 1 < len(marks) and marks[number + 1][0] <= one.begin:
                 number += 1
             _, phase, step = marks[number]
-            fields = {name: getattr(one, name) for name in Piece.__slots__}
+            fields = {name: getattr(one, name) for name in LiveAllocation.__slots__}
             yield {**fields, "phase": phase, "step": step}
 
-    def _phase_of(self, allocation: Piece) -> str:
+    def _phase_of(self, allocation: LiveAllocation) -> str:
         """Returns the phase in which a recent allocation was made."""
         return next((mark.phase for mark in reversed(self._marks) if mark.at <= allocation.begin), "start")
 
@@ -207,7 +207,7 @@ class Ledger:
         if found := counters(self._device):
             self._readings.append((self._position, *found))
 
-    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> LiveAllocation | None:
         """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory here.
 
         `where` returns the line of the program that allocates it.
@@ -231,9 +231,9 @@ class Ledger:
         self._held[key] = allocation, weakref.ref(storage, lambda gone: self._release(key, gone))
         return allocation
 
-    def _begin(self, size: int, operator: str, shape: str, where: str = "") -> Piece:
+    def _begin(self, size: int, operator: str, shape: str, where: str = "") -> LiveAllocation:
         module = self._modules[-1] if self._modules else ""
-        allocation = Piece(size, self._position, module, operator, shape, where)
+        allocation = LiveAllocation(size, self._position, module, operator, shape, where)
         self._position += 1
         self._allocations.append(allocation)
         return allocation
@@ -245,7 +245,7 @@ class Ledger:
             if known[0]:
                 self._end(known[0])
 
-    def _end(self, allocation: Piece) -> None:
+    def _end(self, allocation: LiveAllocation) -> None:
         if allocation.end is None:
             allocation.end = self._position
             self._position += 1

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from .observed import first_tensor
-from .timeline import EVALUATION, OTHER, Part
+from .timeline import EVALUATION, OTHER, LoopPart
 
 REGULAR = 3
 """Updates in a row with a batch of the same pass over a DataLoader, after which such batches count as training."""
@@ -70,7 +70,7 @@ class Loader:
 
 
 @dataclass(eq=False)
-class Stream:
+class DataPass:
     """One pass over a DataLoader."""
 
     loader: Loader
@@ -86,7 +86,7 @@ class Stream:
     held: int = 0
     uneven: bool = False
     """Whether the rows of a batch were others than `Loader.rows`, as those of the last batch are."""
-    within: tuple[Stream, int] | None = None
+    within: tuple[DataPass, int] | None = None
     """The pass whose batch was drawn before the first one of this pass, without a call in between, and its batches."""
     trains: bool = False
     seen: int = 0
@@ -95,10 +95,10 @@ class Stream:
 
 
 @dataclass(eq=False)
-class Stretch:
+class BatchRun:
     """Successive batches of one pass over a DataLoader. The numbers are those of the part's marks, -1 for none."""
 
-    stream: Stream
+    stream: DataPass
     evaluates: bool
     """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
     began: int
@@ -113,29 +113,29 @@ class Stretch:
     resumed: int = -1
     """Where the first call began that may train after the end of the pass."""
     left: int = -1
-    """Where the program has done since what is no evaluation; see `Batches.leave`."""
+    """Where the program has done since what is no evaluation; see `DrawnBatches.leave`."""
 
     @property
     def called(self) -> bool:
         return self.without or self.forward >= 0
 
 
-class Batches:
+class DrawnBatches:
     """The batches of the thread that trains."""
 
     def __init__(self) -> None:
-        self._streams: WeakKeyDictionary[Any, Stream] = WeakKeyDictionary()
+        self._streams: WeakKeyDictionary[Any, DataPass] = WeakKeyDictionary()
         """Those of the iterators of DataLoaders."""
         self._loaders: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
         """Those of the samplers of DataLoaders, or of their datasets where these are of no class of Python."""
-        self._waiting: list[Stretch] = []
+        self._waiting: list[BatchRun] = []
         self.trained = self.drawing = False
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
         self.doubtful = False
         """Whether it is uncertain what the samples of a batch for training are."""
         self._decisions = 0
         self._doubted: Loader | None = None
-        self._undecided: list[Stream] = []
+        self._undecided: list[DataPass] = []
         """Those whose batches may be drawn ahead, or two for each update."""
         self._settled = 0
         """The backward passes since the last update."""
@@ -150,7 +150,7 @@ class Batches:
 
     def begin_pass(self, iterator: Any) -> None:
         """Takes up that an iterator begins a pass over its data, also one that has made a pass before."""
-        self._streams[iterator] = Stream(self._loader_of(iterator))
+        self._streams[iterator] = DataPass(self._loader_of(iterator))
 
     def index(self, iterator: Any, found: Any) -> None:
         """Takes up the indices of a batch, which may arrive later."""
@@ -166,7 +166,7 @@ class Batches:
         last = self._waiting[-1] if self._waiting else None
         self._nest(stream, last)
         if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
-            self._waiting.append(Stretch(stream, evaluates, began))
+            self._waiting.append(BatchRun(stream, evaluates, began))
             return True
         last.left = -1
         if stream.drawn == 1 and stream.loader.ahead is not False and not last.called:
@@ -214,7 +214,7 @@ class Batches:
     def called(self, marks: int, *, trains: bool) -> None:
         """Takes up that an outermost module is called: `trains` with gradients, in training mode."""
         if not self._waiting and self._between and not trains:
-            self._waiting.append(Stretch(Stream(Loader()), evaluates=True, began=marks - 1))
+            self._waiting.append(BatchRun(DataPass(Loader()), evaluates=True, began=marks - 1))
         self._between = False
         if not self._waiting:
             return
@@ -239,7 +239,7 @@ class Batches:
         """Takes up that an evaluation, if one has run, is over: modules train again, or a checkpoint is saved."""
         self._waiting[-1].left = marks
 
-    def settle(self, part: Part) -> bool:
+    def settle(self, part: LoopPart) -> bool:
         """Decides about the batches so far, which a backward pass or an update follows now.
 
         Returns whether those that were drawn last train.
@@ -272,14 +272,14 @@ class Batches:
             self._look_inside(part, waiting[-1].began)
         return verdicts[-1]
 
-    def _look_inside(self, part: Part, began: int) -> None:
+    def _look_inside(self, part: LoopPart, began: int) -> None:
         """Takes no evaluation mode for evaluation that each batch has before its update, as an attack may have."""
         evaluates = any(phase == EVALUATION for phase, _ in part.marks[began:])
         self._inside = self._inside + 1 if evaluates else 0
         if self._inside >= REGULAR:
             _rename(part, began, len(part.marks), EVALUATION, OTHER)
 
-    def update(self, part: Part) -> None:
+    def update(self, part: LoopPart) -> None:
         """Decides about the batches so far, which an update follows now."""
         passes = self._settled
         self.settle(part)
@@ -308,7 +308,7 @@ class Batches:
 
     # Decisions.
 
-    def _trains(self, stretch: Stretch, *, last: bool, known: bool) -> bool:
+    def _trains(self, stretch: BatchRun, *, last: bool, known: bool) -> bool:
         """Returns whether batches train. `last`: none were drawn after them. `known`: those drawn last train for sure.
 
         A batch that waits was followed by other batches of the same pass, if at all, and by the calls that it knows.
@@ -329,7 +329,7 @@ class Batches:
             return alone or not stretch.over or stretch.resumed < 0
         return loader.trains or not (stretch.over or known)
 
-    def _decide(self, stream: Stream, passes: int, part: Part) -> bool:
+    def _decide(self, stream: DataPass, passes: int, part: LoopPart) -> bool:
         """Decides after an update whether the batches of a pass are drawn ahead, and returns whether it could.
 
         If they are, the first part draws one more than those after it. Others, such as the micro-batches of an
@@ -349,7 +349,7 @@ class Batches:
             stream.held = 0
         return True
 
-    def _nest(self, stream: Stream, last: Stretch | None) -> None:
+    def _nest(self, stream: DataPass, last: BatchRun | None) -> None:
         """Takes up that a batch is drawn, perhaps for a batch of another DataLoader, such as a task or a client."""
         if not stream.drawn and last and last.samples and last.stream is not stream and not last.called:
             stream.within = last.stream, last.stream.drawn
@@ -358,7 +358,7 @@ class Batches:
             outer.loader.nests += stream.trains and outer.drawn == drawn
             stream.within = None
 
-    def _count(self, stretch: Stretch, part: Part) -> None:
+    def _count(self, stretch: BatchRun, part: LoopPart) -> None:
         loader = stretch.stream.loader
         self.trained = loader.trains = stretch.stream.trains = True
         if loader.nests >= NESTS:
@@ -371,10 +371,10 @@ class Batches:
 
     # The DataLoaders.
 
-    def _stream_of(self, iterator: Any) -> Stream:
+    def _stream_of(self, iterator: Any) -> DataPass:
         found = self._streams.get(iterator)
         if found is None:
-            found = self._streams[iterator] = Stream(self._loader_of(iterator))
+            found = self._streams[iterator] = DataPass(self._loader_of(iterator))
         return found
 
     def _loader_of(self, iterator: Any) -> Loader:
@@ -396,7 +396,7 @@ def in_words(found: Sequence[tuple[str, str]]) -> str:
     return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:]))) + (", added" if len(named) > 1 else "")
 
 
-def _rename(part: Part, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
+def _rename(part: LoopPart, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
     """Gives the time between two marks another phase: that of the phase `before`, or all that is no update."""
     for number in range(began, min(until, len(part.marks))):
         phase, mark = part.marks[number]
@@ -437,7 +437,7 @@ def _disagree(batch: Any) -> bool:
     return len(sizes) > 1 and len(set(sizes)) == len(sizes)
 
 
-def _makes_batches(stream: Stream, rows: int) -> bool:
+def _makes_batches(stream: DataPass, rows: int) -> bool:
     """Returns whether an index stands for a batch of as many samples as there are rows.
 
     The rows of such batches are the same, except for one batch of a pass.

@@ -28,7 +28,7 @@ from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
 from .modules import parameters_of
 from .observed import autocast_of, device_of
-from .timeline import LONGEST_PERIOD, Part
+from .timeline import LONGEST_PERIOD, LoopPart
 from .treatments import compiled_graphs, is_compiling, stand_in, unwrapped
 
 SEARCHED = 4 * LONGEST_PERIOD
@@ -231,12 +231,12 @@ class CallProbe(Probe):
             self._reported = len(self._roots)
             self._report_model(None)
 
-    def _described(self, parts: list[Part], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
+    def _described(self, parts: list[LoopPart], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
         """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
         return super()._described(parts, number, self._host.unix(parts[0].began), held=held)
 
-    def _samples_of(self, parts: list[Part]) -> int:
+    def _samples_of(self, parts: list[LoopPart]) -> int:
         if self._samples is not None:
             return self._samples
         return sum(part.forwarded for part in parts if part.optimizer == parts[0].optimizer)

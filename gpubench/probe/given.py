@@ -46,7 +46,7 @@ MOST_MADE = 8
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """What a module is given in a call."""
 
     samples: int
@@ -63,21 +63,21 @@ class Given:
     """Those of the calls that a backward pass has followed."""
     largest: int = 0
     """The samples of the largest one of them."""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     """Those that no backward pass has followed yet."""
-    counted: list[Call] = field(default_factory=list)
+    counted: list[ModuleCall] = field(default_factory=list)
     """The latest of those that one has followed."""
     shape: tuple[int, ...] = ()
     """The shape of the first tensor of the last call that counts."""
 
-    def count(self, call: Call) -> None:
+    def count(self, call: ModuleCall) -> None:
         self.samples += call.samples
         self.largest = max(self.largest, call.samples)
         self.counted.append(call)
         del self.counted[:-LATEST]
 
 
-class Calls:
+class CallCounts:
     """The calls of the outermost modules of the thread that trains."""
 
     def __init__(self, roots: Mapping[int, torch.nn.Module]) -> None:
@@ -123,7 +123,7 @@ class Calls:
         again += [each for each in mine.counted if each.tensor and each.tensor() is tensor and each.version != version]
         if tensor is not None and again:
             return
-        mine.calls.append(Call(self.size(root, given), ref(tensor) if tensor is not None else None, version))
+        mine.calls.append(ModuleCall(self.size(root, given), ref(tensor) if tensor is not None else None, version))
         mine.shape = shape
         if len(mine.calls) > MOST_CALLS:
             for each in mine.calls[:-LATEST]:

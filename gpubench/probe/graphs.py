@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .batches import Batches
+from .batches import DrawnBatches
 from .counted import Counted
 from .device import Timing
-from .timeline import Part
+from .timeline import LoopPart
 from .treatments import stand_in
 
 GRAPH_CAPTURE, GRAPH_REPLAY = "graph_capture", "graph_replay"
@@ -24,15 +24,15 @@ class Computed(NamedTuple):
 
     owner: Any
     """The optimizer that updates, or the module whose call is inference; None after the last update."""
-    part: Part
+    part: LoopPart
     counted: Counted
 
 
 class Captured:
     """What one graph has captured, and what the program has done before, which is set aside during the capture."""
 
-    def __init__(self, part: Part, drawn: Batches, counted: Counted, depth: int) -> None:
-        self.aside: tuple[Part, Batches, Counted] | None = (part, drawn, counted)
+    def __init__(self, part: LoopPart, drawn: DrawnBatches, counted: Counted, depth: int) -> None:
+        self.aside: tuple[LoopPart, DrawnBatches, Counted] | None = (part, drawn, counted)
         self.depth = depth
         """The number of phases that were open when it began."""
         self.updates: list[Computed] = []

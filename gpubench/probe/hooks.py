@@ -33,19 +33,19 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
-from .batches import OF_MODEL, Batches, in_words
+from .batches import OF_MODEL, DrawnBatches, in_words
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .facts import facts, open_store, peak_rss, place
-from .given import Calls
+from .given import CallCounts
 from .gpus import used_gpus
 from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
 from .modules import parameters_of
-from .observed import Places, autocast_of, of_loader, of_optimizers, of_process, samples_in
+from .observed import SourcePlaces, autocast_of, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
-from .recording import Recording, is_profiled
-from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, Part, Regions, Timeline
+from .recording import ProbeRecording, is_profiled
+from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Probe:
         """How the first DataLoader runs, by the dot-keys of the treatments."""
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
-        self._places = Places()
+        self._places = SourcePlaces()
         self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         """Where the program makes its optimizers."""
         self._found: dict[str, str] = {}
@@ -137,7 +137,7 @@ class Probe:
             from .following import Following
 
             self._following = Following(self._roots)
-        self._drawn = Batches()
+        self._drawn = DrawnBatches()
         self._mode_tells = True
         """Whether evaluation mode means evaluation. It does not once the program has trained in it, until it is set."""
         self._again = False
@@ -179,7 +179,7 @@ class Probe:
         small share of it, as that of a critic before the generator is called again."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
-        self._given = Calls(self._roots)
+        self._given = CallCounts(self._roots)
         self._shared = 0
         """The steps in which several optimizers have updated with samples of their own."""
         self._started = (0, 0, 0)
@@ -202,7 +202,7 @@ class Probe:
         self._graphs = compiled_graphs()
         self._compiled: list[int] = []
         """The steps in which torch.compile compiled code."""
-        self._recording: Recording | None = None
+        self._recording: ProbeRecording | None = None
         self._recorded = 0
         """The number of complete steps that the recording knows of."""
         self._profiler_reported = self._model_reported = False
@@ -563,8 +563,8 @@ class Probe:
         timeline = self._timeline
         depth = timeline.depth
         timeline.enter(GRAPH_CAPTURE)
-        self._captured = Captured(timeline.replace(Part([])), self._drawn, self._counted, depth)
-        self._drawn, self._counted = Batches(), Counted()
+        self._captured = Captured(timeline.replace(LoopPart([])), self._drawn, self._counted, depth)
+        self._drawn, self._counted = DrawnBatches(), Counted()
         return self._captured
 
     def _end_capture(self, captured: Captured) -> None:
@@ -577,7 +577,7 @@ class Probe:
 
     def _capture(self, captured: Captured, owner: Any) -> None:
         """Takes up an update that is captured, or a call of inference."""
-        part = self._timeline.replace(Part([]))
+        part = self._timeline.replace(LoopPart([]))
         if (samples := self._given.update(part.first, owner)) is not None:
             part.forwarded = samples
         captured.updates.append(Computed(owner, part, self._counted))
@@ -843,7 +843,7 @@ class Probe:
             self._finish()
             raise End(0, ALL_MEASURED)
 
-    def _record(self, recording: Recording, complete: int) -> None:
+    def _record(self, recording: ProbeRecording, complete: int) -> None:
         """Starts the recording with the first complete step, and advances it with every further one."""
         if complete and not self._recorded:
             if self._module_call:  # the recording wraps the same function, and the last one must be undone first
@@ -947,7 +947,7 @@ class Probe:
             if self._counted.by_hand and not (self._updates or self._made or self._repeat):
                 host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
-            self._recording = Recording(settings["profiling"], host, self._repeat)
+            self._recording = ProbeRecording(settings["profiling"], host, self._repeat)
         if not self._following:
             self._begin_steps(host, settings["training"])
         elif self._wanted:
@@ -1013,7 +1013,7 @@ class Probe:
                 self._host.put("stepsheld", steps=list(self._held_steps()))
         self._host.flush()
 
-    def _step(self, parts: list[Part]) -> dict[str, Any]:
+    def _step(self, parts: list[LoopPart]) -> dict[str, Any]:
         """Returns the next step to send."""
         step = self._described(parts, self._sent, self._time)
         if parts[-1].graphs > self._graphs:
@@ -1035,7 +1035,7 @@ class Probe:
             number, time = number + 1, time + step["total"]
             yield step
 
-    def _described(self, parts: list[Part], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
+    def _described(self, parts: list[LoopPart], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
         """Returns a step as the fields of `gpubench.events.Step`."""
         assert self._host
         phases, loss, skipped = self._timeline.measure(parts, held=held)
@@ -1055,7 +1055,7 @@ class Probe:
             "skipped": skipped,
         }
 
-    def _samples_of(self, parts: list[Part]) -> int:
+    def _samples_of(self, parts: list[LoopPart]) -> int:
         """Returns the samples of a step."""
         if self._samples is not None:
             return self._samples

@@ -160,7 +160,7 @@ MOST_PLACES = 1024
 """The largest number of places that are remembered."""
 
 
-class Places:
+class SourcePlaces:
     """Finds the line of the program's own source that leads to a call."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from .treatments import is_compiled, stand_in
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
 
-class Recording:
+class ProbeRecording:
     """The recording of one repeat of this process, from its first complete step on."""
 
     def __init__(self, settings: dict[str, Any], host: Host, repeat: int) -> None:

@@ -27,7 +27,7 @@ LONGEST_PERIOD = 16
 
 
 @dataclass
-class Part:
+class LoopPart:
     """The loop from one update of an optimizer to the next. The last mark is the first one of the next part."""
 
     marks: list[tuple[str, Point]]
@@ -53,7 +53,7 @@ class Part:
     """The graph whose replay has computed the losses, with the number of its replays: its last one overwrites them."""
     updates: int = 1
     """The number of updates that a graph has made at the end of the part, each of which has a share of its time."""
-    whole: Part | None = None
+    whole: LoopPart | None = None
     """The part that the update of this one has a share of."""
     phases: dict[str, float] = field(default_factory=dict)
     """The time of the phases in seconds, where other updates have a share of it."""
@@ -69,7 +69,7 @@ class Part:
         return ns_of(self.marks[-1][1])
 
 
-class Phase:
+class PhaseContext:
     """A context whose time is a phase. Unlike one made by `contextlib.contextmanager` it is made once for all steps."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -91,10 +91,10 @@ class Timeline:
         self._watch = watch
         self.timing = Timing()
         self._open: list[str] = []
-        self._contexts: dict[str, Phase] = {}
-        self._parts: deque[Part] = deque()
+        self._contexts: dict[str, PhaseContext] = {}
+        self._parts: deque[LoopPart] = deque()
         self.rhythm = Rhythm()
-        self._part: Part | None = None
+        self._part: LoopPart | None = None
         self.base = OTHER
         self.began = 0
         """The host's time of the first mark in nanoseconds; 0 before it."""
@@ -104,22 +104,22 @@ class Timeline:
         """The beginnings and the ends of the times that belong to no part."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> LoopPart:
         """The current part. The first one begins with its first use."""
         if self._part is None:
             mark = self.timing.mark()
             self.began = ns_of(mark)
-            self._part = Part([(self.base, mark)])
+            self._part = LoopPart([(self.base, mark)])
         return self._part
 
     def is_in(self, phase: str) -> bool:
         """Returns whether a phase is running, also if it is not the innermost one."""
         return phase in self._open
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> PhaseContext:
         """Returns a context that measures what runs in it as a phase."""
         if name not in self._contexts:
-            self._contexts[name] = Phase(self, name)
+            self._contexts[name] = PhaseContext(self, name)
         return self._contexts[name]
 
     def enter(self, phase: str, *, on_host: bool = False) -> None:
@@ -199,7 +199,7 @@ class Timeline:
         self._parts.append(part)
         self.ended += 1
         self.rhythm.add(optimizer, alone=alone)
-        self._part = Part([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
+        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
 
     def restart(self) -> None:
         """Begins the current part again, now: the time since the last part belongs to none."""
@@ -208,9 +208,9 @@ class Timeline:
             self._dropped.append((self.part.marks[0][1], mark))
         else:
             self.began = ns_of(mark)
-        self._part = Part([(self._open[-1] if self._open else self.base, mark)])
+        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)])
 
-    def replace(self, part: Part) -> Part:
+    def replace(self, part: LoopPart) -> LoopPart:
         """Makes another part the current one, without a mark. Returns the one that was."""
         before, self._part = self.part, part
         return before
@@ -224,7 +224,7 @@ class Timeline:
         """Returns the host's times of the parts so far in seconds, while it is unknown which ones make a step."""
         return [(part.ended - part.began) / 1e9 for part in self._parts]
 
-    def steps(self, *, ended: bool = False) -> Iterator[list[Part]]:
+    def steps(self, *, ended: bool = False) -> Iterator[list[LoopPart]]:
         """Yields the steps that the device has finished since the last call; `ended` after the last one."""
         if ended:
             self.rhythm.end()
@@ -232,7 +232,7 @@ class Timeline:
         while sizes and self._passed(self._parts[place] for place in range(sizes[0])):
             yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
-    def pending(self) -> Iterator[list[Part]]:
+    def pending(self) -> Iterator[list[LoopPart]]:
         """Yields the steps that the device has finished, and that the held updates would make if they were the last."""
         first = sum(self.rhythm.steps)
         for size in self.rhythm.pending():
@@ -242,7 +242,7 @@ class Timeline:
             yield parts
             first += size
 
-    def _passed(self, parts: Iterable[Part]) -> bool:
+    def _passed(self, parts: Iterable[LoopPart]) -> bool:
         return not self.timing.has_marks or self.timing.passed(mark for part in parts for _, mark in part.marks)
 
     def keep(self, steps: int) -> None:
@@ -253,7 +253,7 @@ class Timeline:
         last = self.part.began
         self._dropped = [(start, end) for start, end in self._dropped if ns_of(start) < last]
 
-    def measure(self, step: list[Part], *, held: bool = False) -> tuple[dict[str, float], float | None, bool]:
+    def measure(self, step: list[LoopPart], *, held: bool = False) -> tuple[dict[str, float], float | None, bool]:
         """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
 
         The loss is the sum of what the backward passes were called on, and infinite if one of it is not finite. It is
@@ -275,7 +275,7 @@ class Timeline:
         total = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
         return self._phases_of(step, held), total, skipped or any(values[len(losses) :])
 
-    def _phases_of(self, step: list[Part], held: bool) -> dict[str, float]:
+    def _phases_of(self, step: list[LoopPart], held: bool) -> dict[str, float]:
         """Returns the time of each phase of a step in seconds, and frees its marks unless the step is `held`."""
         phases: dict[str, float] = {}
         timing = self.timing
@@ -292,7 +292,7 @@ class Timeline:
                             timing.release(mark)
         return phases
 
-    def _share(self, part: Part, phases: dict[str, float]) -> int:
+    def _share(self, part: LoopPart, phases: dict[str, float]) -> int:
         """Adds the time of a part whose end is that of several updates, or one of these: the share of one of them."""
         part.phases = {}
         place = self.timing.add_seconds(part.marks, part.phases)

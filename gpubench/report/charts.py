@@ -303,7 +303,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Span:
+class ShadedRange:
     """A range of the x axis that is shaded."""
 
     start: float
@@ -325,7 +325,7 @@ class Plane:
     from_zero: bool = False
     y_range: tuple[float, float] | None = None
     """The range of the y axis; None shows all values."""
-    spans: Sequence[Span] = field(default=())
+    spans: Sequence[ShadedRange] = field(default=())
 
 
 def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:

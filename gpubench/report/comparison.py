@@ -41,8 +41,8 @@ from gpubench.report.document import (
     Folded,
     Heading,
     Medium,
+    NestedDocument,
     Paragraph,
-    Section,
     Sided,
     Sides,
     Style,
@@ -266,7 +266,7 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
 
 def _section(
     comparison: Comparison, whole: Comparisons, sides: Sequence[Side], everything: bool, number: int
-) -> Section:
+) -> NestedDocument:
     answer, reasons = headline(comparison), comparison.comparability.reasons
     blocks: list[Block] = [
         Sides(_sided("baseline", comparison.baseline), _sided("candidate", comparison.candidate)),
@@ -288,7 +288,7 @@ def _section(
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
     name = comparison.candidate.label if number else ""
-    return Section(answer, blocks, name, f"candidate-{number}", _lead_chip(comparison))
+    return NestedDocument(answer, blocks, name, f"candidate-{number}", _lead_chip(comparison))
 
 
 def _first_warnings(warnings: Sequence[str]) -> list[str]:

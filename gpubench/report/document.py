@@ -217,7 +217,7 @@ class Figures(Block):
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackedBar:
     """A row of stacked bars: its name, further figures, and its parts with their shares of the longest row."""
 
     name: str
@@ -228,11 +228,11 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Stacks(Block):
+class StackedBars(Block):
     """Stacked bars for a terminal; a `Figure` shows them on a page. Figures in `last` stand behind the bar."""
 
     head: str
-    rows: Sequence[Stack]
+    rows: Sequence[StackedBar]
     expendable: tuple[str, ...] = ()
     last: str = ""
     on: Medium = field(default=Medium.TERMINAL, kw_only=True)
@@ -252,7 +252,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingBlock:
     title: str
     severity: Literal["high", "medium", "low"]
     evidence: Sequence[str]
@@ -261,13 +261,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Findings(Block):
+class FindingList(Block):
     """Problems with their evidence and fixes, the most severe first. `nothing` is said if there are none.
 
     A terminal without -v shows the first ones, each in a few lines.
     """
 
-    findings: Sequence[Finding]
+    findings: Sequence[FindingBlock]
     nothing: str
 
 
@@ -310,7 +310,7 @@ class Folded(Block):
 
 
 @dataclass(frozen=True)
-class Section(Block):
+class NestedDocument(Block):
     """A document inside a document: one of several comparisons."""
 
     headline: str

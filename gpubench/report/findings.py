@@ -36,7 +36,7 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
     tried = any(one.measured for one in findings.findings)
     cards = [_finding(one, whole, tried=tried) for one in findings.findings]
-    made: list[Block] = [Heading("Findings", 3), document.Findings(cards, NOTHING)]
+    made: list[Block] = [Heading("Findings", 3), document.FindingList(cards, NOTHING)]
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
     if found := findings.combination:
@@ -48,7 +48,7 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     return made
 
 
-def _finding(finding: Finding, whole: str, *, tried: bool) -> document.Finding:
+def _finding(finding: Finding, whole: str, *, tried: bool) -> document.FindingBlock:
     """Returns a finding for a report; `tried` says whether the fixes were tried that gpubench can make."""
     lines = [Line("cause", finding.cause, brief=False), Line("fix", finding.advice, brief=not finding.fix)]
     lines.append(Line("in code", finding.code, code=True))
@@ -60,7 +60,7 @@ def _finding(finding: Finding, whole: str, *, tried: bool) -> document.Finding:
         lines.append(Line("measured", measured(trial, whole), OUTCOMES[trial.outcome], figures=True))
     elif tried and not finding.fix:
         lines.append(Line("measured", NOT_TRIED, "inconclusive"))
-    return document.Finding(
+    return document.FindingBlock(
         title=finding.title,
         severity=finding.severity,
         evidence=[line for line in finding.evidence if line],

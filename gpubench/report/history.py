@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from gpubench import units
 from gpubench.compare.changepoints import FEWEST
-from gpubench.compare.history import Change, Histories, Series
+from gpubench.compare.history import Histories, LevelChange, Series
 from gpubench.compare.result import Difference, GateResult
 from gpubench.report import charts, phrases
 from gpubench.report.document import (
@@ -69,7 +69,7 @@ def _newest_change(one: Series) -> str:
     return max((change.started for change in one.changes if change.cause == "code"), default="")
 
 
-def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Change]]) -> str:
+def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, LevelChange]]) -> str:
     if not series:
         return "no completed run with results yet: a history begins with the first one"
     of_code = [(one, change) for one, change in newest_first if change.cause == "code"]
@@ -100,13 +100,13 @@ def _rounded(fraction: float) -> str:
     return units.percent(fraction).replace(".0 %", " %")
 
 
-def _size(change: Change) -> str:
+def _size(change: LevelChange) -> str:
     """Returns the size of a change, as "3.1 % [2.6, 3.7]"."""
     ends = sorted(abs(end - 1) * 100 for end in change.interval)
     return f"{abs(change.ratio - 1) * 100:.1f} % [{ends[0]:.1f}, {ends[1]:.1f}]"
 
 
-def _signed(change: Change) -> str:
+def _signed(change: LevelChange) -> str:
     return units.signed_percent(change.ratio - 1, 1)
 
 
@@ -167,7 +167,7 @@ def _line(one: Series) -> str:
     return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
 
 
-def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator[Block]:
+def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
     """Yields what is known of a change."""
     whose = f" ({shorten(_name(one), 50)})" if named else ""
     yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
@@ -178,7 +178,7 @@ def _change(one: Series, change: Change, on: Medium, *, named: bool) -> Iterator
     yield Command("  both sides", change.command, on=on)
 
 
-def _when(one: Series, change: Change) -> str:
+def _when(one: Series, change: LevelChange) -> str:
     """Returns how much, between which runs, and how sure."""
     sides = (one.points[change.index - 1], one.points[change.index])
     first, last = (f"{point.started[:16].replace('T', ' ')}{_commit(point.commit)}" for point in sides)
@@ -193,7 +193,7 @@ def _commit(commit: str | None) -> str:
     return f" ({commit[:7]})" if commit else ""
 
 
-def _because(change: Change, most: int) -> str:
+def _because(change: LevelChange, most: int) -> str:
     """Returns what changed there."""
     if not change.differences:
         return "  no setting, commit or version on record changed there"
@@ -279,7 +279,7 @@ def _changes(one: Series) -> Table:
     return table("changes", rows, ("changed there", "compare"), on=Medium.PAGE)
 
 
-def _size_signed(change: Change) -> str:
+def _size_signed(change: LevelChange) -> str:
     low, high = ((end - 1) * 100 for end in change.interval)
     return f"{_signed(change)} [{low:+.1f}, {high:+.1f}]"
 

@@ -14,7 +14,7 @@ from gpubench.kinds import TUNE
 from gpubench.metrics import LEADERS, Metric
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
-from gpubench.runs.entries import Entry, Figure
+from gpubench.runs.entries import Entry, EntryFigure
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
@@ -92,7 +92,7 @@ def of_removal(found: Sequence[Unit], spared: Sequence[Unit] = ()) -> Document:
     return Document(headline if found else "nothing to remove", [shown, Paragraph([note] if note else [], "quiet")])
 
 
-def main_figure(entry: Entry) -> tuple[str, Figure] | None:
+def main_figure(entry: Entry) -> tuple[str, EntryFigure] | None:
     """Returns the name and the figure of a run's result; None if it has none."""
     return next(((name, entry.metrics[name]) for name in LEADERS if name in entry.metrics), None)
 
@@ -104,7 +104,7 @@ def result(entry: Entry) -> str:
     return "nothing proved" if entry.is_search and entry.record.status == COMPLETED else ""
 
 
-def figure(name: str, found: Figure) -> str:
+def figure(name: str, found: EntryFigure) -> str:
     """Returns a figure with its interval, or its range alone if the interval is too wide."""
     interval = (found.low, found.high) if found.low is not None and found.high is not None else None
     metric = Metric(name, found.unit, found.better, found.estimate, interval, 0, None, [], None)

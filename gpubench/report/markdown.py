@@ -9,12 +9,12 @@ from gpubench.report.document import (
     Breakdown,
     Command,
     Document,
-    Findings,
+    FindingList,
     Folded,
     Heading,
     Medium,
+    NestedDocument,
     Paragraph,
-    Section,
     Sides,
     Table,
 )
@@ -80,7 +80,7 @@ def _(block: Breakdown) -> Iterator[str]:
 
 
 @_block.register
-def _(block: Findings) -> Iterator[str]:
+def _(block: FindingList) -> Iterator[str]:
     for number, finding in enumerate(block.findings, 1):
         yield from ("", f"{number}. **{escape(finding.title)}** ({finding.severity})")
         lines = [
@@ -103,7 +103,7 @@ def _(block: Folded) -> Iterator[str]:
 
 
 @_block.register
-def _(block: Section) -> Iterator[str]:
+def _(block: NestedDocument) -> Iterator[str]:
     yield from ("", f"### {escape(block.headline)}", "")
     yield from _blocks(block.blocks)
 

@@ -11,10 +11,10 @@ from gpubench.memory.footprint import (
     OTHERS,
     Amounts,
     Footprint,
+    FootprintPeak,
     Footprints,
     Holder,
     ModuleFootprint,
-    Peak,
     PhaseFootprint,
     Source,
     Stage,
@@ -32,8 +32,8 @@ from gpubench.report.document import (
     Medium,
     Paragraph,
     Part,
-    Stack,
-    Stacks,
+    StackedBar,
+    StackedBars,
     Table,
     table,
 )
@@ -153,7 +153,7 @@ def largest_first(found: Iterable[Amounts]) -> list[str]:
     return [name for name, size in sorted(sums.items(), key=lambda item: -item[1]) if size]
 
 
-def counts(peak: Peak) -> list[Count]:
+def counts(peak: FootprintPeak) -> list[Count]:
     """Returns the counts of the peak, without those that add nothing; an empty list if fewer than two are left."""
     level = peak.level
     found = [
@@ -195,7 +195,7 @@ def _later(footprint: Footprint) -> str:
     return f"{units.size(most)} are held later" if most > footprint.peak.level.total * (1 + LATER) else ""
 
 
-def _parts(peak: Peak) -> str:
+def _parts(peak: FootprintPeak) -> str:
     """Returns the largest parts, as "49 % optimizer state, 25 % parameters"."""
     parts = sorted(ordered(peak.amounts), key=lambda part: -part[1])
     told = [part for place, part in enumerate(parts[:PARTS]) if not place or part[1] >= TOLD * peak.level.total]
@@ -301,7 +301,7 @@ def _corrections(footprint: Footprint) -> list[dict[str, str]]:
     return [{"correction": words(one.name), "adds": added(one.size), "reason": one.reason} for one in found]
 
 
-def _stacks(footprint: Footprint) -> Stacks:
+def _stacks(footprint: Footprint) -> StackedBars:
     """Returns a bar for each phase's peak, on the scale of the overall peak."""
     reserved = footprint.peak.level.reserved is not None
     rows = []
@@ -309,8 +309,8 @@ def _stacks(footprint: Footprint) -> Stacks:
         sizes = {"allocated": units.size(phase.level.allocated)} if reserved else {}
         sizes |= {"peak": units.size(phase.level.total), "end": units.size(_in_use(phase))}
         parts = [_part(name, size, footprint.most) for name, size in ordered(phase.peak)]
-        rows.append(Stack(words(phase.phase), STAGES[phase.stage], sizes, parts, _is_peak(phase, footprint)))
-    return Stacks("phase", rows, ("allocated",), "end")
+        rows.append(StackedBar(words(phase.phase), STAGES[phase.stage], sizes, parts, _is_peak(phase, footprint)))
+    return StackedBars("phase", rows, ("allocated",), "end")
 
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:

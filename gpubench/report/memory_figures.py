@@ -8,8 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.memory.batch_sizes import BatchSizes, Line, Trade, Trades
-from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Stage, Timeline, TimelineMark
+from gpubench.memory.batch_sizes import BatchSizes, LinearFit, Trade, Trades
+from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, MemoryTimeline, Stage, TimelineMark
 from gpubench.report import charts, timelines
 from gpubench.report.charts import HEAD, Axis, Scale, Series, framed, widen
 from gpubench.report.document import Block, Figure, Figures, Heading, Medium, Paragraph
@@ -151,12 +151,12 @@ def _phases(footprint: Footprint, stages: Mapping[Stage, str]) -> Markup | None:
     return timelines.stacked("peak of each phase", "; ".join(one.name for one in stacks), stacks, "B", "held")
 
 
-def stack(name: str, amounts: Amounts) -> timelines.Stack:
+def stack(name: str, amounts: Amounts) -> timelines.NamedBar:
     """Returns the areas of held memory, split by category."""
-    return timelines.Stack(
+    return timelines.NamedBar(
         name,
         [
-            timelines.Piece(f"{category(kind)} {units.size(size)}", STYLES.get(kind, "other"), size)
+            timelines.BarPiece(f"{category(kind)} {units.size(size)}", STYLES.get(kind, "other"), size)
             for kind, size in ordered(amounts)
         ],
     )
@@ -177,7 +177,7 @@ def _labels(footprint: Footprint, place: float, y: Scale, capacity: int | None) 
     return parts
 
 
-def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
+def _stacked(held: MemoryTimeline) -> list[tuple[str, Series, Series]]:
     """Returns (category, lower border, upper border) from the bottom up, borders of shape (points,)."""
     known: Amounts = dict.fromkeys(held.amounts, 1)
     found = []
@@ -189,7 +189,7 @@ def _stacked(held: Timeline) -> list[tuple[str, Series, Series]]:
     return found if len(low) else []
 
 
-def _strip(held: Timeline, x: Scale) -> list[Markup]:
+def _strip(held: MemoryTimeline, x: Scale) -> list[Markup]:
     """Returns a box for each phase of the program, with its name, or its initial if the box is small."""
     parts = []
     for number, (mark, left, right) in enumerate(_spans(held.marks, x)):
@@ -200,7 +200,7 @@ def _strip(held: Timeline, x: Scale) -> list[Markup]:
     return parts
 
 
-def _steps(held: Timeline, x: Scale) -> list[Markup]:
+def _steps(held: MemoryTimeline, x: Scale) -> list[Markup]:
     """Returns the first mark of each step, with its name if there is space."""
     firsts = [next(group) for _, group in groupby(held.marks, key=lambda mark: mark.step)]
     parts = []
@@ -226,7 +226,7 @@ def _initial(name: str) -> str:
     return name[:1].upper()
 
 
-def _beneath(held: Timeline) -> str:
+def _beneath(held: MemoryTimeline) -> str:
     names = dict.fromkeys(words(mark.phase) for mark in held.marks)
     told = ", ".join(f"{_initial(name)} {name}" for name in names)
     said = f"In the order of allocations and frees, not to scale in time. Phases below: {told}."
@@ -338,7 +338,7 @@ def _sizes(x: Scale) -> Axis:
     return Axis(x, "", "batch size", min(4, max(1, int(x.high))))
 
 
-def _through(line: Line, x: Scale, y: Scale) -> Markup:
+def _through(line: LinearFit, x: Scale, y: Scale) -> Markup:
     """Returns the part of the line within the plot."""
     sizes = np.linspace(x.low, x.high, 201)
     totals = line.constant + line.per_sample * sizes

@@ -144,7 +144,7 @@ def consequences(differences: Sequence[Difference]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Move:
+class WaterfallRow:
     """One row of the waterfall, as text."""
 
     phase: str
@@ -154,15 +154,15 @@ class Move:
     interval: str
 
 
-def moves(waterfall: Waterfall) -> list[Move]:
+def moves(waterfall: Waterfall) -> list[WaterfallRow]:
     return [_move(phase, waterfall.baseline) for phase in waterfall.phases]
 
 
-def total(waterfall: Waterfall) -> Move:
+def total(waterfall: Waterfall) -> WaterfallRow:
     """Returns the last row of the waterfall, the total change."""
     moved = waterfall.candidate - waterfall.baseline
     share = units.signed_percent(moved / waterfall.baseline) if waterfall.baseline else ""
-    return Move(f"time of a {waterfall.per}", units.signed_seconds(moved), share, interval="")
+    return WaterfallRow(f"time of a {waterfall.per}", units.signed_seconds(moved), share, interval="")
 
 
 def span(waterfall: Waterfall) -> str:
@@ -288,11 +288,11 @@ def _evidence(verdict: Verdict) -> str:
     )
 
 
-def _move(phase: PhaseChange, whole: float) -> Move:
+def _move(phase: PhaseChange, whole: float) -> WaterfallRow:
     varied = phase.interval and phase.interval[0] < phase.interval[1]
     edges = ", ".join(units.signed_seconds(edge) for edge in phase.interval or ()) if varied else ""
     share = units.signed_percent(phase.change / whole) if whole else ""
-    return Move(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
+    return WaterfallRow(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
 
 
 SPEEDS = ("faster", "slower")

@@ -25,7 +25,7 @@ from gpubench.report.document import (
     table,
 )
 from gpubench.report.kind_report import intervals
-from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, Stage, Verification
+from gpubench.runs.stages import PARTS, HandoffSize, Pipeline, StageSummary, Verification
 from gpubench.text import clean
 
 METRICS = (
@@ -179,7 +179,7 @@ def lost(metrics: Mapping[str, Metric]) -> str | None:
     return f"{known}: the pipeline loses {time} time to hand-offs and its own loop"
 
 
-def _ranks(stages: Sequence[Stage], *, seconds: bool, on: Medium) -> Table:
+def _ranks(stages: Sequence[StageSummary], *, seconds: bool, on: Medium) -> Table:
     cells: list[dict[str, str]] = []
     for stage in stages:
         row = {"rank": str(stage.rank), "evaluations": evaluations(stage)}
@@ -218,7 +218,7 @@ def _digests(found: Pipeline) -> str:
     return f"sha256 of the final latents{made}: {shown}{more}"
 
 
-def evaluations(stage: Stage) -> str:
+def evaluations(stage: StageSummary) -> str:
     """Returns range and number of a stage's evaluations, as "12-23 (12)"."""
     last = stage.end - 1
     return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"

@@ -51,7 +51,16 @@ from gpubench.report.profile_tables import (
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import shorten, words
 from gpubench.trace.file import STANDARD_INPUT_LABEL
-from gpubench.trace.profile import ON_HOST, SHORT_KERNEL, Compiled, KernelChange, Launches, Profile, Rank, Straggler
+from gpubench.trace.profile import (
+    ON_HOST,
+    SHORT_KERNEL,
+    Compiled,
+    KernelChange,
+    Launches,
+    Profile,
+    RankProfile,
+    Straggler,
+)
 
 VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
@@ -74,7 +83,7 @@ class TimePart:
     time: int
 
 
-def time_parts(rank: Rank) -> list[TimePart]:
+def time_parts(rank: RankProfile) -> list[TimePart]:
     """Returns the parts of the window, which add up to it; parts of no time are left out."""
     device = rank.device
     if device is None:
@@ -94,18 +103,18 @@ def unit_of(kind: RunKind, settings: Mapping[str, Any]) -> str:
     return "epoch" if settings.get("profiling.unit") == "epoch" else kind.unit
 
 
-def whole(rank: Rank, unit: str = "step") -> str:
+def whole(rank: RankProfile, unit: str = "step") -> str:
     """Returns what shares refer to."""
     return unit if rank.steps else "trace"
 
 
-def per(rank: Rank, unit: str = "step") -> str:
+def per(rank: RankProfile, unit: str = "step") -> str:
     if not rank.steps:
         return "of the trace"
     return f"of an {unit}" if unit[0] in "aeiou" else f"of a {unit}"
 
 
-def window(rank: Rank, unit: str = "step") -> str:
+def window(rank: RankProfile, unit: str = "step") -> str:
     """Returns what was recorded, as "6 steps of 178 ms on Tesla V100"."""
     length = units.seconds(rank.wall / 1e9 / steps(rank))
     said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
@@ -136,7 +145,7 @@ def is_distorted(overhead: float | None) -> bool:
     return overhead is not None and overhead > DISTORTED
 
 
-def caveat(rank: Rank, overhead: float | None, unit: str = "step") -> str:
+def caveat(rank: RankProfile, overhead: float | None, unit: str = "step") -> str:
     """Returns a caveat on the times, such as the cost of recording."""
     said = "times are of the profiled run"
     if len(rank.steps) > 1:
@@ -157,7 +166,7 @@ def _distortion(overhead: float | None) -> str:
     return f"recording made a step take {slower.format(units.difference(overhead or 0))}: shares below are distorted"
 
 
-def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
+def launches(rank: RankProfile, found: Launches, unit: str = "step") -> str:
     """Describes the launches: their number, delays and queue."""
     calling = duration(rank, found.host) or "0 s"
     said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the host"]
@@ -175,7 +184,7 @@ def launches(rank: Rank, found: Launches, unit: str = "step") -> str:
     return "; ".join(said)
 
 
-def critical_path(rank: Rank) -> str:
+def critical_path(rank: RankProfile) -> str:
     """Returns the longest parts of the critical path, as shares of the window."""
     links = sorted(((time, name) for name, time in rank.critical_path.items() if time), reverse=True)
     said = [f"{words(name)} {part_share(rank, time)}" for time, name in links[:PATH_PARTS]]
@@ -199,7 +208,7 @@ def compiled(found: Compiled) -> str:
     return said
 
 
-def sentences(rank: Rank, unit: str = "step") -> list[str]:
+def sentences(rank: RankProfile, unit: str = "step") -> list[str]:
     """Returns the lines about a rank."""
     found = [
         launches(rank, rank.launches, unit) if rank.launches else "",
@@ -252,7 +261,7 @@ def differences(before: Profile, after: Profile) -> list[str]:
     return [clause for clause in found if clause]
 
 
-def common(before: Rank, after: Rank) -> float | None:
+def common(before: RankProfile, after: RankProfile) -> float | None:
     """Returns the fraction of the time in names that both ranks have, as the mean of the two.
 
     It is that of kernels or of operators, whichever is larger, because a library may choose another kernel for the same
@@ -284,7 +293,7 @@ def _by_name(times: Iterable[tuple[str, int]]) -> Counter[str]:
     return found
 
 
-def _device(rank: Rank) -> str | None:
+def _device(rank: RankProfile) -> str | None:
     return "the host alone" if rank.host_only else rank.device_name
 
 
@@ -318,7 +327,7 @@ def reservation(unlike: Sequence[str]) -> str:
     return f"not compared: {'; '.join(unlike)}"
 
 
-def speed(before: Rank, after: Rank, alike: bool = True) -> str:
+def speed(before: RankProfile, after: RankProfile, alike: bool = True) -> str:
     """Returns both lengths in a line, with their ratio if both sides have marked steps of the same work."""
     ours, theirs = (units.seconds(rank.wall / 1e9 / steps(rank)) for rank in (before, after))
     if not (before.steps and after.steps):
@@ -328,7 +337,9 @@ def speed(before: Rank, after: Rank, alike: bool = True) -> str:
     return f"{said}: {_change(before.wall / steps(before), after.wall / steps(after))}" if alike else said
 
 
-def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], alike: bool = True) -> list[Table]:
+def change_tables(
+    before: RankProfile, after: RankProfile, changes: Sequence[KernelChange], alike: bool = True
+) -> list[Table]:
     """Returns where the time went, and for the same work also what changed."""
     found = [part_changes(before, after, alike)]
     if alike:
@@ -336,7 +347,7 @@ def change_tables(before: Rank, after: Rank, changes: Sequence[KernelChange], al
     return [one for one in found if one]
 
 
-def part_changes(before: Rank, after: Rank, alike: bool = True) -> Table:
+def part_changes(before: RankProfile, after: RankProfile, alike: bool = True) -> Table:
     """Returns every part of the time before and after, with the whole as the last row."""
     ours, theirs = _times(before), _times(after)
     rows = [
@@ -388,7 +399,7 @@ def _percent(saving: float | None) -> str | None:
     return None if saving is None else units.percent(saving)
 
 
-def _times(rank: Rank) -> dict[str, float]:
+def _times(rank: RankProfile) -> dict[str, float]:
     return {part.name: part.time / steps(rank) for part in time_parts(rank)}
 
 
@@ -467,7 +478,7 @@ def blocks(
     ]
 
 
-def _is_expected(note: str, rank: Rank) -> bool:
+def _is_expected(note: str, rank: RankProfile) -> bool:
     """Returns whether a note is that a run of ours on a CPU left no work of a GPU in its trace."""
     return note.endswith(ON_HOST) and not rank.work_missing and not rank.unread
 
@@ -545,14 +556,14 @@ def _against(profile: Profile, found: Findings, against: Against) -> tuple[str, 
     return speed(before, after, alike), made
 
 
-def _part(rank: Rank, part: "TimePart") -> Part:
+def _part(rank: RankProfile, part: "TimePart") -> Part:
     return Part(part.name, part.style, part.time / rank.wall, duration(rank, part.time), part_share(rank, part.time))
 
 
-def _partition(ranks: Sequence[Rank]) -> Iterator[Block]:
+def _partition(ranks: Sequence[RankProfile]) -> Iterator[Block]:
     """Yields how each rank's time was spent as stacked bars, if any time was spent."""
     stacks = [
-        timelines.Stack(part_name(rank), [_piece(rank, part) for part in time_parts(rank)])
+        timelines.NamedBar(part_name(rank), [_piece(rank, part) for part in time_parts(rank)])
         for rank in ranks
         if rank.wall > 0
     ]
@@ -566,11 +577,11 @@ def _partition(ranks: Sequence[Rank]) -> Iterator[Block]:
         yield Paragraph("nothing was recorded", "missing", on=Medium.PAGE)
 
 
-def _piece(rank: Rank, part: "TimePart") -> timelines.Piece:
-    return timelines.Piece(f"{part.name} {part_share(rank, part.time)}", part.style, part.time / rank.wall)
+def _piece(rank: RankProfile, part: "TimePart") -> timelines.BarPiece:
+    return timelines.BarPiece(f"{part.name} {part_share(rank, part.time)}", part.style, part.time / rank.wall)
 
 
-def _timeline(rank: Rank, unit: str) -> Iterator[Block]:
+def _timeline(rank: RankProfile, unit: str) -> Iterator[Block]:
     found = rank.timeline
     drawing = timelines.timeline(found, whole(rank, unit)) if found else None
     if found is None or drawing is None:

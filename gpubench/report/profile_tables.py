@@ -17,9 +17,9 @@ from gpubench.trace.profile import (
     Kernel,
     Module,
     Operator,
-    Phase,
     Profile,
-    Rank,
+    RankProfile,
+    StepPhase,
     Synchronisation,
     folded,
     short_shapes,
@@ -37,8 +37,8 @@ Item = TypeVar("Item")
 class Column(Generic[Item]):
     """A column of a table: what it holds of an item, by which rows are ordered too, and how that is written."""
 
-    value: Callable[[Rank, Item], Any]
-    text: Callable[[Rank, Any], str] = lambda rank, value: value or ""
+    value: Callable[[RankProfile, Item], Any]
+    text: Callable[[RankProfile, Any], str] = lambda rank, value: value or ""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Listing(Generic[Item]):
     """A table of a profile. The first column names its rows."""
 
     name: str
-    items: Callable[[Rank, bool], Sequence[Item]]
+    items: Callable[[RankProfile, bool], Sequence[Item]]
     """The items of a rank. The flag asks for all of them, where equal ones share a row otherwise."""
     columns: Mapping[str, Column[Item]]
-    size: Callable[[Rank, Item], int] | None = None
+    size: Callable[[RankProfile, Item], int] | None = None
     """What the rows are ordered by, the largest first; in the order of the items if it is None."""
     most: int | None = None
     """The rows that are shown; all if it is None."""
@@ -66,7 +66,7 @@ class Listing(Generic[Item]):
     expendable: Sequence[str] = ()
     """The columns that a narrow terminal leaves out, the first one first."""
 
-    def order(self, rank: Rank) -> list[str]:
+    def order(self, rank: RankProfile) -> list[str]:
         """Returns the names of the columns."""
         names = [*self.columns]
         if rank.host_only and self.leading:
@@ -74,12 +74,12 @@ class Listing(Generic[Item]):
             names.insert(1, self.leading)
         return names
 
-    def row(self, rank: Rank, item: Item) -> dict[str, str]:
+    def row(self, rank: RankProfile, item: Item) -> dict[str, str]:
         """Returns the cells of an item by column; cells with unknown values are empty."""
         columns = ((name, self.columns[name]) for name in self.order(rank))
         return {name: column.text(rank, column.value(rank, item)) for name, column in columns}
 
-    def sorted_by(self, rank: Rank, items: Sequence[Item], name: str) -> list[Item]:
+    def sorted_by(self, rank: RankProfile, items: Sequence[Item], name: str) -> list[Item]:
         """Returns the items by a column: the largest number or the first word first, and unknown values last."""
         known = [(value, item) for item in items if (value := self.columns[name].value(rank, item)) not in (None, "")]
         known.sort(key=lambda one: one[0], reverse=not any(isinstance(value, str) for value, _ in known))
@@ -120,34 +120,34 @@ def kernel_name(signature: str) -> str:
     return name
 
 
-def steps(rank: Rank) -> int:
+def steps(rank: RankProfile) -> int:
     """Returns the divisor for what is counted over the window: the number of steps, or 1."""
     return max(1, len(rank.steps))
 
 
-def duration(rank: Rank, time: float) -> str:
+def duration(rank: RankProfile, time: float) -> str:
     """Returns nanoseconds of the window as a time per step; an empty string for 0."""
     return units.seconds(time / 1e9 / steps(rank)) if time else ""
 
 
-def calls(rank: Rank, number: int) -> str:
+def calls(rank: RankProfile, number: int) -> str:
     return units.digits(number / steps(rank)) if number else ""
 
 
-def part_share(rank: Rank, time: int) -> str:
+def part_share(rank: RankProfile, time: int) -> str:
     return units.percent(time / rank.wall) if time and rank.wall else ""
 
 
-def part_name(rank: Rank) -> str:
+def part_name(rank: RankProfile) -> str:
     return rank.label if rank.rank is None else f"rank {rank.rank}"
 
 
-def bound_known(rank: Rank) -> bool:
+def bound_known(rank: RankProfile) -> bool:
     """Returns whether an operator's bound is known, which needs its shapes and the published peaks of the device."""
     return any(operator.bound != "insufficient data" for operator in rank.operators)
 
 
-def largest(rank: Rank) -> dict[str, list[tuple[str, float]]]:
+def largest(rank: RankProfile) -> dict[str, list[tuple[str, float]]]:
     """Returns what took most time in a step, as (name, seconds), by the name of the table that lists it."""
     found = {
         MODULES: [(_module_name(one, equal), one.own) for one, equal in folded(rank.modules)],
@@ -160,13 +160,13 @@ def largest(rank: Rank) -> dict[str, list[tuple[str, float]]]:
     }
 
 
-def tables(rank: Rank, arranged: Arrangement = PLAIN) -> dict[str, Table]:
+def tables(rank: RankProfile, arranged: Arrangement = PLAIN) -> dict[str, Table]:
     """Returns all tables that have rows, by name. A table that the user has arranged is shown without -v too."""
     made = {name: _table(one, rank, arranged) for name, one in LISTINGS.items()}
     return {name: one for name, one in made.items() if one}
 
 
-def _table(listing: Listing[Any], rank: Rank, arranged: Arrangement) -> Table:
+def _table(listing: Listing[Any], rank: RankProfile, arranged: Arrangement) -> Table:
     all_of_them = listing.items(rank, True)
     items = all_of_them if arranged.unfolded else listing.items(rank, False)
     size = listing.size
@@ -239,7 +239,7 @@ def _module_name(module: Module, equal: int) -> str:
     return f"{name} ({equal})" if equal > 1 else name
 
 
-def _work(rank: Rank, operator: Operator) -> int:
+def _work(rank: RankProfile, operator: Operator) -> int:
     """Returns the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
     return operator.host if rank.host_only else operator.device
 
@@ -249,7 +249,7 @@ def _copy_kind(copy: Copy) -> str:
     return f"{words(copy.kind)}{memory}"
 
 
-def _rank_row(rank: Rank, unit: str) -> dict[str, str]:
+def _rank_row(rank: RankProfile, unit: str) -> dict[str, str]:
     row = {"rank": part_name(rank), unit if rank.steps else "window": duration(rank, rank.wall)}
     if rank.device is None:
         return row | {words(part): part_share(rank, time) for part, time in rank.host.items()}
@@ -263,12 +263,12 @@ def _rank_row(rank: Rank, unit: str) -> dict[str, str]:
     }
 
 
-def operator_row(rank: Rank, operator: Operator) -> dict[str, str]:
+def operator_row(rank: RankProfile, operator: Operator) -> dict[str, str]:
     """Returns the cells of an operator by column; cells with unknown values are empty."""
     return _OPERATORS.row(rank, operator)
 
 
-def _seconds(rank: Rank, operator: Operator) -> float:
+def _seconds(rank: RankProfile, operator: Operator) -> float:
     """Returns the seconds of the work; 0 if a device did it and it is not recorded."""
     elsewhere = rank.host_only and bool(rank.work_missing or rank.unread)
     return 0.0 if elsewhere else _work(rank, operator) / 1e9
@@ -277,31 +277,31 @@ def _seconds(rank: Rank, operator: Operator) -> float:
 def _rate(of: str) -> Column[Operator]:
     """Returns the column of the FLOPs or the bytes of an operator per second."""
 
-    def value(rank: Rank, operator: Operator) -> float | None:
+    def value(rank: RankProfile, operator: Operator) -> float | None:
         done, seconds = getattr(operator, of), _seconds(rank, operator)
         return done / seconds if done and seconds else None
 
     return Column(value, lambda rank, rate: units.count(rate) if rate else "")
 
 
-def _bound(rank: Rank, operator: Operator) -> str:
+def _bound(rank: RankProfile, operator: Operator) -> str:
     known = operator.bound != "insufficient data" or bound_known(rank)
     return operator.bound if known else ""
 
 
-def _nanoseconds(rank: Rank, time: float) -> str:
+def _nanoseconds(rank: RankProfile, time: float) -> str:
     return units.seconds(time / 1e9)
 
 
-def _per_step(rank: Rank, size: int) -> str:
+def _per_step(rank: RankProfile, size: int) -> str:
     return units.size(size / steps(rank)) if size else ""
 
 
-def _words(rank: Rank, name: str | None) -> str:
+def _words(rank: RankProfile, name: str | None) -> str:
     return words(name or "")
 
 
-_PHASES = Listing[Phase](
+_PHASES = Listing[StepPhase](
     "Phases",
     lambda rank, all_: [phase for phase in rank.phases if phase.host or phase.device],
     {

@@ -33,8 +33,8 @@ from gpubench.report.document import (
     Folded,
     Heading,
     Medium,
+    NestedDocument,
     Paragraph,
-    Section,
     table,
 )
 from gpubench.report.kind_report import KindReport, intervals, report_of
@@ -111,14 +111,14 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, arra
         except GpubenchError as error:
             if len(paths) == 1 and not isinstance(error, StillRunning):
                 raise
-            made.append(Section(f"no results: {error.message}", [], path.name, ""))
+            made.append(NestedDocument(f"no results: {error.message}", [], path.name, ""))
             continue
         found = blocks(run, arranged)
         if run.status == directory.COMPLETED:  # others may lack files
             found.append(Paragraph(run.problems, "warning", "warning: "))
         shown = EVERYWHERE & ~Medium.BRIEF if comparisons else EVERYWHERE
         label = "" if comparisons and ends else run.label
-        made.append(Section(f"{name}{headline(run)}", found, label, "", on=shown))
+        made.append(NestedDocument(f"{name}{headline(run)}", found, label, "", on=shown))
         ends.append(Command(run.status, str(path)))
         if (html := path / directory.REPORT).is_file():
             ends.append(Command("page", str(html)))

@@ -9,7 +9,7 @@ import numpy as np
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.report import bar_charts, charts
-from gpubench.report.charts import Curve, Plane, Series, Span, bulk
+from gpubench.report.charts import Curve, Plane, Series, ShadedRange, bulk
 from gpubench.report.document import Block, Figure, Medium, Paragraph
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import phase_name
@@ -101,26 +101,26 @@ BREAK = 10  # times the median distance of two samples
 
 
 @dataclass(frozen=True)
-class Reading:
+class DeviceReading:
     """The values of one device over time. `times`, in seconds since the epoch, and `values` have the shape (n,)."""
 
     device: str
     times: Series
     values: Series
 
-    def between(self, start: float, end: float) -> "Reading":
+    def between(self, start: float, end: float) -> "DeviceReading":
         inside = (self.times >= start) & (self.times <= end)
-        return Reading(self.device, self.times[inside], self.values[inside])
+        return DeviceReading(self.device, self.times[inside], self.values[inside])
 
-    def since(self, moment: float) -> "Reading":
-        return Reading(self.device, self.times - moment, self.values)
+    def since(self, moment: float) -> "DeviceReading":
+        return DeviceReading(self.device, self.times - moment, self.values)
 
-    def pieces(self) -> "list[Reading]":
+    def pieces(self) -> "list[DeviceReading]":
         """Returns the parts without a gap. Between two repeats, another run may have used the machine."""
         gaps = np.diff(self.times)
         breaks = np.flatnonzero(gaps > BREAK * np.median(gaps)) + 1 if len(gaps) else np.empty(0, np.int64)
         parts = zip(np.split(self.times, breaks), np.split(self.values, breaks), strict=True)
-        return [Reading(self.device, times, values) for times, values in parts]
+        return [DeviceReading(self.device, times, values) for times, values in parts]
 
 
 def _gpu(field: str) -> Callable[[TelemetrySample], dict[str, float | None]]:
@@ -146,7 +146,7 @@ GPU_MEMORY: Final = Quantity("GPU memory in use", "B", True, _gpu("memory_used_b
 CPU_MEMORY: Final = Quantity("memory held by the workers", "B", True, _cpu("memory_rss_bytes"))
 
 
-def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> list[Reading]:
+def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> list[DeviceReading]:
     """Returns the readings of each device. A device without any value is left out."""
     times: dict[str, list[float]] = {}
     values: dict[str, list[float]] = {}
@@ -155,16 +155,16 @@ def device_readings(samples: Sequence[TelemetrySample], quantity: Quantity) -> l
             if value is not None and np.isfinite(value):
                 times.setdefault(device, []).append(sample.time)
                 values.setdefault(device, []).append(value)
-    return [Reading(device, np.array(times[device]), np.array(values[device], np.float64)) for device in times]
+    return [DeviceReading(device, np.array(times[device]), np.array(values[device], np.float64)) for device in times]
 
 
-def together(by_device: Sequence[Reading]) -> Reading | None:
+def together(by_device: Sequence[DeviceReading]) -> DeviceReading | None:
     """Returns the mean over the devices at each time at which any was read; None without a device."""
     if not by_device:
         return None
     times, place = np.unique(np.concatenate([reading.times for reading in by_device]), return_inverse=True)
     total = np.bincount(place, np.concatenate([reading.values for reading in by_device]))
-    return Reading("", times, total / np.bincount(place))
+    return DeviceReading("", times, total / np.bincount(place))
 
 
 def throttling(samples: Sequence[TelemetrySample]) -> tuple[Series, list[str]]:
@@ -184,7 +184,7 @@ NAMES = ("A", "B")
 
 
 @dataclass(frozen=True)
-class Recording:
+class DrawnRepeats:
     """The repeats of one side that are drawn, and their runs by label."""
 
     repeats: Sequence[RepeatSteps]
@@ -195,12 +195,14 @@ class Recording:
     """The number of all repeats, of which at most SHOWN are drawn."""
 
 
-def recording(side: Side) -> Recording:
+def recording(side: Side) -> DrawnRepeats:
     first = side.runs[0]
     metric = "step_time" if first.record else next(iter(first.metrics), "value")
     found = repeats_of(side.runs, metric, SHOWN)
     unit = first.metrics[metric].unit if metric in first.metrics else "s"
-    return Recording(found, {run.label: run for run in side.runs}, metric, unit, sum(run.repeats for run in side.runs))
+    return DrawnRepeats(
+        found, {run.label: run for run in side.runs}, metric, unit, sum(run.repeats for run in side.runs)
+    )
 
 
 def or_missing(found: Iterable[Figure | None], missing: str) -> Iterator[Block]:
@@ -211,7 +213,7 @@ def or_missing(found: Iterable[Figure | None], missing: str) -> Iterator[Block]:
         yield Paragraph(missing, "missing", on=Medium.PAGE)
 
 
-def steps(sides: Sequence[Recording]) -> Figure | None:
+def steps(sides: Sequence[DrawnRepeats]) -> Figure | None:
     """Draws the metric over the steps of each repeat, on an axis that fits the steady steps."""
     drawn = [repeat for side in sides for repeat in side.repeats]
     if not drawn or len({side.unit for side in sides}) > 1:
@@ -237,7 +239,7 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
         y_unit=sides[0].unit,
         height=240,
         y_range=(low, high),
-        spans=[Span(0, warmup, "warm-up")] if warmup else [],
+        spans=[ShadedRange(0, warmup, "warm-up")] if warmup else [],
     )
     drawing = charts.over(plane, curves)
     said = ["Each line is a repeat; its number is at the right."] if apart else []
@@ -252,7 +254,7 @@ def steps(sides: Sequence[Recording]) -> Figure | None:
     return Figure(plane.title.capitalize(), drawing, note, keys=keys) if drawing else None
 
 
-def distribution(sides: Sequence[Recording]) -> Figure | None:
+def distribution(sides: Sequence[DrawnRepeats]) -> Figure | None:
     """Draws histograms of the steady values. A dot below shows the mean of each repeat, the unit of evidence."""
     steady = [[repeat.steady for repeat in side.repeats if len(repeat.steady)] for side in sides]
     pooled = [np.concatenate(repeats) for repeats in steady if repeats]
@@ -274,12 +276,12 @@ def distribution(sides: Sequence[Recording]) -> Figure | None:
     return Figure(f"D{plane.title[1:]}", drawing, said, keys=len(sides) > 1) if drawing else None
 
 
-def styles(sides: Sequence[Recording]) -> list[tuple[str, str]]:
+def styles(sides: Sequence[DrawnRepeats]) -> list[tuple[str, str]]:
     """Returns the style and the label of each side. A single run has no label."""
     return list(zip(charts.SIDES, NAMES if len(sides) > 1 else ("",), strict=False))
 
 
-def _in_words(sides: Sequence[Recording]) -> str:
+def _in_words(sides: Sequence[DrawnRepeats]) -> str:
     said = []
     for (_, label), side in zip(styles(sides), sides, strict=True):
         steady = [repeat.steady for repeat in side.repeats if len(repeat.steady)]
@@ -309,7 +311,7 @@ PEAKS = {
 }
 
 
-def telemetry(sides: Sequence[Recording]) -> list[Figure]:
+def telemetry(sides: Sequence[DrawnRepeats]) -> list[Figure]:
     """Draws the telemetry of each repeat from its first step on, as the mean over the GPUs.
 
     The telemetry of the CPU is drawn only if there is none of a GPU.
@@ -321,7 +323,7 @@ def telemetry(sides: Sequence[Recording]) -> list[Figure]:
     return [found for quantity in CPU if (found := _aligned(sides, quantity))]
 
 
-def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) -> Figure | None:
+def peaks(sides: Sequence[DrawnRepeats], metrics: Sequence[Mapping[str, float]]) -> Figure | None:
     """Draws the peaks of memory. `metrics` has the bytes by metric of each side."""
     items = [
         (f"{word} {label}".strip(), known[name], f"fill solid {style}")
@@ -333,7 +335,7 @@ def peaks(sides: Sequence[Recording], metrics: Sequence[Mapping[str, float]]) ->
     return Figure("Peak memory", drawing, shape="rows") if drawing else None
 
 
-def memory(sides: Sequence[Recording]) -> Figure | None:
+def memory(sides: Sequence[DrawnRepeats]) -> Figure | None:
     return _aligned(sides, GPU_MEMORY) or _aligned(sides, CPU_MEMORY)
 
 
@@ -342,7 +344,7 @@ def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
     if not run.telemetry:
         return []
     began = run.telemetry[0].time
-    spans = [Span(window.start - began, window.end - began) for window in run.windows if window.start >= began]
+    spans = [ShadedRange(window.start - began, window.end - began) for window in run.windows if window.start >= began]
     found = []
     for quantity in quantities:
         by_device = device_readings(run.telemetry, quantity)
@@ -362,7 +364,7 @@ def whole_run(run: RunEvidence, quantities: Sequence[Quantity]) -> list[Figure]:
     return found
 
 
-def _aligned(sides: Sequence[Recording], quantity: Quantity) -> Figure | None:
+def _aligned(sides: Sequence[DrawnRepeats], quantity: Quantity) -> Figure | None:
     curves, steady = [], []
     for (style, label), side in zip(styles(sides), sides, strict=True):
         for run, repeats in _by_run(side):
@@ -380,7 +382,7 @@ def _aligned(sides: Sequence[Recording], quantity: Quantity) -> Figure | None:
     return _timeline(quantity, curves, steady, "time since the first step of a repeat")
 
 
-def _by_run(side: Recording) -> Iterator[tuple[RunEvidence, list[RepeatSteps]]]:
+def _by_run(side: DrawnRepeats) -> Iterator[tuple[RunEvidence, list[RepeatSteps]]]:
     """Yields the runs that are drawn. The telemetry of other runs is not read."""
     for name, run in side.runs.items():
         if repeats := [repeat for repeat in side.repeats if repeat.run == name]:
@@ -396,7 +398,7 @@ def _timeline(
     curves: Sequence[Curve],
     steady: Sequence[tuple[str, Series]],
     x_name: str,
-    spans: Sequence[Span] = (),
+    spans: Sequence[ShadedRange] = (),
 ) -> Figure | None:
     """Draws one quantity over time. `steady` has, by label, the values within the steady windows, for the means."""
     if not (quantity.news or any(curve.y.any() for curve in curves)):
@@ -425,7 +427,7 @@ def _means(series: Sequence[tuple[str, Series]], unit: str) -> dict[str, str]:
     return {label: units.quantity(float(np.mean(np.concatenate(values))), unit) for label, values in by_label.items()}
 
 
-def _throttled(sides: Sequence[Recording]) -> Figure | None:
+def _throttled(sides: Sequence[DrawnRepeats]) -> Figure | None:
     """Draws when clocks were throttled; None if they never were, or if the driver does not report it."""
     marks: list[tuple[str, str, Series]] = []
     reasons: dict[str, None] = {}

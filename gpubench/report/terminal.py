@@ -27,15 +27,15 @@ from gpubench.report.document import (
     Cell,
     Command,
     Document,
-    Findings,
+    FindingList,
     Folded,
     Heading,
     Medium,
+    NestedDocument,
     Paragraph,
     Part,
-    Section,
     Sides,
-    Stacks,
+    StackedBars,
     Style,
     Table,
     Tone,
@@ -47,7 +47,7 @@ PIPE_COLUMNS = 120
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
-class Stream(Console):
+class SilencedConsole(Console):
     """A console that goes silent when its reader closes the pipe, so that the run continues.
 
     Control characters in its input, which includes names and messages from elsewhere, are spelled out.
@@ -73,7 +73,7 @@ class Terminal:
         self._out = Console(highlight=False)
         if not self._out.is_terminal and not os.environ.get("COLUMNS"):
             self._out.width = PIPE_COLUMNS  # rich would cut a piped table to 80 columns
-        self.err = Stream(stderr=True, highlight=False)
+        self.err = SilencedConsole(stderr=True, highlight=False)
         self.quiet = quiet
         self._verbosity = verbosity
         root = logging.getLogger("gpubench")
@@ -240,7 +240,7 @@ def _(block: Breakdown, console: Console, _media: Medium) -> None:
 
 
 @_show_block.register
-def _(block: Stacks, console: Console, _media: Medium) -> None:
+def _(block: StackedBars, console: Console, _media: Medium) -> None:
     if block.rows:
         console.print()
         console.print(_stacks(block, console.width))
@@ -258,7 +258,7 @@ def _(block: Folded, console: Console, media: Medium) -> None:
 
 
 @_show_block.register
-def _(block: Section, console: Console, media: Medium) -> None:
+def _(block: NestedDocument, console: Console, media: Medium) -> None:
     if block.name:
         console.print()
     _say(console, block.headline, "bold")
@@ -423,7 +423,7 @@ def _breakdown(block: Breakdown, width: int) -> RichTable:
     return drawn
 
 
-def _stacks(block: Stacks, width: int) -> RichTable:
+def _stacks(block: StackedBars, width: int) -> RichTable:
     """Returns a bar for each row; figures only where the terminal is too narrow for bars."""
     heads = list(block.rows[0].figures)
     for name in ("", *block.expendable):
@@ -464,7 +464,7 @@ def _stacked(part: Part, length: int) -> Text:
 
 
 @_show_block.register
-def _(block: Findings, console: Console, media: Medium) -> None:
+def _(block: FindingList, console: Console, media: Medium) -> None:
     is_brief = Medium.BRIEF in media
     shown = block.findings[:IN_BRIEF] if is_brief else block.findings
     for number, finding in enumerate(shown, 1):

@@ -12,9 +12,9 @@ from gpubench import units
 from gpubench.events import Span
 from gpubench.report import charts
 from gpubench.report.charts import Axis, Scale, hue
-from gpubench.runs.stages import OF_KIND, PARTS, Part, Stage, Times
+from gpubench.runs.stages import OF_KIND, PARTS, Part, StageSummary, Times
 from gpubench.text import shorten, words
-from gpubench.trace.profile import Box, Lane, Timeline
+from gpubench.trace.profile import Box, Lane, StepTimeline
 
 PITCH = 46.0
 THICKNESS = 22.0
@@ -49,7 +49,7 @@ def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(kind, styles) for kind, styles in found.items() if styles]
 
 
-def timeline(found: Timeline, whole: str = "step") -> Markup | None:
+def timeline(found: StepTimeline, whole: str = "step") -> Markup | None:
     """Draws one step with a row for each lane that has boxes; None if no lane has. `whole` names the recorded unit."""
     lanes = [lane for lane in found.lanes if lane.boxes]
     if not lanes or found.wall <= 0:
@@ -64,7 +64,7 @@ def timeline(found: Timeline, whole: str = "step") -> Markup | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPiece:
     """A part of a bar, with its length in the axis's unit; `style` is one of the timeline's."""
 
     hint: str
@@ -73,18 +73,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stack:
+class NamedBar:
     """A bar and the name above it."""
 
     name: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[BarPiece]
 
     @property
     def size(self) -> float:
         return sum(piece.size for piece in self.pieces)
 
 
-def stacked(title: str, said: str, stacks: Sequence[Stack], unit: str, of: str = "") -> Markup | None:
+def stacked(title: str, said: str, stacks: Sequence[NamedBar], unit: str, of: str = "") -> Markup | None:
     """Draws bars from zero, one row each, made of pieces; None if all are empty.
 
     `said` is the description in words; `of` says what the sizes refer to. The axis of fractions ends at 1.
@@ -208,17 +208,17 @@ def _what(bar: Bar) -> str:
     return f"sample {bar.sample}" + (f", evaluations {bar.first} to {bar.last}" if bar.first is not None else "")
 
 
-def shares(stages: Sequence[Stage]) -> Markup | None:
+def shares(stages: Sequence[StageSummary]) -> Markup | None:
     """Draws how each rank's makespan was spent, as a stacked bar; None if no repeat was completed."""
     known = [(stage.rank, stage.times) for stage in stages if stage.times]
-    stacks = [Stack(f"rank {rank}", [_share(times, part) for part in PARTS]) for rank, times in known]
+    stacks = [NamedBar(f"rank {rank}", [_share(times, part) for part in PARTS]) for rank, times in known]
     said = "; ".join(f"rank {rank} computes {units.percent(times.share('compute'))}" for rank, times in known)
     return stacked("Where each rank's time went", said, stacks, "fraction", "of the makespan")
 
 
-def _share(times: Times, part: Part) -> Piece:
+def _share(times: Times, part: Part) -> BarPiece:
     share, seconds = times.share(part), getattr(times, part)
-    return Piece(f"{part.replace('_', ' ')} {units.percent(share)}, {units.seconds(seconds)}", part, share)
+    return BarPiece(f"{part.replace('_', ' ')} {units.percent(share)}, {units.seconds(seconds)}", part, share)
 
 
 def _rank_names(ranks: Iterable[int]) -> list[Markup]:

@@ -97,6 +97,12 @@ class RepeatLength(msgspec.Struct, frozen=True):
         return f"the most that help, within {share}" if measured >= MOST else f"what fits in {share}"
 
 
+class Versioned(msgspec.Struct):
+    """The version of a document of a run directory, which is read before the rest of it."""
+
+    schema_version: int
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json."""
 

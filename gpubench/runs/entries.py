@@ -17,7 +17,7 @@ from gpubench.foreign_files import SEARCH
 from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
 from gpubench.runs import configuration
-from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord
+from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
 from gpubench.settings.keys import flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
@@ -29,7 +29,7 @@ PartOf = Literal["search", "trial"] | None
 """What a run is only a part of: a search by tune, or the trial of another run's fix."""
 
 
-class Figure(NamedTuple):
+class EntryFigure(NamedTuple):
     """A metric of a run, with its 95 % interval, whose ends are None after a single repeat."""
 
     estimate: float
@@ -62,7 +62,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Details(msgspec.Struct, frozen=True, array_like=True):
-    metrics: dict[str, Figure]
+    metrics: dict[str, EntryFigure]
     settings: dict[str, Any]
     environment: dict[str, Any]
 
@@ -109,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
         return kind_of(self.record.command).run_by
 
     @property
-    def metrics(self) -> dict[str, Figure]:
+    def metrics(self) -> dict[str, EntryFigure]:
         """The metrics of summary.json by name."""
         return self._details.metrics
 
@@ -134,10 +134,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
 _DETAILS = msgspec.msgpack.Decoder(_Details)
 
 
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
 class _Metric(msgspec.Struct):
     name: str
     unit: str
@@ -146,9 +142,9 @@ class _Metric(msgspec.Struct):
     interval: tuple[float, float] | None
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> EntryFigure:
         low, high = self.interval or (None, None)
-        return Figure(self.estimate, low, high, self.unit, self.better)
+        return EntryFigure(self.estimate, low, high, self.unit, self.better)
 
 
 class _Summary(msgspec.Struct):
@@ -189,7 +185,7 @@ def _read_search(path: Path) -> Entry:
     experiment = RUN_ID.sub("", path.name).rstrip("-")
     settings = found.settings if found else {}
     gain = found.conclusion.gain if found and found.conclusion and found.keep else None
-    metrics = {SPEEDUP: Figure(gain.ratio, gain.low, gain.high, "x", "higher")} if gain else {}
+    metrics = {SPEEDUP: EntryFigure(gain.ratio, gain.low, gain.high, "x", "higher")} if gain else {}
     record = msgspec.structs.replace(_unreadable(path), command=TUNE, experiment=experiment or TUNE)
     if found:
         error = (found.error or {}).get("message")
@@ -264,7 +260,7 @@ def _attempt(path: Path, parse: Callable[[bytes], Any], problems: list[str], *, 
 
 
 def _record(content: bytes) -> RunRecord:
-    version = msgspec.json.decode(content, type=_Versioned).schema_version
+    version = msgspec.json.decode(content, type=Versioned).schema_version
     if version > SCHEMA_VERSION:
         raise ValueError(f"schema version {version} is newer than {SCHEMA_VERSION}: upgrade gpubench")
     return msgspec.json.decode(content, type=RunRecord)

@@ -27,6 +27,7 @@ from gpubench.runs.directory import (
     TELEMETRY,
     TIMELINE,
     RunRecord,
+    Versioned,
     status_of,
 )
 from gpubench.runs.steps import StepTable, read_steps
@@ -39,10 +40,6 @@ EXPECTED = "give results/<experiment>/<run_id>"
 DAMAGED = "restore it from a copy, or measure again"
 
 T = TypeVar("T")
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Run:
             raise RunDirectoryError(f"{path} is not a run directory", EXPECTED)
         try:
             content = foreign_files.content(path / RUN)
-            version = msgspec.json.decode(content, type=_Versioned).schema_version
+            version = msgspec.json.decode(content, type=Versioned).schema_version
             if version > SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path / RUN} has schema version {version}, newer than {SCHEMA_VERSION}", "upgrade gpubench"

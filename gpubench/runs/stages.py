@@ -73,7 +73,7 @@ def mean(found: Iterable[Times]) -> Times:
     return Times(*(sum(getattr(one, name) for one in every) / len(every) for name in Times.__struct_fields__))
 
 
-class Stage(Struct, frozen=True):
+class StageSummary(Struct, frozen=True):
     """One rank and its share of the work."""
 
     rank: int
@@ -143,7 +143,7 @@ class Pipeline(Struct, frozen=True):
     """The attributes of the scheduler, and the other values, that a hand-off contains."""
     assignment: str
     """A sentence with the number of evaluations of each rank."""
-    stages: list[Stage]
+    stages: list[StageSummary]
     handover: HandoffSize | None
     steady: tuple[float, float] | None
     """The first and last finish of a sample in the first completed repeat, in seconds from the makespan's start."""

@@ -86,7 +86,7 @@ def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
 EXPOSED = "exposed_communication"
 
 
-class Rank(msgspec.Struct, frozen=True):
+class RankTimes(msgspec.Struct, frozen=True):
     """The means of one rank over the steady steps of all repeats, in seconds per step."""
 
     rank: int
@@ -117,7 +117,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True):
     metrics: list[Metric]
     steady: list[SteadyWindow]
-    ranks: list[Rank]
+    ranks: list[RankTimes]
     flops: FlopsCounted | None
     peak: hardware.Peak | None
     measured_peak: PeakMeasured | None
@@ -397,14 +397,14 @@ def _diverged(measured: Measured) -> int | None:
     return min(ends, default=None)
 
 
-def _ranks(found: Sequence[Measured]) -> list[Rank]:
+def _ranks(found: Sequence[Measured]) -> list[RankTimes]:
     if not found or len(found[0].ranks) < 2:
         return []
     total = np.concatenate([measured.by_step(lambda steps: steps.total) for measured in found], axis=1)
     busy = np.concatenate([measured.by_step(_busy) for measured in found], axis=1)
     slowest = busy >= busy.max(axis=0)
     return [
-        Rank(rank=rank, step_time=_mean(total[row]), busy_time=_mean(busy[row]), slowest=_mean(slowest[row]))
+        RankTimes(rank=rank, step_time=_mean(total[row]), busy_time=_mean(busy[row]), slowest=_mean(slowest[row]))
         for row, rank in enumerate(found[0].ranks)
     ]
 

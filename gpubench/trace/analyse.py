@@ -34,18 +34,18 @@ from gpubench.trace.profile import (
     CAUSES,
     ON_HOST,
     Box,
-    Breakdown,
     Cause,
     HostPart,
     Lane,
     Profile,
-    Rank,
-    Step,
-    Timeline,
+    ProfiledStep,
+    RankProfile,
+    StepTimeline,
+    WallBreakdown,
 )
 from gpubench.trace.ranks import collectives
 from gpubench.trace.reservations import reservations
-from gpubench.trace.slices import Program, launches, nearest_around, owner
+from gpubench.trace.slices import ProgramSlices, launches, nearest_around, owner
 from gpubench.trace.unused import unused_gradients
 
 BEHIND = 0.05
@@ -59,7 +59,7 @@ WAITED = 0.01
 is too short for a finding."""
 
 
-def missing(program: Program) -> dict[str, str]:
+def missing(program: ProgramSlices) -> dict[str, str]:
     """Returns the facts that the trace lacks, each with the option of torch.profiler that records it."""
     trace = program.trace
     found = {}
@@ -83,7 +83,7 @@ def work_is_missing(trace: Trace) -> bool:
     return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
 
 
-def notes(program: Program) -> Iterator[str]:
+def notes(program: ProgramSlices) -> Iterator[str]:
     """Yields the notes for the reader, one sentence each."""
     trace, window = program.trace, program.window
     if trace.host_only:
@@ -110,7 +110,7 @@ def notes(program: Program) -> Iterator[str]:
         yield "compiled: torch.compile hides the operators; a recording without it shows them"
 
 
-def _unrecorded(program: Program) -> Iterator[str]:
+def _unrecorded(program: ProgramSlices) -> Iterator[str]:
     """Yields notes on work that ran and was not recorded."""
     window = program.window
     holes = {"begins": ("before it", window.before), "ends": ("after it", window.after)}
@@ -130,7 +130,7 @@ def _unrecorded(program: Program) -> Iterator[str]:
         )
 
 
-def _of_recording(program: Program) -> Iterator[str]:
+def _of_recording(program: ProgramSlices) -> Iterator[str]:
     waits = np.flatnonzero(program.recorder_waits & program.inside)
     waited = int((program.trace.host.end - program.trace.host.start)[waits].sum())
     if waited > WAITED * program.window.wall:
@@ -167,7 +167,7 @@ def _not_described(trace: Trace) -> Iterator[str]:
             yield f"{which}, and the described devices differ: its peaks are unknown"
 
 
-def _behind(program: Program) -> Iterator[str]:
+def _behind(program: ProgramSlices) -> Iterator[str]:
     """Yields notes if the device's window differs from the host's."""
     device, linked = program.trace.device, program.links >= 0
     here = np.zeros(len(device), np.bool_)
@@ -193,7 +193,7 @@ Labelled = list[tuple[Spans, str, str]]
 """A list of spans, each with the name and the style of its boxes."""
 
 
-def timeline(program: Program, phases: Phases, idle: Mapping[Cause, Spans]) -> Timeline | None:
+def timeline(program: ProgramSlices, phases: Phases, idle: Mapping[Cause, Spans]) -> StepTimeline | None:
     """Returns the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
 
     Spans of one kind less than 1/2000 of the step apart become one box. Smaller boxes, and the shortest of more than
@@ -213,20 +213,20 @@ def timeline(program: Program, phases: Phases, idle: Mapping[Cause, Spans]) -> T
     visible = [one for one in every if one[1].end - one[1].start >= wall / SMALLEST]
     kept = set(sorted(visible, key=lambda one: one[1].start - one[1].end)[:MOST_BOXES])
     shown = [Lane(lane, [box for box in boxes if (lane, box) in kept]) for lane, boxes in drawn.items()]
-    return Timeline(step.number, wall, [lane for lane in shown if lane.boxes], len(every) - len(kept))
+    return StepTimeline(step.number, wall, [lane for lane in shown if lane.boxes], len(every) - len(kept))
 
 
-def _median_step(program: Program) -> StepWindow:
+def _median_step(program: ProgramSlices) -> StepWindow:
     window = program.window
     steps = sorted(window.steps, key=lambda step: step.end - step.start)
     return steps[len(steps) // 2] if steps else StepWindow(0, window.start, window.end)
 
 
-def _phases(program: Program, phases: Phases) -> Labelled:
+def _phases(program: ProgramSlices, phases: Phases) -> Labelled:
     return [(spans, name, name) for name, spans in zip(NAMES, host_spans(program, phases), strict=True)]
 
 
-def _operators(program: Program) -> Labelled:
+def _operators(program: ProgramSlices) -> Labelled:
     """Returns the outermost phases of the main thread."""
     host, names = program.trace.host, program.trace.names
     top = program.operators & (host.thread == program.main_thread)
@@ -238,7 +238,7 @@ def _operators(program: Program) -> Labelled:
     return found
 
 
-def _streams(program: Program) -> dict[str, Labelled]:
+def _streams(program: ProgramSlices) -> dict[str, Labelled]:
     device = program.trace.device
     style = _styles(program)
     several = len(np.unique(device.device)) > 1
@@ -250,7 +250,7 @@ def _streams(program: Program) -> dict[str, Labelled]:
     return lanes
 
 
-def _styles(program: Program) -> NDArray[np.int8]:
+def _styles(program: ProgramSlices) -> NDArray[np.int8]:
     """Returns the index in _STYLES of each work."""
     device = program.trace.device
     kernel = np.where(program.lexicon.communication_kernel[device.name], _COMMUNICATION, _COMPUTE)
@@ -279,7 +279,7 @@ def _joined(spans: Spans, gap: int) -> Spans:
 
 def analyse(traces: Sequence[Trace]) -> Profile:
     """Analyses the traces of one program, one per rank. Raises DataError if they do not belong together."""
-    programs = [recorded(Program.of(trace)) for trace in traces]
+    programs = [recorded(ProgramSlices.of(trace)) for trace in traces]
     windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
     ranks.check(traces, lexicons)
     apart = ranks.apart(traces, windows)
@@ -289,7 +289,7 @@ def analyse(traces: Sequence[Trace]) -> Profile:
     return Profile(ranks=found, stragglers=ranks.stragglers(traces, windows, lexicons))
 
 
-def _rank(program: Program, beside: Sequence[str]) -> Rank:
+def _rank(program: ProgramSlices, beside: Sequence[str]) -> RankProfile:
     trace, lexicon, links, window = program.trace, program.lexicon, program.links, program.window
     known = phase_of(program)
     whole = (window.start, window.end)
@@ -297,7 +297,7 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
     causes = idle_causes(program) if sets else dict.fromkeys(CAUSES, EMPTY)
     parts = host_parts(program, known) if sets is None else {}
     optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
-    return Rank(
+    return RankProfile(
         label=trace.label,
         rank=trace.rank,
         world_size=trace.world_size,
@@ -341,20 +341,20 @@ def _rank(program: Program, beside: Sequence[str]) -> Rank:
     )
 
 
-def _borders(program: Program) -> list[tuple[int, int]]:
+def _borders(program: ProgramSlices) -> list[tuple[int, int]]:
     return [(step.start, step.end) for step in program.window.steps]
 
 
 def _steps(
-    program: Program,
-    devices: Sequence[Breakdown],
+    program: ProgramSlices,
+    devices: Sequence[WallBreakdown],
     causes: Mapping[Cause, Spans],
     parts: Mapping[HostPart, Spans],
-) -> list[Step]:
+) -> list[ProfiledStep]:
     borders = _borders(program)
     idle = idle_within(causes, borders) if devices else [{} for _ in borders]
     return [
-        Step(
+        ProfiledStep(
             number=step.number,
             start=step.start - program.window.start,
             wall=step.end - step.start,

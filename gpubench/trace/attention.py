@@ -38,8 +38,8 @@ from gpubench.trace.kernels import MOVES_MEMORY, family
 from gpubench.trace.names import transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases
-from gpubench.trace.profile import Attention, Operator, Rank
-from gpubench.trace.slices import Program, UserFrames, nearest, reaching
+from gpubench.trace.profile import Attention, Operator, RankProfile
+from gpubench.trace.slices import ProgramSlices, UserFrames, nearest, reaching
 
 QUERY, KEY, VALUE, MASK, DROPOUT, CAUSAL = range(6)
 GQA = 8  # in the math backend's operator, which has a dropout_mask before scale
@@ -190,7 +190,7 @@ class _Found:
     between: list[_Piece] = field(default_factory=list)
 
 
-def attention(program: Program, phases: Phases) -> list[Attention]:
+def attention(program: ProgramSlices, phases: Phases) -> list[Attention]:
     """Returns the window's attention, one entry for each set of sizes, most time first."""
     if not any(map(_SOFTMAX.search, program.trace.names)):
         return []
@@ -212,7 +212,7 @@ def attention(program: Program, phases: Phases) -> list[Attention]:
     return sorted(total.values(), key=lambda entry: -entry.total)
 
 
-def of_attention(operator: Operator, rank: Rank) -> bool:
+def of_attention(operator: Operator, rank: RankProfile) -> bool:
     """Returns whether an operator processes the scores of such attention, by its shapes, or without any by its name."""
     if not operator.shapes:
         return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
@@ -221,7 +221,7 @@ def of_attention(operator: Operator, rank: Rank) -> bool:
     return handles_scores or is_attention_product(operator, rank)
 
 
-def is_attention_product(operator: Operator, rank: Rank) -> bool:
+def is_attention_product(operator: Operator, rank: RankProfile) -> bool:
     """Returns whether an operator is one of the products of such attention, by its shapes."""
     if not _BATCHED.match(operator.name):
         return False
@@ -230,7 +230,7 @@ def is_attention_product(operator: Operator, rank: Rank) -> bool:
     return any(dimensions and dimensions <= sizes for dimensions in known)
 
 
-def _lines(program: Program) -> Iterator[list[_Piece]]:
+def _lines(program: ProgramSlices) -> Iterator[list[_Piece]]:
     """Yields sequences of work: of each stream, or in a trace without device work of each thread."""
     trace = program.trace
     sizes = [[one for one in tensors(signature) if one.shape] for signature in trace.signatures]
@@ -247,12 +247,12 @@ def _lines(program: Program) -> Iterator[list[_Piece]]:
         yield list(_joined(_work(program, one, sizes) for one in works[streams == stream].tolist()))
 
 
-def _sizes_of(program: Program, slice_: int, sizes: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+def _sizes_of(program: ProgramSlices, slice_: int, sizes: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     signature = int(program.trace.host.signature[slice_])
     return sizes[signature] if signature >= 0 else ()
 
 
-def _roles(program: Program) -> list[Role]:
+def _roles(program: ProgramSlices) -> list[Role]:
     """Returns the role of each slice; a slice has none if it leaves the work to a product or softmax within."""
     trace = program.trace
     roles = [_role_of_operator(trace.names[name]) for name in trace.host.name.tolist()]
@@ -273,7 +273,7 @@ def _joined(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
             yield replace(first, time=first.time + sum(one.time for one in others))
 
 
-def _work(program: Program, work: int, sizes: Sequence[Sequence[Tensor]]) -> _Piece:
+def _work(program: ProgramSlices, work: int, sizes: Sequence[Sequence[Tensor]]) -> _Piece:
     trace, owner = program.trace, int(program.owner[work])
     time = int(program.work_time[work])
     if owner < 0:
@@ -380,13 +380,13 @@ def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
     return piece.role == "elementwise"
 
 
-def _math(program: Program, phases: Phases) -> Ids:
+def _math(program: ProgramSlices, phases: Phases) -> Ids:
     """Returns for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
     around = nearest(program.nest, program.named({MATH}))
     return np.where(around >= 0, around, at(around, phases.evaluated))
 
 
-def _entry(program: Program, found: _Found, call: int) -> Attention:
+def _entry(program: ProgramSlices, found: _Found, call: int) -> Attention:
     products, softmax = sum(one.time for one in found.products), found.softmax.time
     elementwise = sum(one.time for one in found.between)
     is_backward = found.softmax.role == "softmax backward"
@@ -424,7 +424,7 @@ def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int 
     return scores.elements // max(queries * keys, 1), queries, keys, head_sizes[0] if head_sizes else None
 
 
-def _obstacles(program: Program, call: int) -> list[str]:
+def _obstacles(program: ProgramSlices, call: int) -> list[str]:
     trace = program.trace
     signature: Signature | None = None
     if call >= 0 and trace.host.signature[call] >= 0:

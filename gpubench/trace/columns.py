@@ -93,7 +93,7 @@ class DeviceWork(Intervals):
     """The index in `Trace.messages` of the description of a kernel's collective."""
 
 
-class Message(NamedTuple):
+class CollectiveMessage(NamedTuple):
     """The description of a collective, as a kernel of it or record_param_comms has it."""
 
     name: str
@@ -156,7 +156,7 @@ class Trace:
     """The number of events that occur again, equal in everything that is read; they count once."""
     unread: dict[str, int] = field(default_factory=dict)
     """The number of events by unknown category, such as that of a device other than CUDA's, ROCm's and XPU's."""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[CollectiveMessage] = field(default_factory=list)
     """The collectives that are described."""
     truncated: bool = False
     """Whether the file is truncated after its events, so that what follows them, such as settings, is incomplete."""

@@ -12,7 +12,7 @@ from gpubench.trace.device import waiting_calls
 from gpubench.trace.names import transfer
 from gpubench.trace.phases import NAMES, OTHER, Phases
 from gpubench.trace.profile import Copy, CopyKind, Synchronisation
-from gpubench.trace.slices import Program, UserFrames, nearest, outermost
+from gpubench.trace.slices import ProgramSlices, UserFrames, nearest, outermost
 
 _READING = (
     "aten::item",
@@ -41,7 +41,7 @@ class _SyncPlace(NamedTuple):
     phase: str
 
 
-def synchronisations(program: Program, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
+def synchronisations(program: ProgramSlices, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
     """Returns the window's calls that blocked the host, longest wait first. Times are nanoseconds.
 
     Waits that only the recording makes are left out. `idle_by_call` has for each host slice how long the device was
@@ -76,7 +76,7 @@ def synchronisations(program: Program, phases: Phases, idle_by_call: Ns) -> list
     return sorted(found, key=lambda one: (-one.blocked, one.operator, one.where or ""))
 
 
-def _waiting(program: Program) -> Mask:
+def _waiting(program: ProgramSlices) -> Mask:
     host = program.trace.host
     if program.trace.host_only:
         reading = program.named(_READING)
@@ -109,7 +109,7 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class _Tally:
+class _CopyTally:
     calls: int = 0
     host: int = 0
     device: int = 0
@@ -131,7 +131,7 @@ class _Call:
     name: str
 
 
-def copies(program: Program, phases: Phases) -> list[Copy]:
+def copies(program: ProgramSlices, phases: Phases) -> list[Copy]:
     """Returns the window's copies by kind, page-locking, phase and place in the user's code, most time first.
 
     A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is classified by types and
@@ -142,7 +142,7 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
     frames = UserFrames.of(program)
     asking = _asking(program)
     timed: set[int] = set()
-    tallies: defaultdict[_Place, _Tally] = defaultdict(_Tally)
+    tallies: defaultdict[_Place, _CopyTally] = defaultdict(_CopyTally)
     for call in _calls(program):
         known = call.slice >= 0
         phase = NAMES[phases.of[call.slice]] if known else NAMES[OTHER]
@@ -170,7 +170,7 @@ def copies(program: Program, phases: Phases) -> list[Copy]:
     return sorted(found, key=lambda one: (-max(one.device, one.host), one.kind, one.phase, one.where or ""))
 
 
-def copying(program: Program) -> Mask:
+def copying(program: ProgramSlices) -> Mask:
     """Returns the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
     host = program.trace.host
     if not program.trace.signatures:
@@ -181,20 +181,20 @@ def copying(program: Program) -> Mask:
     return found
 
 
-def _asking(program: Program) -> Ids:
+def _asking(program: ProgramSlices) -> Ids:
     """Returns for each slice the outermost call around it that is known to copy, else the slice itself."""
     found = outermost(program.nest, program.named(_ASKING))
     return np.where(found >= 0, found, np.arange(len(found), dtype=np.int32))
 
 
-def _of_number(program: Program, call: int) -> bool:
+def _of_number(program: ProgramSlices, call: int) -> bool:
     """Returns whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
     number = program.trace.host.signature[call]
     target = tensor(program.trace.signatures[number], 0) if number >= 0 else None
     return target is not None and not target.shape
 
 
-def _add(tally: _Tally, call: _Call, program: Program, asker: int) -> None:
+def _add(tally: _CopyTally, call: _Call, program: ProgramSlices, asker: int) -> None:
     tally.calls += 1
     tally.device += call.device
     tally.bytes = None if tally.bytes is None or call.bytes is None else tally.bytes + call.bytes
@@ -203,7 +203,7 @@ def _add(tally: _Tally, call: _Call, program: Program, asker: int) -> None:
         tally.largest, tally.example = size, _example(program, call, asker)
 
 
-def _calls(program: Program) -> Iterator[_Call]:
+def _calls(program: ProgramSlices) -> Iterator[_Call]:
     """Yields requests with a copy of the runtime, then those of aten::copy_ without one."""
     trace, nest = program.trace, program.nest
     copying = program.named(("aten::copy_",))
@@ -228,7 +228,7 @@ def _calls(program: Program) -> Iterator[_Call]:
             yield _Call(slice_, kind, None, device, target.bytes, "aten::copy_")
 
 
-def _caller(program: Program, around: Ids) -> Ids:
+def _caller(program: ProgramSlices, around: Ids) -> Ids:
     """Returns for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
     device, links = program.trace.device, program.links
     copy_ = at(around, links)
@@ -236,7 +236,7 @@ def _caller(program: Program, around: Ids) -> Ids:
     return np.where((copy_ < 0) & (device.kind == WorkKind.COPY), other, copy_)
 
 
-def _runtime_copy(program: Program, slice_: int, works: list[int]) -> _Call:
+def _runtime_copy(program: ProgramSlices, slice_: int, works: list[int]) -> _Call:
     """Returns the request of all that a call launched; the first copy among it decides the kind."""
     device = program.trace.device
     copied = [work for work in works if device.kind[work] == WorkKind.COPY]
@@ -274,7 +274,7 @@ def _layout(one: Tensor) -> list[tuple[int, int]]:
     return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
 
 
-def _example(program: Program, call: _Call, asker: int) -> str:
+def _example(program: ProgramSlices, call: _Call, asker: int) -> str:
     if call.slice < 0:
         return call.name
     host, names = program.trace.host, program.trace.names

@@ -74,8 +74,8 @@ from gpubench.trace.columns import (
 )
 from gpubench.trace.first_calls import captures, first_calls
 from gpubench.trace.names import Lexicon, Window
-from gpubench.trace.profile import CAUSES, Breakdown, Cause, Held
-from gpubench.trace.slices import NEVER, Program, by_stream, previous_on_stream, ready
+from gpubench.trace.profile import CAUSES, Cause, Held, WallBreakdown
+from gpubench.trace.slices import NEVER, ProgramSlices, by_stream, previous_on_stream, ready
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
     return communicates
 
 
-def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
+def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[WallBreakdown]:
     """Returns the breakdown of each [start, end)."""
     bounds = np.array(windows, np.int64).reshape(-1, 2)
     start, end = bounds[:, 0], bounds[:, 1]
@@ -127,8 +127,8 @@ def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[Breakdown
     return [_breakdown(*row) for row in found.tolist()]
 
 
-def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, together: int, copies: int) -> Breakdown:
-    return Breakdown(
+def _breakdown(wall: int, compute: int, exposed: int, exposed_copies: int, together: int, copies: int) -> WallBreakdown:
+    return WallBreakdown(
         wall=wall,
         compute=compute,
         exposed_communication=exposed,
@@ -148,7 +148,7 @@ LATER = np.iinfo(np.int64).max // 2
 _COPYING = ("aten::copy_", "aten::_to_copy", "aten::to")
 
 
-def idle_causes(program: Program) -> dict[Cause, Spans]:
+def idle_causes(program: ProgramSlices) -> dict[Cause, Spans]:
     """Returns disjoint sets for all causes; their union is the time in the window without device work."""
     host, lexicon, window = program.trace.host, program.lexicon, program.window
     pageable, waits = pageable_calls(program), waiting_calls(program)
@@ -186,7 +186,7 @@ def idle_within(causes: Mapping[Cause, Spans], windows: Sequence[tuple[int, int]
     return [dict(zip(causes, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def pageable_calls(program: Program) -> Mask:
+def pageable_calls(program: ProgramSlices) -> Mask:
     """Returns a mask over `Trace.host`: copies from pageable memory to the device, and waits that are part of them.
 
     Only driving threads count, as in `waiting_calls`.
@@ -218,7 +218,7 @@ def _of_one_copy(trace: Trace, calls: NDArray[np.intp], following: NDArray[np.in
     return same
 
 
-def drivers(program: Program) -> Mask:
+def drivers(program: ProgramSlices) -> Mask:
     """Returns a mask over `Trace.host`: slices of threads that launch kernels or memsets, or contain the steps.
 
     Other threads, such as one that page-locks batches in advance, delay nothing. If there is no such thread, all count.
@@ -232,7 +232,7 @@ def drivers(program: Program) -> Mask:
     return found
 
 
-def waiting_calls(program: Program) -> Mask:
+def waiting_calls(program: ProgramSlices) -> Mask:
     """Returns a mask over `Trace.host`: calls that return when the device is done."""
     host = program.trace.host
     found: Mask = program.lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
@@ -240,7 +240,7 @@ def waiting_calls(program: Program) -> Mask:
     return found & drivers(program)
 
 
-def idle_by_call(program: Program, causes: Mapping[Cause, Spans]) -> Ns:
+def idle_by_call(program: ProgramSlices, causes: Mapping[Cause, Spans]) -> Ns:
     """Returns for each host slice the nanoseconds of `synchronisation` that it caused; 0 except for waits.
 
     An instant counts for the last wait that began before it, so that the sum is the whole.
@@ -260,7 +260,7 @@ LONG_WAIT = 1_000_000
 WAITS = 1000  # the longest: what is said of them is about most of the time
 
 
-def held(program: Program, waits: Spans) -> list[Held]:
+def held(program: ProgramSlices, waits: Spans) -> list[Held]:
     """Returns the waits of LONG_WAIT and more within the window, by the calls of the host that take much of them."""
     trace, host = program.trace, program.trace.host
     here = intersect(waits, union(np.array([program.window.start]), np.array([program.window.end])))
@@ -286,7 +286,7 @@ def held(program: Program, waits: Spans) -> list[Held]:
     return [Held(name, *one) for name, one in sorted(found.items(), key=lambda each: (-each[1][1], each[0]))]
 
 
-def _slow_calls(program: Program, calls: NDArray[np.intp], start: int, end: int) -> list[tuple[int, int]]:
+def _slow_calls(program: ProgramSlices, calls: NDArray[np.intp], start: int, end: int) -> list[tuple[int, int]]:
     """Returns the calls that take half of LONG_WAIT and more of [start, end), each with its time there.
 
     `calls` are ordered by their time, so that inner ones come first. A call of which inner ones take most is left out.
@@ -306,7 +306,7 @@ def _slow_calls(program: Program, calls: NDArray[np.intp], start: int, end: int)
     return found
 
 
-def _calls_of(program: Program, names: Mask) -> NDArray[np.intp]:
+def _calls_of(program: ProgramSlices, names: Mask) -> NDArray[np.intp]:
     """Returns indices into `Trace.host` of the calls that launched device work with such names."""
     links = program.links
     return np.unique(links[names[program.trace.device.name] & (links != MISSING)]).astype(np.intp)
@@ -335,7 +335,7 @@ class _Gaps:
         return union(self.launched[chosen], self.end[chosen])
 
 
-def _gaps(program: Program) -> _Gaps:
+def _gaps(program: ProgramSlices) -> _Gaps:
     device, links, window = program.trace.device, program.links, program.window
     busy = union(device.start, device.end)
     first, behind = (int(busy.start[0]), int(busy.end[-1])) if len(busy) else (window.start, window.end)
@@ -356,7 +356,7 @@ def _gaps(program: Program) -> _Gaps:
     return _Gaps(idle.start, np.where(backlog, idle.start, launched), idle.end, backlog, linked, last)
 
 
-def _unrecorded_launch(program: Program, idle: Spans) -> Ns:
+def _unrecorded_launch(program: ProgramSlices, idle: Spans) -> Ns:
     """Returns for each gap when the host had launched work that the trace lacks; the gap's end if it had not.
 
     Such a launch follows that of the work before the gap, so that its work ran, or waited, within the gap.
@@ -374,7 +374,7 @@ def _unrecorded_launch(program: Program, idle: Spans) -> Ns:
     return found
 
 
-def unrecorded_launches(program: Program) -> NDArray[np.intp]:
+def unrecorded_launches(program: ProgramSlices) -> NDArray[np.intp]:
     """Returns the launches whose work is not in the trace, without those that a CUDA graph captures.
 
     Launches after the last one with work may have run after the end of the recording.
@@ -397,7 +397,7 @@ STRAY = 0.01  # of the work's time: less of it beyond a hole is not what the tra
 HOLE = 0.1  # of the window: the smallest hole that is cut off
 
 
-def recorded(program: Program) -> Program:
+def recorded(program: ProgramSlices) -> ProgramSlices:
     """Returns the program with its window cut where recorded work begins and ends.
 
     Beyond a cut is stray work, and then a hole: a gap that ends with work that had been launched when it began, so that
@@ -432,7 +432,7 @@ def _kept(window: Window, first: int, last: int) -> Window | None:
     return Window(first, last, steps, before=first - window.start, after=window.end - last)
 
 
-def _launched(program: Program, busy: Spans) -> Ns:
+def _launched(program: ProgramSlices, busy: Spans) -> Ns:
     """Returns for each work the instant by which it had certainly been launched; LATER if unknown."""
     device, host, links = program.trace.device, program.trace.host, program.links
     linked = links != MISSING
@@ -485,7 +485,7 @@ HOST_CLASSES = ("data_loader", "allocator", "synchronisation", "operators", "pyt
 on any thread; the classes before it are of threads that drive the device."""
 
 
-def critical_path(program: Program) -> dict[str, int]:
+def critical_path(program: ProgramSlices) -> dict[str, int]:
     """Returns the nanoseconds of each class on the path; they add up to the window."""
     waits = waiting_calls(program) | pageable_calls(program)
     found = dict.fromkeys(WORK_CLASSES + GAP_CLASSES + HOST_CLASSES, 0)
@@ -554,7 +554,7 @@ def _last(works: _Works, at: int) -> int:
     return following if works.since[following] < at else MISSING
 
 
-def _works(program: Program) -> _Works:
+def _works(program: ProgramSlices) -> _Works:
     trace, device = program.trace, program.trace.device
     kind = np.where(device.kind == WorkKind.COPY, 2, communication_work(trace, program.lexicon).astype(np.int8))
     previous, ended = previous_on_stream(trace)
@@ -595,7 +595,7 @@ def _last_ended(trace: Trace, at: Ns) -> tuple[NDArray[np.intp], Ns]:
     return np.where(place < 0, MISSING, work), np.where(place < 0, NEVER, device.end[work])
 
 
-def _host_spans(program: Program, waits: Mask) -> dict[str, Spans]:
+def _host_spans(program: ProgramSlices, waits: Mask) -> dict[str, Spans]:
     host, lexicon = program.trace.host, program.lexicon
     runtime, driving = host.kind == HostKind.RUNTIME, drivers(program)
     masks = {

@@ -108,7 +108,7 @@ class Args(Struct, gc=False):
     collective_number: Any = field(default=None, name="Seq")
 
 
-class Event(Struct, gc=False):
+class TraceEvent(Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -119,7 +119,7 @@ class Event(Struct, gc=False):
     args: Args | None = None
 
 
-class ExactEvent(Event, gc=False):
+class ExactEvent(TraceEvent, gc=False):
     """An event whose times a float cannot represent to the nanosecond."""
 
     ts: Decimal = Decimal(-1)  # type: ignore[assignment]
@@ -197,7 +197,7 @@ E = TypeVar("E")
 
 _LONG_FRACTION = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.')
 _ts = attrgetter("ts")
-_fast = msgspec.json.Decoder(list[Event], strict=False)
+_fast = msgspec.json.Decoder(list[TraceEvent], strict=False)
 _exact = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 
@@ -211,10 +211,10 @@ class Decoder(Protocol[E]):
         """Decodes text with parts that are not JSON (NaN, bytes that are not UTF-8), and leaves out invalid events."""
 
 
-class Work:
+class EventDecoders:
     """The decoders of events, of which they keep only the fields that the analysis uses."""
 
-    def strictly(self, text: bytes) -> tuple[list[Event], int] | None:
+    def strictly(self, text: bytes) -> tuple[list[TraceEvent], int] | None:
         try:
             events = _fast.decode(text)
             if any(map(EXACT_BELOW.__le__, map(_ts, events))) and _LONG_FRACTION.search(text):
@@ -223,7 +223,7 @@ class Work:
         except UNREADABLE:
             return None
 
-    def leniently(self, text: bytes) -> tuple[list[Event], int] | None:
+    def leniently(self, text: bytes) -> tuple[list[TraceEvent], int] | None:
         if (found := sensible_events(text)) is None:
             return None
         events, dropped = found
@@ -231,10 +231,10 @@ class Work:
         return finite, dropped + more
 
 
-def _finite(events: list[ExactEvent]) -> tuple[list[Event], int]:
+def _finite(events: list[ExactEvent]) -> tuple[list[TraceEvent], int]:
     """Returns the events with finite times and the number of others, because a NaN Decimal cannot be compared."""
     finite = [event for event in events if event.ts.is_finite() and event.dur.is_finite()]
-    return cast("list[Event]", finite), len(events) - len(finite)
+    return cast("list[TraceEvent]", finite), len(events) - len(finite)
 
 
 HOW = "record one with torch.profiler and export_chrome_trace, or gpubench profile"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Spans, WorkKind, clip, union
 from gpubench.trace.profile import FirstCall, FirstKind
-from gpubench.trace.slices import Program, outermost
+from gpubench.trace.slices import ProgramSlices, outermost
 
 SLOW = 1_000_000
 """Nanoseconds: a hundred times what a launch takes. Loading the code of a kernel takes milliseconds and more."""
@@ -58,13 +58,13 @@ class Calls(NamedTuple):
     spans: Spans
 
 
-def first_calls(program: Program, driving: Mask) -> list[Calls]:
+def first_calls(program: ProgramSlices, driving: Mask) -> list[Calls]:
     """Returns all such calls on the threads of `driving`, a mask over `Trace.host`."""
     found = [_of(program, kind, places) for kind, places in _by_call(program, driving)]
     return [one for one in [*found, captures(program, driving), _compilations(program)] if len(one.spans)]
 
 
-def described(program: Program, found: list[Calls]) -> list[FirstCall]:
+def described(program: ProgramSlices, found: list[Calls]) -> list[FirstCall]:
     """Returns the calls of the window by what they did, most time first."""
     trace, launched = program.trace, _first_launches(program)
     totals: defaultdict[tuple[FirstKind, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -89,12 +89,12 @@ def described(program: Program, found: list[Calls]) -> list[FirstCall]:
     return sorted(calls, key=lambda one: (-one.host, one.what))
 
 
-def _of(program: Program, kind: FirstKind, places: Places) -> Calls:
+def _of(program: ProgramSlices, kind: FirstKind, places: Places) -> Calls:
     host = program.trace.host
     return Calls(kind, places.astype(np.int32), union(host.start[places], program.nest.end[places]))
 
 
-def _by_call(program: Program, driving: Mask) -> Iterator[tuple[FirstKind, Places]]:
+def _by_call(program: ProgramSlices, driving: Mask) -> Iterator[tuple[FirstKind, Places]]:
     trace, host = program.trace, program.trace.host
     time = program.nest.end - host.start
     runtime = driving & (host.kind == HostKind.RUNTIME)
@@ -117,7 +117,7 @@ def _by_call(program: Program, driving: Mask) -> Iterator[tuple[FirstKind, Place
     yield "autotune", np.unique(around[around >= 0])
 
 
-def _prompt(program: Program) -> Mask:
+def _prompt(program: ProgramSlices) -> Mask:
     """Returns the calls whose work began within SLOW, and so did not have to be loaded."""
     linked = np.flatnonzero(program.links >= 0)
     calls = program.links[linked]
@@ -127,7 +127,7 @@ def _prompt(program: Program) -> Mask:
     return found
 
 
-def _first_launches(program: Program) -> dict[int, int]:
+def _first_launches(program: ProgramSlices) -> dict[int, int]:
     """Returns the name of each kernel by the call that launches it before all others of that name."""
     trace = program.trace
     works = np.flatnonzero((program.links >= 0) & (trace.device.kind == WorkKind.KERNEL))
@@ -138,13 +138,13 @@ def _first_launches(program: Program) -> dict[int, int]:
     return dict(zip(program.links[works[place[known]]].tolist(), names[known].tolist(), strict=True))
 
 
-def _around(program: Program, slices: Places) -> Places:
+def _around(program: ProgramSlices, slices: Places) -> Places:
     """Returns the innermost operators around these slices."""
     around = program.operator[slices]
     return around[around >= 0].astype(np.intp)
 
 
-def _outliers(program: Program, chosen: Mask, runtime: Mask) -> Places:
+def _outliers(program: ProgramSlices, chosen: Mask, runtime: Mask) -> Places:
     """Returns the calls that are outliers among those of their name, as the module says."""
     host = program.trace.host
     time, found = program.nest.end - host.start, [np.empty(0, np.intp)]
@@ -159,7 +159,7 @@ def _outliers(program: Program, chosen: Mask, runtime: Mask) -> Places:
     return np.concatenate(found)
 
 
-def captures(program: Program, driving: Mask) -> Calls:
+def captures(program: ProgramSlices, driving: Mask) -> Calls:
     """Returns the captures from their first call to their last, and the instantiations of what they captured."""
     trace, host = program.trace, program.trace.host
     runtime = np.flatnonzero(driving & (host.kind == HostKind.RUNTIME))
@@ -180,7 +180,7 @@ def captures(program: Program, driving: Mask) -> Calls:
     return Calls("capture", np.array(begins, np.int32), union(np.array(starts, np.int64), np.array(ends, np.int64)))
 
 
-def _compilations(program: Program) -> Calls:
+def _compilations(program: ProgramSlices) -> Calls:
     """Returns the compilations; none if one of them begins in a step after the first, because it is a recompilation."""
     host, steps = program.trace.host, program.window.steps
     found = np.flatnonzero(program.lexicon.compiling[host.name] & program.inside)

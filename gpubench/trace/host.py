@@ -36,9 +36,18 @@ from gpubench.trace.phases import (
     for_autograd,
     for_other_ranks,
 )
-from gpubench.trace.profile import HOST_PARTS, Compiled, HostPart, Module, Python, Stretch, common_path, without_numbers
+from gpubench.trace.profile import (
+    HOST_PARTS,
+    Compiled,
+    HostPart,
+    Module,
+    Python,
+    PythonStretch,
+    common_path,
+    without_numbers,
+)
 from gpubench.trace.slices import (
-    Program,
+    ProgramSlices,
     Segments,
     innermost_frames,
     nearest,
@@ -50,7 +59,7 @@ from gpubench.trace.slices import (
 _PYTHON = HOST_PARTS.index("python")
 
 
-def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
+def host_parts(program: ProgramSlices, phases: Phases) -> dict[HostPart, Spans]:
     """Returns when the main thread did what; the parts are disjoint and fill the window.
 
     If several are open at once, the first of HOST_PARTS counts. While the main thread records nothing, a collective on
@@ -81,7 +90,7 @@ def host_parts(program: Program, phases: Phases) -> dict[HostPart, Spans]:
     return found
 
 
-def modules(program: Program, phases: Phases) -> list[Module]:
+def modules(program: ProgramSlices, phases: Phases) -> list[Module]:
     """Returns every module that ran in the window, parents before their children.
 
     A layer counts as one even if the trace links no work to it.
@@ -128,7 +137,7 @@ def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
     return at(calls.of, np.where(phases.evaluation >= 0, call, around))
 
 
-def _parents(program: Program, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
+def _parents(program: ProgramSlices, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
     """Returns for each module its parent, or -1: by qualified name, or by which module called it first."""
     if calls.qualified:
         numbers = {name: number for number, name in enumerate(calls.names)}
@@ -184,7 +193,7 @@ Positions = NDArray[np.intp]
 _EVALUATION = "autograd::engine::evaluate_function: "
 
 
-def stretches(program: Program, known: Phases) -> Python | None:
+def stretches(program: ProgramSlices, known: Phases) -> Python | None:
     """Returns the time of the window that the main thread spent in Python, outside operators and runtime calls.
 
     None without slices of the host. Loading data and waiting for autograd's own thread or for other ranks are left out,
@@ -209,7 +218,7 @@ def stretches(program: Program, known: Phases) -> Python | None:
     )
 
 
-def _busy(program: Program, known: Phases) -> Mask:
+def _busy(program: ProgramSlices, known: Phases) -> Mask:
     """Returns slices that are, or are within, something other than the program's own Python."""
     kind, name = program.trace.host.kind, program.trace.host.name
     waits = program.lexicon.communication_host[name] & (kind != HostKind.PYTHON)
@@ -218,14 +227,14 @@ def _busy(program: Program, known: Phases) -> Mask:
     return busy
 
 
-def _outside(program: Program, known: Phases, idle: Segments) -> Spans:
+def _outside(program: ProgramSlices, known: Phases, idle: Segments) -> Spans:
     here = program.trace.host.thread == program.main_thread
     waiting = join(for_autograd(program, known.of == BACKWARD, idle), for_other_ranks(program, idle))
     spans = subtract(union(idle.start, idle.end), waiting)
     return clip(spans, int(program.trace.host.start[here].min()), int(program.nest.end[here].max()))
 
 
-def _operator_durations(program: Program, known: Phases) -> Ns:
+def _operator_durations(program: ProgramSlices, known: Phases) -> Ns:
     """Returns the outermost operators without those that load data; an autograd node counts as the operators it
     calls."""
     slices = np.arange(len(program.trace.host))
@@ -235,7 +244,7 @@ def _operator_durations(program: Program, known: Phases) -> Ns:
     return program.nest.end[counted] - program.trace.host.start[counted]
 
 
-def _before(program: Program, known: Phases, busy: Mask, found: Spans) -> Ids:
+def _before(program: ProgramSlices, known: Phases, busy: Mask, found: Spans) -> Ids:
     """Returns for each stretch the outermost busy slice that ended last before it, on the main or autograd's thread."""
     around = program.nest.parent
     top = busy & ~np.where(around >= 0, busy[around], False)
@@ -260,7 +269,7 @@ class _Places:
     """The name of what ended last before it."""
 
     @classmethod
-    def of(cls, program: Program, known: Phases, found: Spans, idle: Segments, before: Ids) -> Self:
+    def of(cls, program: ProgramSlices, known: Phases, found: Spans, idle: Segments, before: Ids) -> Self:
         cut = intersect(Spans(idle.start, idle.end), found)
         slice_ = idle.slice[np.searchsorted(idle.start, cut.start, side="right") - 1]
         stretch = np.searchsorted(found.start, cut.start, side="right") - 1
@@ -283,7 +292,7 @@ class _Places:
 NEARLY_ALL = 0.9  # of a stretch: the function with as much of it is where to look, and its callers say less
 
 
-def _with_nearly_all(program: Program, stretch: Positions, frames: Ids, length: Ns) -> Ids:
+def _with_nearly_all(program: ProgramSlices, stretch: Positions, frames: Ids, length: Ns) -> Ids:
     """Returns for each stretch the name of the user's innermost function with NEARLY_ALL of it, in all calls, or -1.
 
     `frames` has the user's innermost function around each piece. A module's own code is left out: it contains all.
@@ -329,7 +338,7 @@ def _changes(*columns: NDArray[np.integer[Any]]) -> Positions:
     return np.flatnonzero(np.concatenate(([True], changed)))
 
 
-def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> list[Stretch]:
+def _longest(program: ProgramSlices, known: Phases, length: Ns, places: _Places) -> list[PythonStretch]:
     """Returns the longest stretch of each place, with the number of similar lengths; equal layers are one place."""
     layer = _layers(known.calls)[places.module]
     keys = (places.phase, layer, places.frame, places.after)
@@ -343,7 +352,7 @@ def _longest(program: Program, known: Phases, length: Ns, places: _Places) -> li
     for group in np.argsort(-longest, kind="stable")[:PLACES].tolist():
         one, same = order[first[group]], order[first[group] : first[group] + of_place[group]]
         calls = places.call[same][np.unique(places.module[same], return_index=True)[1]]
-        stretch = Stretch(
+        stretch = PythonStretch(
             length=int(longest[group]),
             count=int(counts[group]),
             total=int(totals[group]),
@@ -364,7 +373,7 @@ def _layers(calls: ModuleCalls) -> Ids:
     return np.array([*numbers, MISSING], np.int32)
 
 
-def _path(program: Program, calls: ModuleCalls, call: int) -> str:
+def _path(program: ProgramSlices, calls: ModuleCalls, call: int) -> str:
     """Returns a module's qualified name from a call of it, or else the names of the modules that called it."""
     parent, path = program.nest.parent, []
     while call >= 0:
@@ -390,7 +399,7 @@ _REGION = r"Torch-Compiled Region"
 _ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFxGraph|inductor::|{COMPILING}"
 
 
-def compiled(program: Program) -> Compiled | None:
+def compiled(program: ProgramSlices) -> Compiled | None:
     """Returns compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
 
     Regions with different numbers are different graphs of one step. Modules that are compiled separately, such as the
@@ -409,14 +418,14 @@ def compiled(program: Program) -> Compiled | None:
     )
 
 
-def _compilations(program: Program) -> int:
+def _compilations(program: ProgramSlices) -> int:
     """Returns compilations; nested slices, which have two names for one compilation, are not counted."""
     found = _matching(program, COMPILATION)
     outer = nearest_around(program.nest, nearest(program.nest, found)) < 0
     return int((found & outer & program.inside).sum())
 
 
-def _regions_of_a_step(program: Program) -> int:
+def _regions_of_a_step(program: ProgramSlices) -> int:
     """Returns the largest number of different graphs that began in one step."""
     host = program.trace.host
     regions = _matching(program, _REGION) & program.inside
@@ -426,5 +435,5 @@ def _regions_of_a_step(program: Program) -> int:
     return int(np.bincount(graphs[0]).max(initial=0))
 
 
-def _matching(program: Program, pattern: str) -> Mask:
+def _matching(program: ProgramSlices, pattern: str) -> Mask:
     return program.trace.names_where(re.compile(pattern).match)[program.trace.host.name]

@@ -21,12 +21,12 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.columns import (
     MISSING,
+    CollectiveMessage,
     DeviceProperties,
     DeviceWork,
     HostKind,
     HostSlices,
     Mask,
-    Message,
     Ns,
     Signature,
     Trace,
@@ -42,9 +42,9 @@ from gpubench.trace.file import (
     STANDARD_INPUT_LABEL,
     WORK_KINDS,
     Args,
-    Event,
+    EventDecoders,
     TraceDocument,
-    Work,
+    TraceEvent,
 )
 
 SPANS = "XBE"
@@ -92,7 +92,7 @@ class Signs:
     processes: set[str] = field(default_factory=set)
     """Names of processes, from metadata or from the events."""
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[TraceEvent]) -> None:
         for event in events:
             if event.ph == "M" and event.name == "process_name" and event.args is not None:
                 self.processes.add(str(event.args.name))
@@ -160,7 +160,7 @@ def read(path: Path) -> Trace:
     Raises DataError for a file that is not a trace, is incomplete, has nothing that torch.profiler records, or does not
     fit in memory.
     """
-    document, builder = TraceDocument(path, Work()), _Builder()
+    document, builder = TraceDocument(path, EventDecoders()), _Builder()
     for batch in document.batches():
         builder.add(batch)
     events, dropped = builder.events + document.dropped, builder.timeless + document.dropped
@@ -215,7 +215,7 @@ class _Builder:
     unread: Counter[str] = field(default_factory=Counter)
     signs: Signs = field(default_factory=Signs)
     """The facts that identify the program, collected up to the first event that is read."""
-    messages: dict[Message, int] = field(default_factory=dict)
+    messages: dict[CollectiveMessage, int] = field(default_factory=dict)
     host: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
@@ -223,7 +223,7 @@ class _Builder:
     def kept(self) -> bool:
         return any(len(part["start"]) for part in (*self.host, *self.device))
 
-    def add(self, batch: list[Event]) -> None:
+    def add(self, batch: list[TraceEvent]) -> None:
         self.events += len(batch)
         spans = [event for event in batch if event.ph == "X"]
         complete = [event for event in spans if _has_time(event)]
@@ -264,7 +264,7 @@ class _Builder:
         self.repeated += int((~new).sum())
         return {name: column[new] for name, column in columns.items()} if not new.all() else columns
 
-    def _host_columns(self, events: list[Event]) -> dict[str, Any]:
+    def _host_columns(self, events: list[TraceEvent]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         start, end = _times(events)
         columns = {
@@ -283,7 +283,7 @@ class _Builder:
         }
         return _arrays(columns)
 
-    def _device_columns(self, events: list[Event]) -> dict[str, Any]:
+    def _device_columns(self, events: list[TraceEvent]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         start, end = _times(events)
         columns = {
@@ -317,11 +317,11 @@ def _paired(identity: Ns, calls: Mask) -> Ns:
     return found
 
 
-def _has_time(event: Event) -> bool:
+def _has_time(event: TraceEvent) -> bool:
     return event.ts >= 0 and event.dur >= 0 and event.ts + event.dur < LONGEST
 
 
-def _times(events: list[Event]) -> tuple[Ns, Ns]:
+def _times(events: list[TraceEvent]) -> tuple[Ns, Ns]:
     """Returns start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
     if events and not isinstance(events[0].ts, float):  # ExactEvent
         start = np.array([round(event.ts * 1000) for event in events], np.int64)
@@ -358,8 +358,8 @@ def _product(sizes: Any) -> int:
     return _or_missing(math.prod(sizes))
 
 
-def _message(args: Args) -> Message:
-    return Message(
+def _message(args: Args) -> CollectiveMessage:
+    return CollectiveMessage(
         name=str(args.collective),
         group="" if args.group is None else str(args.group),
         ranks="" if args.group_ranks is None else str(args.group_ranks),

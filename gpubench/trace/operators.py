@@ -31,17 +31,17 @@ from gpubench.trace.columns import (
     tensors,
 )
 from gpubench.trace.profile import Bound, Operator
-from gpubench.trace.slices import Program, nearest, nearest_around
+from gpubench.trace.slices import ProgramSlices, nearest, nearest_around
 
 
 @dataclass(frozen=True)
-class Cost:
+class OperatorCost:
     flops: float | None
     """The number of operations; None if only traffic is counted, because there is too little arithmetic to matter."""
     bytes: float
 
 
-def cost(name: str, signature: Signature) -> Cost | None:
+def cost(name: str, signature: Signature) -> OperatorCost | None:
     """Returns the work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
     formula = _FORMULAS.get(name.removeprefix("aten::"))
     return formula(signature) if formula else None
@@ -57,10 +57,10 @@ def only_moves_memory(name: str) -> bool:
     return name.removeprefix("aten::") in _ONLY_TRAFFIC
 
 
-def _matmul(first: int) -> Callable[[Signature], Cost | None]:
+def _matmul(first: int) -> Callable[[Signature], OperatorCost | None]:
     """Returns the formula of [..., M, K] x [..., K, N], from argument `first` on: 2 * batch * M * K * N (BLAS gemm)."""
 
-    def formula(signature: Signature) -> Cost | None:
+    def formula(signature: Signature) -> OperatorCost | None:
         a, b = tensor(signature, first), tensor(signature, first + 1)
         if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
             return None
@@ -68,28 +68,30 @@ def _matmul(first: int) -> Callable[[Signature], Cost | None]:
         if len(b.shape) > 2 and a.shape[:-2] != b.shape[:-2]:
             return None
         output = rows * b.shape[-1]
-        return Cost(2.0 * output * a.shape[-1], a.bytes + b.bytes + output * a.itemsize)
+        return OperatorCost(2.0 * output * a.shape[-1], a.bytes + b.bytes + output * a.itemsize)
 
     return formula
 
 
-def _linear(signature: Signature) -> Cost | None:
+def _linear(signature: Signature) -> OperatorCost | None:
     """Returns the cost of [..., K] x transposed [N, K], as a matrix product of all rows."""
     a, weight = tensor(signature, 0), tensor(signature, 1)
     if a is None or weight is None or not a.shape or len(weight.shape) != 2 or a.shape[-1] != weight.shape[-1]:
         return None
     output = a.elements // max(a.shape[-1], 1) * weight.shape[0]
-    return Cost(2.0 * output * a.shape[-1], a.bytes + weight.bytes + output * a.itemsize)
+    return OperatorCost(2.0 * output * a.shape[-1], a.bytes + weight.bytes + output * a.itemsize)
 
 
-def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Callable[..., Cost | None]:
+def _convolution(
+    stride: int, padding: int, dilation: int, transposed: int | None = None
+) -> Callable[..., OperatorCost | None]:
     """Returns the formula of a convolution: 2 * output elements * weight elements per output channel.
 
     The output size is that of torch.nn.Conv2d's docs. The arguments are the positions of the settings among the
     operator's arguments.
     """
 
-    def formula(signature: Signature) -> Cost | None:
+    def formula(signature: Signature) -> OperatorCost | None:
         a, weight = tensor(signature, 0), tensor(signature, 1)
         settings = [numbers(signature, place) for place in (stride, padding, dilation)]
         if a is None or weight is None or (transposed is not None and flag(signature, transposed) is not False):
@@ -105,7 +107,9 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
             for size, kernel, step, pad, spread in zip(a.shape[2:], weight.shape[2:], *sizes, strict=True)
         ]
         elements = a.shape[0] * weight.shape[0] * math.prod(output)
-        return Cost(2.0 * elements * math.prod(weight.shape[1:]), a.bytes + weight.bytes + elements * a.itemsize)
+        return OperatorCost(
+            2.0 * elements * math.prod(weight.shape[1:]), a.bytes + weight.bytes + elements * a.itemsize
+        )
 
     return formula
 
@@ -114,7 +118,7 @@ def _broadcast(values: list[int], length: int) -> list[int]:
     return values if len(values) == length else (values[:1] or [1]) * length
 
 
-def _convolution_backward(signature: Signature) -> Cost | None:
+def _convolution_backward(signature: Signature) -> OperatorCost | None:
     """Returns the cost of the requested gradients, of input and weight; each costs as much as the forward pass."""
     gradient, a, weight = (tensor(signature, place) for place in range(3))
     wanted = str(signature.concrete[10]) if len(signature.concrete) > 10 else ""
@@ -123,10 +127,10 @@ def _convolution_backward(signature: Signature) -> Cost | None:
     asked = [one.strip() == "True" for one in wanted.strip("[]").split(",")][:2]
     flops = 2.0 * gradient.elements * math.prod(weight.shape[1:]) * sum(asked)
     written = sum(one.bytes for one, is_asked in zip((a, weight), asked, strict=False) if is_asked)
-    return Cost(flops, gradient.bytes + a.bytes + weight.bytes + written)
+    return OperatorCost(flops, gradient.bytes + a.bytes + weight.bytes + written)
 
 
-def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signature], Cost | None]:
+def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signature], OperatorCost | None]:
     """Returns the formula of attention, with products of [L, E] and [S, E]: 2 forward, 5 backward, half if causal.
 
     Source: Dao, "FlashAttention-2" (2023), section 4.1. `query` and `causal` are positions among the inputs, which in a
@@ -134,44 +138,44 @@ def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signatu
     """
     products = 5 if query else 2
 
-    def formula(signature: Signature) -> Cost | None:
+    def formula(signature: Signature) -> OperatorCost | None:
         q, k, v = (tensor(signature, query + place) for place in range(3))
         is_causal = flag(signature, causal)
         if q is None or k is None or v is None or is_causal is None or len(q.shape) != 4 or len(k.shape) != 4:
             return None
         flops = products * 2.0 * q.elements * k.shape[sequence] / (2 if is_causal else 1)
         inputs = q.bytes + k.bytes + v.bytes
-        return Cost(flops, inputs + q.bytes if query == 0 else 2 * inputs + 2 * q.bytes)
+        return OperatorCost(flops, inputs + q.bytes if query == 0 else 2 * inputs + 2 * q.bytes)
 
     return formula
 
 
-def _traffic(*places: int) -> Callable[[Signature], Cost | None]:
+def _traffic(*places: int) -> Callable[[Signature], OperatorCost | None]:
     """Returns the bytes of the tensors at these positions, which are repeated for each read or write."""
 
-    def formula(signature: Signature) -> Cost | None:
+    def formula(signature: Signature) -> OperatorCost | None:
         found = [tensor(signature, place) for place in places]
-        return Cost(None, sum(one.bytes for one in found if one)) if all(found) else None
+        return OperatorCost(None, sum(one.bytes for one in found if one)) if all(found) else None
 
     return formula
 
 
-def _elementwise(signature: Signature) -> Cost | None:
+def _elementwise(signature: Signature) -> OperatorCost | None:
     """Returns the traffic of all inputs, and of an output of their common shape with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
     output = math.prod(_common_shape(found)) * max(one.itemsize for one in found)
-    return Cost(None, sum(one.bytes for one in found) + output)
+    return OperatorCost(None, sum(one.bytes for one in found) + output)
 
 
-def _norm(signature: Signature) -> Cost | None:
+def _norm(signature: Signature) -> OperatorCost | None:
     """Returns the traffic of all inputs, and of an output as large as the largest input with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
     output = max(one.elements for one in found) * max(one.itemsize for one in found)
-    return Cost(None, sum(one.bytes for one in found) + output)
+    return OperatorCost(None, sum(one.bytes for one in found) + output)
 
 
 def _arrays(signature: Signature) -> list[Tensor]:
@@ -188,16 +192,16 @@ def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
         return max(found, key=lambda one: one.elements).shape
 
 
-def _in_place(signature: Signature) -> Cost | None:
+def _in_place(signature: Signature) -> OperatorCost | None:
     """Returns the traffic of all inputs, of which the first one is also written."""
     found = _arrays(signature)
-    return Cost(None, sum(one.bytes for one in found) + found[0].bytes) if found else None
+    return OperatorCost(None, sum(one.bytes for one in found) + found[0].bytes) if found else None
 
 
-def _reduction(signature: Signature) -> Cost | None:
+def _reduction(signature: Signature) -> OperatorCost | None:
     """Returns the traffic of the input, because the output is small."""
     found: Tensor | None = tensor(signature, 0)
-    return Cost(None, found.bytes) if found else None
+    return OperatorCost(None, found.bytes) if found else None
 
 
 _ELEMENTWISE = (
@@ -219,7 +223,7 @@ _REDUCTIONS = "sum mean max min amax amin argmax argmin any all norm linalg_vect
 
 _ONLY_TRAFFIC = frozenset(f"{_ELEMENTWISE} {_NORMS} {_IN_PLACE} {_REDUCTIONS} fill_ zero_ copy_ cat clone".split())
 
-_FORMULAS: dict[str, Callable[[Signature], Cost | None]] = {
+_FORMULAS: dict[str, Callable[[Signature], OperatorCost | None]] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_NORMS.split(), _norm),
     **dict.fromkeys(_IN_PLACE.split(), _in_place),
@@ -264,7 +268,7 @@ class Ceiling:
 UNKNOWN = Ceiling("insufficient data", None)
 
 
-def ceiling(cost: Cost | None, seconds: float, peak: float | None, bandwidth: float | None) -> Ceiling:
+def ceiling(cost: OperatorCost | None, seconds: float, peak: float | None, bandwidth: float | None) -> Ceiling:
     """Returns the ceiling that the arithmetic intensity selects, and how close `seconds` come to it.
 
     `peak` is in FLOP/s, `bandwidth` in bytes/s. Memory-bound work that is faster than the bandwidth allows had its
@@ -307,7 +311,7 @@ Kind = tuple[str, Signature | None]
 """The name and the inputs that all calls counted together share."""
 
 
-def operators(program: Program) -> list[Operator]:
+def operators(program: ProgramSlices) -> list[Operator]:
     """Returns every operator of the window, one entry for each set of inputs, most device time first.
 
     Times are nanoseconds of all calls together. Calls, arithmetic and device time are of operators whose work starts in
@@ -344,7 +348,7 @@ def operators(program: Program) -> list[Operator]:
     return sorted(found, key=lambda one: (-one.device, -one.host, one.name, one.shapes))
 
 
-def _kinds(program: Program) -> tuple[list[Kind], Ids]:
+def _kinds(program: ProgramSlices) -> tuple[list[Kind], Ids]:
     """Returns all kinds of operators in the window, and each slice's kind, -1 for other slices."""
     trace = program.trace
     counted = np.flatnonzero(program.operators & (program.inside | program.counted))
@@ -361,7 +365,7 @@ def _calls(of: Ids, chosen: Mask, count: int) -> Ns:
     return np.bincount(of[(of >= 0) & chosen], minlength=count)
 
 
-def _without_wrappers(program: Program, of: Ids, costs: list[Cost | None]) -> list[Cost | None]:
+def _without_wrappers(program: ProgramSlices, of: Ids, costs: list[OperatorCost | None]) -> list[OperatorCost | None]:
     """Returns the work; None for kinds that contain an operator with arithmetic, as aten::linear contains addmm."""
     arithmetic = np.array([one is not None and one.flops is not None for one in costs] + [False])
     counted = (of >= 0) & arithmetic[of]
@@ -371,7 +375,7 @@ def _without_wrappers(program: Program, of: Ids, costs: list[Cost | None]) -> li
 
 
 def _ceilings(
-    program: Program, kinds: list[Kind], calls: Ns, device: Ns, costs: list[Cost | None], launcher: Ids
+    program: ProgramSlices, kinds: list[Kind], calls: Ns, device: Ns, costs: list[OperatorCost | None], launcher: Ids
 ) -> list[Ceiling]:
     accelerator = _accelerator(program.trace)
     if accelerator is None:
@@ -389,7 +393,7 @@ def _ceilings(
     return found
 
 
-def transfers(program: Program) -> Mask:
+def transfers(program: ProgramSlices) -> Mask:
     """Returns a mask over `Trace.device` of the copies over a link, which the device's bandwidth does not limit."""
     device = program.trace.device
     found: Mask = (device.kind == WorkKind.COPY) & program.lexicon.transfer[device.name]

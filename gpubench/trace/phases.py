@@ -33,8 +33,8 @@ from gpubench.trace.columns import (
     subtract,
     union,
 )
-from gpubench.trace.profile import Phase
-from gpubench.trace.slices import Program, Segments, nearest, nearest_around, outermost
+from gpubench.trace.profile import StepPhase
+from gpubench.trace.slices import ProgramSlices, Segments, nearest, nearest_around, outermost
 
 _ANNOTATION = re.compile(r"module: (?P<name>\S*) \((?P<kind>[^()]*)\)$")
 _FRAME = re.compile(r"nn\.Module: (?P<name>(?P<kind>.+?)(_\d+)?)$")
@@ -131,7 +131,7 @@ _CHECKPOINT = re.compile(
 )
 
 
-def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
+def recomputed(program: ProgramSlices, evaluation: Ids, calls: ModuleCalls) -> Mask:
     """Returns slices of forward work within the evaluation of an autograd node.
 
     They are within a call of a module or of torch.utils.checkpoint; otherwise they are operators that record gradients
@@ -147,7 +147,7 @@ def recomputed(program: Program, evaluation: Ids, calls: ModuleCalls) -> Mask:
     return again & (evaluation <= around)
 
 
-def _recording(program: Program) -> Mask:
+def _recording(program: ProgramSlices) -> Mask:
     """Returns operators with a sequence number directly in a node that also has operators without one."""
     host = program.trace.host
     node = nearest_around(program.nest, program.operator)
@@ -158,7 +158,7 @@ def _recording(program: Program) -> Mask:
     return recording & mixed[node]
 
 
-def for_autograd(program: Program, evaluating: Mask, idle: Segments) -> Spans:
+def for_autograd(program: ProgramSlices, evaluating: Mask, idle: Segments) -> Spans:
     """Returns waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
     working = _elsewhere(program, evaluating)
     if not len(working):
@@ -170,13 +170,13 @@ def for_autograd(program: Program, evaluating: Mask, idle: Segments) -> Spans:
     return union(start, np.minimum(idle.end[met], working.end[beyond[met] - 1]))
 
 
-def for_other_ranks(program: Program, idle: Segments) -> Spans:
+def for_other_ranks(program: ProgramSlices, idle: Segments) -> Spans:
     """Returns waits for collectives that run on a thread of their own, such as gloo's."""
     communicating = _elsewhere(program, program.lexicon.communication_wait[program.trace.host.name])
     return intersect(union(idle.start, idle.end), communicating)
 
 
-def _elsewhere(program: Program, mask: Mask) -> Spans:
+def _elsewhere(program: ProgramSlices, mask: Mask) -> Spans:
     host = program.trace.host
     return host.spans(mask & (host.thread != program.main_thread))
 
@@ -228,7 +228,7 @@ class Phases:
         return at(self.forward, self.evaluation)
 
 
-def phase_of(program: Program) -> Phases:
+def phase_of(program: ProgramSlices) -> Phases:
     """Returns the phase of every slice.
 
     It is that of the innermost slice around it that has one: an annotation's name, autograd's evaluation of a node, or
@@ -250,7 +250,7 @@ def phase_of(program: Program) -> Phases:
     return Phases(of.astype(np.int8), calls, evaluation, forward, recomputed(program, evaluation, calls))
 
 
-def phases(program: Program, known: Phases) -> list[Phase]:
+def phases(program: ProgramSlices, known: Phases) -> list[StepPhase]:
     """Returns the nanoseconds of each phase: host time adds up to the window, including `other`, which comes last.
 
     Device time is the part of the window under work that starts in it and was launched in the phase, so that two phases
@@ -262,7 +262,7 @@ def phases(program: Program, known: Phases) -> list[Phase]:
     launcher = program.links[linked]
     of, again = known.of[launcher], known.recompute[launcher]
     found = [
-        Phase(
+        StepPhase(
             name=name,
             host=host[number].length,
             device=_length(program, linked[of == number]),
@@ -276,7 +276,7 @@ def phases(program: Program, known: Phases) -> list[Phase]:
     return [phase for phase in found if phase.host or phase.launches]
 
 
-def host_spans(program: Program, known: Phases) -> list[Spans]:
+def host_spans(program: ProgramSlices, known: Phases) -> list[Spans]:
     """Returns for each of NAMES when the main thread was in it; together they are the window.
 
     Where the main thread is in no other phase, or in Python within the backward pass, waiting for autograd's own thread
@@ -295,7 +295,7 @@ def host_spans(program: Program, known: Phases) -> list[Spans]:
     return spans
 
 
-def _length(program: Program, works: Ids) -> int:
+def _length(program: ProgramSlices, works: Ids) -> int:
     launched = program.trace.device.spans(works)
     return clip(launched, program.window.start, program.window.end).length
 
@@ -317,7 +317,7 @@ def _named(name: str) -> int:
     return OTHER
 
 
-def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids) -> PhaseIds:
+def _guessed(program: ProgramSlices, calls: ModuleCalls, backward: Mask, forward: Ids) -> PhaseIds:
     """Returns the phase of modules and operators that are outside all others, and of nothing else."""
     top = program.operators & (nearest_around(program.nest, program.operator) < 0)
     guesses = np.zeros(len(program.trace.host), np.int8)
@@ -326,7 +326,7 @@ def _guessed(program: Program, calls: ModuleCalls, backward: Mask, forward: Ids)
     return guesses
 
 
-def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
+def _of_autograd(program: ProgramSlices, marks: PhaseIds) -> Mask:
     """Returns slices of threads other than the main one that evaluate nodes and have no other phase."""
     host = program.trace.host
     threads = np.arange(len(program.trace.threads))
@@ -336,13 +336,13 @@ def _of_autograd(program: Program, marks: PhaseIds) -> Mask:
     return found
 
 
-def _in_engine(program: Program) -> Mask:
+def _in_engine(program: ProgramSlices) -> Mask:
     """Returns slices within Python's call of autograd's engine, from stacks."""
     host, known = program.trace.host, program.trace.names_where(_ENGINE.match)
     return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
 
 
-def _used_by_backward(program: Program, forward: Ids) -> Mask:
+def _used_by_backward(program: ProgramSlices, forward: Ids) -> Mask:
     """Returns outermost operators that made a node that is evaluated."""
     top = outermost(program.nest, program.operators)[forward[forward >= 0]]
     used = np.zeros(len(forward), np.bool_)
@@ -350,7 +350,7 @@ def _used_by_backward(program: Program, forward: Ids) -> Mask:
     return used
 
 
-def _before_backward(program: Program, backward: Mask) -> Mask:
+def _before_backward(program: ProgramSlices, backward: Mask) -> Mask:
     """Returns operators that record gradients before the first backward slice of their step."""
     host = program.trace.host
     edges = np.array([step.start for step in program.window.steps], np.int64)
@@ -360,7 +360,7 @@ def _before_backward(program: Program, backward: Mask) -> Mask:
     return (host.sequence >= 0) & (host.forward_thread <= 0) & (host.start < first[step])
 
 
-def _uploads(program: Program) -> Mask:
+def _uploads(program: ProgramSlices) -> Mask:
     """Returns operators of a copy that bring something to the device."""
     trace = program.trace
     names = trace.names_where(_UPLOADING.__contains__)
@@ -389,7 +389,7 @@ class Optimizing:
     """The time of these operators in nanoseconds: of the work that they launched, or without device work their own."""
 
 
-def optimizing(program: Program, phases: Phases) -> Optimizing:
+def optimizing(program: ProgramSlices, phases: Phases) -> Optimizing:
     """Counts steps and launches both on the host, so that their ratio holds if the device is behind."""
     host, lexicon = program.trace.host, program.lexicon
     ours = (phases.of == OPTIMIZER) & program.inside
@@ -408,7 +408,7 @@ def optimizing(program: Program, phases: Phases) -> Optimizing:
     )
 
 
-def zeroing_idle(program: Program, waiting: Spans) -> int:
+def zeroing_idle(program: ProgramSlices, waiting: Spans) -> int:
     """Returns the part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
     host = program.trace.host
     zero_grad = nearest(program.nest, program.lexicon.zero_grad[host.name])

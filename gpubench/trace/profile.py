@@ -38,7 +38,7 @@ CopyKind = Literal[
 ]  # fmt: skip
 
 
-class Breakdown(Struct, frozen=True):
+class WallBreakdown(Struct, frozen=True):
     """A device's wall time: compute + exposed_communication + exposed_copies + idle = wall."""
 
     wall: int
@@ -56,19 +56,19 @@ class Breakdown(Struct, frozen=True):
     """Communication while something computes."""
 
 
-class Step(Struct, frozen=True):
+class ProfiledStep(Struct, frozen=True):
     """One step of a rank, from its ProfilerStep to the next one, so that steps tile the window."""
 
     number: int
     start: int
     """The start in nanoseconds since the window began."""
     wall: int
-    device: Breakdown | None
+    device: WallBreakdown | None
     idle: dict[Cause, int]
     host: dict[HostPart, int]
 
 
-class Phase(Struct, frozen=True):
+class StepPhase(Struct, frozen=True):
     """One phase of a step, such as data_wait, host_to_device, forward, backward, optimizer or other."""
 
     name: str
@@ -283,7 +283,7 @@ class Compiled(Struct, frozen=True):
     """The host time of the compilations."""
 
 
-class Stretch(Struct, frozen=True):
+class PythonStretch(Struct, frozen=True):
     """A time in which the main thread was in no operator and did not wait: in Python, or in what Python calls."""
 
     length: int
@@ -333,7 +333,7 @@ class Python(Struct, frozen=True):
     median: int
     half: int
     """The length above which stretches make up half of `total`. If it is far above `median`, few stretches are long."""
-    longest: list[Stretch]
+    longest: list[PythonStretch]
     """The longest stretch of each place, at most a few."""
     operators: int
     """The number of operators that began in the window, on any thread, without nested ones and those that load data."""
@@ -377,7 +377,7 @@ class Reservations(Struct, frozen=True):
     """The number of calls in each step."""
 
 
-class Timeline(Struct, frozen=True):
+class StepTimeline(Struct, frozen=True):
     """One step: the phases of the main thread, every stream, and why the device was idle."""
 
     step: int
@@ -387,7 +387,7 @@ class Timeline(Struct, frozen=True):
     """The number of boxes that are too short to draw."""
 
 
-class Rank(Struct, frozen=True, kw_only=True):
+class RankProfile(Struct, frozen=True, kw_only=True):
     """The profile of one trace: one process."""
 
     label: str
@@ -400,15 +400,15 @@ class Rank(Struct, frozen=True, kw_only=True):
     wall: int
     """The length of the window: from the first ProfilerStep to the end of the last one, or else all device work."""
     step_numbers: list[int]
-    device: Breakdown | None
+    device: WallBreakdown | None
     idle: dict[Cause, int]
     """The idle time by cause, which adds up to device.idle."""
     host: dict[HostPart, int]
     """The main thread's time by part, which adds up to wall, in a trace without device work; empty otherwise."""
     critical_path: dict[str, int]
     """The time on the critical path by class, which adds up to wall; empty in a trace without device work."""
-    steps: list[Step]
-    phases: list[Phase]
+    steps: list[ProfiledStep]
+    phases: list[StepPhase]
     modules: list[Module]
     unused_gradients: UnusedGradients | None = None
     """The calls of outermost modules in vain for a backward pass; None without any."""
@@ -447,7 +447,7 @@ class Rank(Struct, frozen=True, kw_only=True):
     optimizer_kernels: int
     """The number of launches, or on a CPU of operators, in the window's optimizer steps."""
     optimizer_steps: int
-    timeline: Timeline | None
+    timeline: StepTimeline | None
     missing: dict[str, str]
     """The facts that the trace lacks, and the options that record them: {"shapes": "profiling.record_shapes"}."""
     notes: list[str]
@@ -480,7 +480,7 @@ class KernelChange(Struct, frozen=True):
 
 
 class Profile(Struct, frozen=True):
-    ranks: list[Rank]
+    ranks: list[RankProfile]
     stragglers: list[Straggler]
 
 
@@ -550,7 +550,7 @@ def _sum(group: Sequence[Module]) -> Module:
     )
 
 
-def kernel_changes(before: Rank, after: Rank) -> list[KernelChange]:
+def kernel_changes(before: RankProfile, after: RankProfile) -> list[KernelChange]:
     """Returns the changes per step, largest change first.
 
     Kernels are identified by name; a name in only one trace counts 0 in the other. A trace without steps counts as one

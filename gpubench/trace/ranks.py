@@ -196,7 +196,7 @@ def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Seq
     if len(traces) < 2:
         return []
     ranks = [_collectives(*each) for each in zip(traces, windows, lexicons, strict=True)]
-    found = [_Tally() for _ in traces]
+    found = [_RankTally() for _ in traces]
     for matched in _matched(traces, ranks):
         durations = matched.durations
         shortest, longest = durations.min(axis=0), durations.max(axis=0)
@@ -224,7 +224,7 @@ def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Seq
 
 
 @dataclass
-class _Tally:
+class _RankTally:
     """What is known about one rank, added up over its collectives."""
 
     late: int = 0
@@ -245,7 +245,7 @@ class _Tally:
         return Straggler(rank, round(self.late / self.of), self.waited_for, self.of, self.waits, self.among, self.whole)
 
 
-class _Group(NamedTuple):
+class _ProcessGroup(NamedTuple):
     """A process group."""
 
     name: str
@@ -260,7 +260,7 @@ class _Key(NamedTuple):
     kind: CollectiveKind
     name: str
     """The name of the collective where it is described, such as "allreduce", or else that of its kernel."""
-    group: _Group | None
+    group: _ProcessGroup | None
     """None if it is not recorded."""
     message: tuple[int | None, int | None, str]
     """The elements that go in and out, if they are the same on all ranks, and their type."""
@@ -329,7 +329,7 @@ def _confirmed(found: Sequence[tuple[bool, list[_Calls]]], world_size: int | Non
         yield _Matched(members, durations[:, coincide & (broadcast == sends)], sends, whole)
 
 
-def _members(group: _Group | None, traces: Sequence[Trace]) -> list[int]:
+def _members(group: _ProcessGroup | None, traces: Sequence[Trace]) -> list[int]:
     """Returns the places of the traces whose ranks are in the group; none if its ranks are not known."""
     if group is None:
         return list(range(len(traces)))
@@ -407,7 +407,7 @@ def _key(trace: Trace, found: _Launched, place: int, step: int) -> _Key:
     if message is None or not (message.group or message.ranks):
         return _Key(kind, trace.names[found.name[place]], None, (None, None, ""), step, int(found.stream[place]))
     sizes = (message.elements_in, message.elements_out) if kind in _SIZED else (None, None)
-    group = _Group(message.group, message.ranks, message.group_size)
+    group = _ProcessGroup(message.group, message.ranks, message.group_size)
     return _Key(kind, message.name, group, (*sizes, message.dtype), step, MISSING)
 
 

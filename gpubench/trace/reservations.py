@@ -6,7 +6,7 @@ import numpy as np
 
 from gpubench.trace.columns import HostKind
 from gpubench.trace.profile import Reservations
-from gpubench.trace.slices import Program
+from gpubench.trace.slices import ProgramSlices
 
 _GIVES = re.compile(r"\w*?(Malloc|Alloc|MemCreate|HostRegister)")
 _PAGE_LOCKED = re.compile(r"\w*Host")
@@ -16,7 +16,7 @@ _MAKES = frozenset({"aten::empty", "aten::empty_strided"})
 """The operators that ask for the memory of a tensor; all others that return new tensors call one of them."""
 
 
-def reservations(program: Program) -> Reservations | None:
+def reservations(program: ProgramSlices) -> Reservations | None:
     """Returns the calls in the window; None if there are none."""
     trace, window = program.trace, program.window
     host, names = trace.host, trace.names

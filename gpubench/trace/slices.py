@@ -259,7 +259,7 @@ def _quantile(values: Ns, part: float) -> int:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramSlices:
     trace: Trace
     lexicon: Lexicon
     window: Window
@@ -379,7 +379,7 @@ class UserFrames:
     _stack: Ids
 
     @classmethod
-    def of(cls, program: Program) -> Self:
+    def of(cls, program: ProgramSlices) -> Self:
         trace = program.trace
         return cls(trace, innermost_frames(program), nearest(program.nest, trace.host.stack >= 0))
 
@@ -393,7 +393,7 @@ class UserFrames:
         return next((found for one in frames if (found := user_frame(one.strip()))), None)
 
 
-def innermost_frames(program: Program) -> Ids:
+def innermost_frames(program: ProgramSlices) -> Ids:
     """Returns for each slice the user's innermost function around it, as a slice, or -1."""
     host, users = program.trace.host, program.trace.names_where(user_frame)
     return nearest(program.nest, users[host.name] & (host.kind == HostKind.PYTHON))

@@ -5,13 +5,13 @@ import numpy as np
 from gpubench.trace.columns import at
 from gpubench.trace.phases import Phases
 from gpubench.trace.profile import UnusedGradients
-from gpubench.trace.slices import Program, UserFrames, outermost
+from gpubench.trace.slices import ProgramSlices, UserFrames, outermost
 
 MODULE = " in <module>"
 """The end of a place whose line is that at which its code was when the recording began."""
 
 
-def unused_gradients(program: Program, phases: Phases) -> UnusedGradients | None:
+def unused_gradients(program: ProgramSlices, phases: Phases) -> UnusedGradients | None:
     """Returns the calls of outermost modules in the window that made nodes of which autograd evaluates none.
 
     Operators have a sequence number if gradients are on, which is that of the next node to be made: where it does not

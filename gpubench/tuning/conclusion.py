@@ -21,7 +21,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Block:
+class NextRuns:
     """Runs to make next, in this order."""
 
     stage: Stage
@@ -115,7 +115,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedCombination:
     """A combination with the results of its runs."""
 
     combination: Combination
@@ -152,5 +152,5 @@ class Conclusion:
     ladder: Sequence[Rung]
     """The way from the baseline to the best combination, the largest gain first."""
     dropped: Sequence[Dropped]
-    tried: Sequence[Tried]
+    tried: Sequence[TriedCombination]
     noise: Spread | None

@@ -15,7 +15,7 @@ Arm = tuple[Combination, bool]
 
 
 @dataclass(frozen=True)
-class Measured:
+class ConfirmingRun:
     """A run of the confirmation that gave a rate."""
 
     round: int
@@ -42,7 +42,7 @@ class Confirmation:
     alone would be far too narrow if the rounds agree by chance; one from the second alone is very wide for few rounds.
     """
 
-    def __init__(self, runs: Sequence[Measured], spread: tuple[float, int]) -> None:
+    def __init__(self, runs: Sequence[ConfirmingRun], spread: tuple[float, int]) -> None:
         self._arms = list(dict.fromkeys(run.arm for run in runs))
         rounds = sorted({run.round for run in runs})
         matrix = np.zeros((len(runs), len(self._arms) + len(rounds)))

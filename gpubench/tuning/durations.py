@@ -6,7 +6,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.knowledge import Run
+from gpubench.tuning.knowledge import TriedRun
 
 LEAST_SHARE = 0.2  # of the time of the baseline that a run takes at least: no setting starts a process faster
 
@@ -30,7 +30,7 @@ class Durations:
     what each of its levels needed alone: a compiled model, for example, takes long to start.
     """
 
-    def __init__(self, runs: Sequence[Run], usual: float) -> None:
+    def __init__(self, runs: Sequence[TriedRun], usual: float) -> None:
         times: dict[Combination, list[float]] = {}
         for run in runs:
             if run.result.seconds:

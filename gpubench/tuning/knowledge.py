@@ -11,8 +11,8 @@ from gpubench import units
 from gpubench.metrics import TOO_WIDE
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
-from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, Limits, Outcome
-from gpubench.tuning.model import Terms, posterior
+from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, KnownRun, Limits
+from gpubench.tuning.model import EffectTerms, posterior
 from gpubench.tuning.noises import Noises
 
 Stage = Literal["noise", "alone", "screening", "choosing", "confirming"]
@@ -59,7 +59,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class TriedRun:
     """A run that was made."""
 
     block: int
@@ -71,7 +71,9 @@ class Run:
 class Knowledge:
     """What follows from the runs made so far."""
 
-    def __init__(self, terms: Terms, levels: Sequence[int], runs: Sequence[Run], most_peak: float | None, seed: int):
+    def __init__(
+        self, terms: EffectTerms, levels: Sequence[int], runs: Sequence[TriedRun], most_peak: float | None, seed: int
+    ):
         self.baseline: Combination = (0,) * len(levels)
         self.limits = Limits([_outcome(run, most_peak) for run in runs], most_peak)
         rng = np.random.default_rng([seed, len(runs)])
@@ -170,14 +172,14 @@ def interval_of(logarithm: float, half: float) -> Estimate:
     return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
 
 
-def _outcome(run: Run, most_peak: float | None) -> Outcome:
+def _outcome(run: TriedRun, most_peak: float | None) -> KnownRun:
     result = run.result
     over = most_peak is not None and result.peak is not None and result.peak > most_peak
     why = DOES_NOT_RUN if result.rate is None else result.rejected or (MEMORY if over else "")
-    return Outcome(run.combination, why, result.peak)
+    return KnownRun(run.combination, why, result.peak)
 
 
-def spread_of_equals(runs: Sequence[Run], noises: Noises | None = None) -> tuple[float, int]:
+def spread_of_equals(runs: Sequence[TriedRun], noises: Noises | None = None) -> tuple[float, int]:
     """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom.
 
     With `noises`, the squares of each combination are in units of how noisy it is.
@@ -193,7 +195,7 @@ def spread_of_equals(runs: Sequence[Run], noises: Noises | None = None) -> tuple
     return squares, sum(len(rates) - 1 for rates in groups.values())
 
 
-def sigma_of_equals(runs: Sequence[Run], noises: Noises | None = None) -> float:
+def sigma_of_equals(runs: Sequence[TriedRun], noises: Noises | None = None) -> float:
     """Returns the standard deviation of the baseline's noise by runs that are equal; 0 if there are none."""
     squares, df = spread_of_equals(runs, noises)
     return math.sqrt(squares / df) if df else 0.0

@@ -21,7 +21,7 @@ HOPELESS = 0.95  # chance of a failure above which a combination is not run
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KnownRun:
     """What is known of one run."""
 
     combination: Combination
@@ -37,7 +37,7 @@ class Limits:
     a pair of levels is to blame, or a larger part if some combination that runs contains each of its pairs.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome], most_peak: float | None) -> None:
+    def __init__(self, outcomes: Sequence[KnownRun], most_peak: float | None) -> None:
         failures = Counter(one.combination for one in outcomes if one.bad == DOES_NOT_RUN)
         runs = Counter(one.combination for one in outcomes)
         self._bad = {
@@ -119,7 +119,7 @@ class Limits:
 class _PeakModel:
     """The logarithm of the peak memory as a sum of effects of levels, fitted to the peaks measured so far."""
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[KnownRun]) -> None:
         known = [(one.combination, math.log(one.peak)) for one in outcomes if one.peak]
         self._columns = sorted({part for combination, _ in known for part in _active(combination)})
         self._effects = np.zeros(len(self._columns) + 1)

@@ -72,7 +72,7 @@ MOST_LONGER = 10.0
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """The losses of one repeat."""
 
     losses: Series
@@ -130,7 +130,7 @@ def claim_of(keys: Iterable[str]) -> Claim:
     return next((claim for claim in reversed(CLAIMS) if claim in known), "same")
 
 
-def curves_of(run: RunEvidence) -> list[Curve]:
+def curves_of(run: RunEvidence) -> list[LossCurve]:
     """Returns the losses of each measured repeat of a run, as means over its ranks; [] if it has none."""
     found = []
     seed = run.settings.get("seed")
@@ -139,13 +139,13 @@ def curves_of(run: RunEvidence) -> list[Curve]:
         if ranks and not np.isnan(ranks[0].loss).all():
             losses = averaged([rows.loss for rows in ranks], np.mean)
             samples = sum(float(np.median(rows.samples)) for rows in ranks)
-            found.append(Curve(losses, seed if isinstance(seed, int) else None, samples or 1.0))
+            found.append(LossCurve(losses, seed if isinstance(seed, int) else None, samples or 1.0))
     return found
 
 
 def judge(
-    baseline: Sequence[Curve],
-    candidate: Sequence[Curve],
+    baseline: Sequence[LossCurve],
+    candidate: Sequence[LossCurve],
     claim: Claim,
     *,
     precision: str | None = None,
@@ -161,7 +161,7 @@ def judge(
         return Judgement(outcome="unknown", reason="no loss was recorded")
     most = max(one.samples for one in (*baseline, *candidate))
     n = min(len(_after(one, most)) for one in (*baseline, *candidate))
-    ours, theirs = ([Curve(_after(one, most)[:n], one.seed) for one in side] for side in (baseline, candidate))
+    ours, theirs = ([LossCurve(_after(one, most)[:n], one.seed) for one in side] for side in (baseline, candidate))
     if any(np.isinf(one.losses).any() for one in ours):
         return Judgement(outcome="unknown", reason="the loss of the baseline itself is not finite")
     for one in theirs:
@@ -175,12 +175,12 @@ def judge(
         known = units.counted(len(places), "step") + (" with a known loss" if len(places) < n else "")
         steps = math.ceil(FEWEST_STEPS * n / len(places)) if n else FEWEST_STEPS
         return Judgement(outcome="unclear", reason=f"{known} cannot tell whether the loss is harmed", steps=steps)
-    ours, theirs = ([Curve(one.losses[places], one.seed) for one in side] for side in (ours, theirs))
+    ours, theirs = ([LossCurve(one.losses[places], one.seed) for one in side] for side in (ours, theirs))
     sides = _Sides(ours, theirs, places, ROUNDING.get(precision or "tf32", ROUNDING["tf32"]))
     return _by_rounding(sides, claim) or _by_divergence(sides) or _by_equivalence(sides, margin)
 
 
-def _after(curve: Curve, samples: float) -> Series:
+def _after(curve: LossCurve, samples: float) -> Series:
     """Returns the mean of the known losses over so many samples each."""
     steps = max(1, round(samples / curve.samples))
     whole = len(curve.losses) // steps * steps
@@ -247,8 +247,8 @@ class _Change:
 class _Sides:
     """The curves of both sides, equally long and finite."""
 
-    ours: Sequence[Curve]
-    theirs: Sequence[Curve]
+    ours: Sequence[LossCurve]
+    theirs: Sequence[LossCurve]
     places: NDArray[np.intp]
     """The numbers of the steps, some of which are missing where their loss is unknown."""
     rounding: float
@@ -350,14 +350,14 @@ class _Sides:
         values = self._independent(self.ours, start)
         return float(values.std(ddof=1)) if len(values) >= FEW else None
 
-    def _independent(self, curves: Sequence[Curve], start: int) -> Series:
+    def _independent(self, curves: Sequence[LossCurve], start: int) -> Series:
         """Returns the mean loss of each seed or, where one seed does not reproduce the losses, of each run."""
         seeds = list(dict.fromkeys(one.seed for one in curves))
         if len(seeds) > 1 or self.paired:
             return np.array([self._mean(curves, seed, start) for seed in seeds])
         return np.array([one.losses[start:].mean() for one in curves])
 
-    def _mean(self, curves: Sequence[Curve], seed: int | None, start: int) -> float:
+    def _mean(self, curves: Sequence[LossCurve], seed: int | None, start: int) -> float:
         return float(np.mean([losses[start:] for losses in _of(curves, seed)]))
 
     def _of_steps(self, start: int, *, drifts: bool) -> Error | None:
@@ -376,7 +376,7 @@ class _Sides:
         return combined(*found)
 
 
-def _of(curves: Sequence[Curve], seed: int | None) -> list[Series]:
+def _of(curves: Sequence[LossCurve], seed: int | None) -> list[Series]:
     return [one.losses for one in curves if one.seed == seed]
 
 
@@ -544,7 +544,7 @@ def _way(losses: Series) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class CountedWork:
     """What the steps of a run have done, counted where it is done and not taken from settings."""
 
     samples: float | None = None
@@ -561,7 +561,7 @@ class Work:
     """The model FLOPs of one sample; None if they were not counted."""
 
 
-def work_of(run: RunEvidence) -> Work:
+def work_of(run: RunEvidence) -> CountedWork:
     """Returns the work of a run, of the repeat that did least for each kind of work."""
     samples, passes, forwarded = [], [], []
     skipped = 0
@@ -574,7 +574,7 @@ def work_of(run: RunEvidence) -> Work:
             passes.append(counted.backward_passes / max(map(len, steps.values())))
             forwarded.append(counted.forwarded / max(map(len, steps.values())))
     flops = run.metrics.get("model_flops_per_sample")
-    return Work(
+    return CountedWork(
         samples=min(samples, default=0.0) or None,
         skipped=skipped,
         updated=min((one.updated_least for one in run.summary.work if one), default=None),
@@ -598,7 +598,7 @@ LESS = {
 """The counts that must not be smaller, in words."""
 
 
-def less_work(baseline: Sequence[Work], candidate: Work) -> str:
+def less_work(baseline: Sequence[CountedWork], candidate: CountedWork) -> str:
     """Returns in which way the candidate does less work than the baseline's runs, with figures; "" if it does as much.
 
     What is unknown on a side is not compared. Where equal runs differ, as with random lengths, it must be less than the

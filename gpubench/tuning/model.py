@@ -31,7 +31,7 @@ ROUNDING = 1e-9
 LEAST_SIGMA = 0.001  # runs that agree better than this agree by chance
 
 
-class Terms:
+class EffectTerms:
     """The effects that a model may have: of each level above the one before it, and of two or three of these together.
 
     With many settings, three are considered together only if they are among the first, which matter most.
@@ -81,7 +81,7 @@ class Terms:
 class Posterior:
     """Equally likely sets of effects, given the runs."""
 
-    terms: Terms
+    terms: EffectTerms
     noises: Noises
     """How much noisier or quieter levels are than the baseline."""
     effects: Array
@@ -106,7 +106,7 @@ class Posterior:
 
 
 def posterior(
-    terms: Terms,
+    terms: EffectTerms,
     runs: Sequence[Combination],
     rates: Sequence[float],
     times: Sequence[float],

@@ -10,7 +10,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.host.live import Drawing
 from gpubench.text import plain_table
-from gpubench.tuning.conclusion import Block, Plan, Standing
+from gpubench.tuning.conclusion import NextRuns, Plan, Standing
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.result import Tuning
 
@@ -33,7 +33,7 @@ class SearchDrawing:
         self._progress: Any = None
         self._table: Sequence[tuple[str, ...]] = ()
 
-    def show(self, tuning: Tuning, block: Block, plan: Plan, standing: Sequence[Standing]) -> str:
+    def show(self, tuning: Tuning, block: NextRuns, plan: Plan, standing: Sequence[Standing]) -> str:
         """Sets the state of the search at the start of a block, and returns it as one line."""
         self._stage, self._why, self._begun, self._progress = block.stage, block.why, 0, None
         self._runs = range(plan.done + 1, plan.done + 1 + len(block.runs))

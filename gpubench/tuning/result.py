@@ -31,7 +31,7 @@ class Loss(Struct, frozen=True):
     reason: str
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class SearchRun(Struct, frozen=True, kw_only=True):
     """One run of a combination: a fresh process, and a repeat of the run directory `path`."""
 
     combination: tuple[int, ...]
@@ -50,14 +50,14 @@ class Run(Struct, frozen=True, kw_only=True):
     """The time that it took, with its share of the search's own; 0 if it was not started."""
 
 
-class Block(Struct, frozen=True, kw_only=True):
+class RunBlock(Struct, frozen=True, kw_only=True):
     """Runs that were made one after the other in a random order."""
 
     stage: Stage
     why: str
     limit: Limit
     """What the search could still use when the block was planned."""
-    runs: list[Run]
+    runs: list[SearchRun]
 
 
 class Tuning(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The largest change of the final loss that does not matter."""
     look: str | None
     """The name of the run directory with the profile that the treatments were chosen by."""
-    blocks: list[Block] = []
+    blocks: list[RunBlock] = []
     losses: dict[str, Loss] = {}
     """The judgement of each combination whose losses were judged, by its levels, as "0,1,0"."""
     codes: dict[str, str] = {}

@@ -15,20 +15,20 @@ import numpy as np
 from gpubench.compare.intervals import SIGNIFICANT
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import (
-    Block,
     Conclusion,
     Contribution,
     Dropped,
     Factor,
     Interaction,
+    NextRuns,
     Plan,
     Reason,
     Rung,
     Spread,
     Standing,
-    Tried,
+    TriedCombination,
 )
-from gpubench.tuning.confirmation import Arm, Confirmation, Measured
+from gpubench.tuning.confirmation import Arm, Confirmation, ConfirmingRun
 from gpubench.tuning.designs import informative, least_alike
 from gpubench.tuning.durations import Durations, Limit
 from gpubench.tuning.knowledge import (
@@ -38,15 +38,15 @@ from gpubench.tuning.knowledge import (
     Estimate,
     Knowledge,
     Result,
-    Run,
     Stage,
+    TriedRun,
     interval_of,
     spread_of_equals,
     with_level,
     without_each,
 )
 from gpubench.tuning.limits import DOES_NOT_RUN, MEMORY
-from gpubench.tuning.model import Terms
+from gpubench.tuning.model import EffectTerms
 from gpubench.tuning.noises import Noises
 
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
@@ -94,16 +94,16 @@ class Search:
     ) -> None:
         self._factors = tuple(factors)
         self._levels = [factor.levels for factor in factors]
-        self._terms = Terms(self._levels)
+        self._terms = EffectTerms(self._levels)
         self._limit = Limit()
         self._seconds = 0.0
         """The most time that was ever left."""
         self._most_peak = most_peak
         self._seed = seed
         self._baseline: Combination = (0,) * len(factors)
-        self._runs: list[Run] = []
+        self._runs: list[TriedRun] = []
         self._blocks = 0
-        self._pending: Block | None = None
+        self._pending: NextRuns | None = None
         self._over = False
         self._chosen: Combination | None = None
         self._since = 0  # the block with which the confirmation of `_chosen` began
@@ -117,7 +117,7 @@ class Search:
         """Whether the planned runs did not decide which combination is the best, so that more are made."""
         self._times = Durations((), 1.0)
 
-    def next(self) -> Block | None:
+    def next(self) -> NextRuns | None:
         """Returns the runs to make next; None if the search is over. The same block until `record` is called."""
         if self._pending is None and not self._over:
             self._pending = self._following()
@@ -133,11 +133,11 @@ class Search:
         if block is None or len(block_results) > len(block.runs):
             raise ValueError("there are more results than runs in the block")
         made = zip(block.runs, block_results, strict=False)
-        self._runs += [Run(self._blocks, block.stage, combination, result) for combination, result in made]
+        self._runs += [TriedRun(self._blocks, block.stage, combination, result) for combination, result in made]
         self._latest = None
         self._times = Durations(self._runs, self._limit.each)
         left = block.runs[len(block_results) :]
-        self._pending = Block(block.stage, left, block.why) if left else None
+        self._pending = NextRuns(block.stage, left, block.why) if left else None
         self._blocks += not left
 
     def limit(self, limit: Limit) -> None:
@@ -147,7 +147,7 @@ class Search:
         self._times = Durations(self._runs, limit.each)
         if block := self._pending:  # the rest of a block that was interrupted
             runs = self._times.fitting(block.runs, limit.seconds)[: max(0, self._most() - len(self._runs))]
-            self._pending = Block(block.stage, runs, block.why) if runs else None
+            self._pending = NextRuns(block.stage, runs, block.why) if runs else None
             self._blocks += not runs
 
     def planned(self) -> Plan:
@@ -208,7 +208,7 @@ class Search:
             noise=self.noise(),
         )
 
-    def _following(self) -> Block | None:
+    def _following(self) -> NextRuns | None:
         made, left = self._made(), self._most() - len(self._runs)
         if not self._factors:
             return None
@@ -232,7 +232,7 @@ class Search:
                 return block
         return self._confirm(known, left)
 
-    def _try_alone(self, known: Knowledge, left: int) -> Block | None:
+    def _try_alone(self, known: Knowledge, left: int) -> NextRuns | None:
         """Returns the runs of each setting alone, and then again of those that failed, as a crash may be chance."""
         made = Counter(run.combination for run in self._runs if run.stage == "alone")
         if not made:
@@ -244,7 +244,7 @@ class Search:
             return None
         return self._block("alone", wanted, left, self._spare(known)) if wanted else None
 
-    def _screen(self, known: Knowledge, made: int, room: int) -> Block | None:
+    def _screen(self, known: Knowledge, made: int, room: int) -> NextRuns | None:
         wanted = self._screening_runs() - made
         tried = {run.combination for run in self._runs}
         fresh = [one for one in known.candidates if one not in tried and self._is_short(one)]
@@ -255,7 +255,7 @@ class Search:
         good = [run.combination for run in self._runs if run.result.rate is not None]
         return self._block("screening", least_alike(fresh, good, count, self._random()), room, self._spare(known))
 
-    def _choose(self, known: Knowledge, left: int, kept: int) -> Block | None:
+    def _choose(self, known: Knowledge, left: int, kept: int) -> NextRuns | None:
         count = min(CHOOSING_BLOCK, left - max(ROUNDS * len(_arms(known.best)), kept))
         daring = known.daring
         if count <= 0 or len(known.candidates) == 1 or (known.regret < CLEAR_REGRET and not daring):
@@ -268,7 +268,7 @@ class Search:
             runs.append(daring)
         return self._block("choosing", runs, left, self._spare(known) if kept else self._limit.seconds)
 
-    def _confirm(self, known: Knowledge, left: int) -> Block | None:
+    def _confirm(self, known: Knowledge, left: int) -> NextRuns | None:
         if self._final is not None and not known.limits.why_not(self._final):
             return self._prove(known, self._final, left)
         best = self._confirmable(known)
@@ -293,7 +293,7 @@ class Search:
             return self._prove(known, self._final, left)
         return self._block("confirming", runs, left)
 
-    def _confirm_in_limit(self, left: int, rounds: int) -> Block | None:
+    def _confirm_in_limit(self, left: int, rounds: int) -> NextRuns | None:
         arms = _arms(self._chosen or self._baseline)
         in_each = left // max(1, ROUNDS - rounds)
         if rounds < ROUNDS or left < max(1, 2 * ROUNDS - rounds) * len(arms):
@@ -301,7 +301,7 @@ class Search:
         runs = self._times.fitting(arms[:in_each], self._limit.seconds)
         return self._block("confirming", runs if len(runs) >= 2 else [], left)
 
-    def _prove(self, known: Knowledge, final: Combination, left: int) -> Block | None:
+    def _prove(self, known: Knowledge, final: Combination, left: int) -> NextRuns | None:
         """Returns a round of the final combination and the baseline, until their ratio is known well enough.
 
         Nothing is chosen after these runs, and their results do not decide when they end, so that the gain they give is
@@ -360,11 +360,11 @@ class Search:
 
     def _block(
         self, stage: Stage, runs: Sequence[Combination], left: int, seconds: float | None = None
-    ) -> Block | None:
+    ) -> NextRuns | None:
         """Returns a block of the first of these runs, as many as the number left and the time allow."""
         runs = self._times.fitting(runs, seconds)
         order = self._random().permutation(len(runs))[: max(0, left)]
-        return Block(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
+        return NextRuns(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
     def _random(self) -> np.random.Generator:
         return np.random.default_rng([self._seed, len(self._runs), 1])
@@ -437,14 +437,16 @@ class Search:
         known = self._knowledge()
         noises = known.posterior.noises if known else Noises()
         runs = [
-            Measured(run.block, run.combination, run.result.rate, noises.of_one(run.combination), self._proves(run))
+            ConfirmingRun(
+                run.block, run.combination, run.result.rate, noises.of_one(run.combination), self._proves(run)
+            )
             for run in self._runs
             if run.block >= self._since and run.stage == "confirming" and run.result.rate is not None
         ]
         noise = [run for run in self._runs if run.stage == "noise"]
         return Confirmation(runs, spread_of_equals(noise)) if runs else None
 
-    def _proves(self, run: Run) -> bool:
+    def _proves(self, run: TriedRun) -> bool:
         return self._final is not None and run.block >= self._proving
 
     def _headline(self, combination: Combination) -> Arm:
@@ -547,7 +549,7 @@ class Search:
         squares, df = spread_of_equals(self._runs)
         return Spread(math.sqrt(squares / df), df) if df else None
 
-    def _tried(self) -> list[Tried]:
+    def _tried(self) -> list[TriedCombination]:
         found = []
         for combination in dict.fromkeys(run.combination for run in self._runs):
             results = [run.result for run in self._runs if run.combination == combination]
@@ -555,7 +557,7 @@ class Search:
             peaks = [one.peak for one in results if one.peak is not None]
             why = next((one.rejected for one in results if one.rejected), "")
             mean = float(np.mean(rates)) if rates else None
-            found.append(Tried(combination, len(results), mean, max(peaks, default=None), why))
+            found.append(TriedCombination(combination, len(results), mean, max(peaks, default=None), why))
         return found
 
 

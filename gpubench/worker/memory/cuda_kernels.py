@@ -25,7 +25,7 @@ from gpubench.worker.memory.attention_kernels import Call, Capability
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelOverride:
     """A `function` that replaces an operator's kernel at a dispatch key of torch."""
 
     operator: str
@@ -61,7 +61,7 @@ class Rule:
     name: str
     reason: str
     """A sentence that is shown to users."""
-    changes: Callable[[Count, Capability], Iterator[Kernel | Substitute]]
+    changes: Callable[[Count, Capability], Iterator[KernelOverride | Substitute]]
     """Yields the replacements, which call `Count` once for each tensor that they change."""
 
 
@@ -85,8 +85,8 @@ def as_cuda(*, without: Container[str] = (), capability: Capability | None = Non
         yield applied
 
 
-def _apply(change: Kernel | Substitute, library: torch.library.Library, stack: ExitStack) -> None:
-    if isinstance(change, Kernel):
+def _apply(change: KernelOverride | Substitute, library: torch.library.Library, stack: ExitStack) -> None:
+    if isinstance(change, KernelOverride):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*verriding a previously registered kernel")
             library.impl(change.operator, change.function, change.key)
@@ -141,7 +141,7 @@ _AUTOCAST = "AutocastCPU"
 _Policy = Callable[[Callable[..., Any], Count], Callable[..., Any]]
 
 
-def _autocast(count: Count, _: Capability) -> Iterator[Kernel]:
+def _autocast(count: Count, _: Capability) -> Iterator[KernelOverride]:
     """Yields kernels that give torch.autocast("cpu") the policies of CUDA.
 
     They are registered at autocast's dispatch key, where torch has its own. There they also apply to operators that
@@ -161,11 +161,11 @@ def _autocast(count: Count, _: Capability) -> Iterator[Kernel]:
     ]
     for policy, names in policies:
         for name in sorted(names):
-            yield Kernel(name, _AUTOCAST, policy(_operator(name), count))
+            yield KernelOverride(name, _AUTOCAST, policy(_operator(name), count))
     for name, typed in AUTOCAST_FP32_NORM.items():
-        yield Kernel(name, _AUTOCAST, _float_norm(_operator(name), _operator(typed), count))
+        yield KernelOverride(name, _AUTOCAST, _float_norm(_operator(name), _operator(typed), count))
     for name in sorted(cpu - cuda):
-        yield Kernel(name, _AUTOCAST, torch.library.fallthrough_kernel)
+        yield KernelOverride(name, _AUTOCAST, torch.library.fallthrough_kernel)
 
 
 def registered(key: str) -> set[str]:
@@ -262,7 +262,7 @@ def _float_norm(operator: Callable[..., Any], typed: Callable[..., Any], count: 
     return policy
 
 
-def _attention(count: Count, capability: Capability) -> Iterator[Kernel]:
+def _attention(count: Count, capability: Capability) -> Iterator[KernelOverride]:
     """Yields attention with the kernel that CUDA would choose; tensors with memory are computed by plain attention."""
 
     def attention(
@@ -282,10 +282,10 @@ def _attention(count: Count, capability: Capability) -> Iterator[Kernel]:
         count()
         return attention_kernels.chosen(call, capability)
 
-    yield Kernel("scaled_dot_product_attention", COMPOSITE, attention)
+    yield KernelOverride("scaled_dot_product_attention", COMPOSITE, attention)
 
 
-def _dropout(count: Count, _: Capability) -> Iterator[Kernel]:
+def _dropout(count: Count, _: Capability) -> Iterator[KernelOverride]:
     """Yields CUDA's fused dropout, for the inputs that is_fused_kernel_acceptable accepts (ATen/native/Dropout.cpp)."""
 
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002  as in aten
@@ -297,10 +297,10 @@ def _dropout(count: Count, _: Capability) -> Iterator[Kernel]:
         out: Tensor = torch.ops.aten.native_dropout(input, p, train)[0]
         return out
 
-    yield Kernel("dropout", COMPOSITE, dropout)
+    yield KernelOverride("dropout", COMPOSITE, dropout)
 
 
-def _rms_norm(count: Count, _: Capability) -> Iterator[Kernel]:
+def _rms_norm(count: Count, _: Capability) -> Iterator[KernelOverride]:
     """Yields native_layer_norm in place of CUDA's fused rms_norm, which keeps its input and one number per row.
 
     native_layer_norm keeps two numbers per row. Releases without the fused kernel compute rms_norm from the same
@@ -319,10 +319,10 @@ def _rms_norm(count: Count, _: Capability) -> Iterator[Kernel]:
         out: Tensor = operators.native_layer_norm(input, shape, weight, None, 0.0)[0]
         return out
 
-    yield Kernel("rms_norm", COMPOSITE, rms_norm)
+    yield KernelOverride("rms_norm", COMPOSITE, rms_norm)
 
 
-def _softmax(count: Count, _: Capability) -> Iterator[Kernel]:
+def _softmax(count: Count, _: Capability) -> Iterator[KernelOverride]:
     """Yields softmax and log_softmax as in aten/src/ATen/native/SoftMax.cpp, without named dimensions."""
 
     def kernel(operator: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
@@ -334,8 +334,8 @@ def _softmax(count: Count, _: Capability) -> Iterator[Kernel]:
 
         return softmax
 
-    yield Kernel("softmax.int", COMPOSITE, kernel(torch.ops.aten._softmax))
-    yield Kernel("log_softmax.int", COMPOSITE, kernel(torch.ops.aten._log_softmax))
+    yield KernelOverride("softmax.int", COMPOSITE, kernel(torch.ops.aten._softmax))
+    yield KernelOverride("log_softmax.int", COMPOSITE, kernel(torch.ops.aten._log_softmax))
 
 
 def _packing(count: Count, _: Capability) -> Iterator[Substitute]:

@@ -40,7 +40,7 @@ from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History, classify
 from gpubench.memory.libraries import blas_workspace
 from gpubench.memory.predicted_device import Target, predicted
-from gpubench.probe.allocations import Piece
+from gpubench.probe.allocations import LiveAllocation
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
@@ -50,7 +50,7 @@ from gpubench.worker.dataloader import map_tensors
 from gpubench.worker.loop import Epochs, optimizer_impl
 from gpubench.worker.memory import attention_kernels
 from gpubench.worker.memory.cuda_kernels import RULES, Applied, as_cuda
-from gpubench.worker.memory.tracker import Tracker, follow, hide_shape_propagation, load
+from gpubench.worker.memory.tracker import AllocationTracker, follow, hide_shape_propagation, load
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, Autocast, arithmetic
 from gpubench.worker.train_bench import open_feed
@@ -238,7 +238,7 @@ class Prediction:
     """The number of changes by each rule of `cuda_kernels`."""
 
 
-class _Tracker(Tracker):
+class _Tracker(AllocationTracker):
     """A tracker that adds the memory that libraries allocate outside of operators."""
 
     def __init__(self, target: Target) -> None:
@@ -265,7 +265,7 @@ class _Tracker(Tracker):
             self._handles.add(thread)
             self.note(self._workspace, "workspaces", operator, kept=kept)
 
-    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> Piece | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> LiveAllocation | None:
         if func in self._host:
             self.disregard(tensor)
         return super().see(tensor, func, where)
@@ -326,7 +326,7 @@ def predict(
     return Prediction(history, applied)
 
 
-def _moved(settings: CompletedTrainSettings, tracker: Tracker) -> Callable[..., Workload]:
+def _moved(settings: CompletedTrainSettings, tracker: AllocationTracker) -> Callable[..., Workload]:
     """Builds the model in host memory, which is not recorded, and returns a function that moves it to the GPU."""
     workload = build_without_memory(settings.model, settings.data, settings.seed, inference=settings.inference)
 

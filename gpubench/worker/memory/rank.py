@@ -25,7 +25,7 @@ from gpubench.worker import distributed
 from gpubench.worker.environment import capture_env_metadata
 from gpubench.worker.loop import Event
 from gpubench.worker.memory.predict import Forecast
-from gpubench.worker.memory.tracker import Tracker, device_memory, measure, recorded
+from gpubench.worker.memory.tracker import AllocationTracker, device_memory, measure, recorded
 from gpubench.worker.process import Assignment
 from gpubench.worker.profiler import recorded as file_events
 from gpubench.worker.train_bench import set_up
@@ -73,7 +73,7 @@ def _measure(
         if ranks.is_rank_zero:
             yield events.BatchSizesFound(rank=0, repeat=repeat, found=msgspec.json.encode(forecast.batch_sizes()))
         return
-    tracker = Tracker(device)
+    tracker = AllocationTracker(device)
     with folder_of_worker() as folder:
         path = Path(folder) / f"rank{ranks.rank}{SNAPSHOT}"
         try:
@@ -112,7 +112,11 @@ def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Ta
 
 
 def _found(
-    settings: CompletedMemorySettings, ranks: Ranks, device: torch.device, tracker: Tracker, notes: Sequence[str] = ()
+    settings: CompletedMemorySettings,
+    ranks: Ranks,
+    device: torch.device,
+    tracker: AllocationTracker,
+    notes: Sequence[str] = (),
 ) -> Footprint | None:
     """Returns the recorded footprint; None if an error occurred before the first allocation."""
     history = tracker.history()

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gpubench.channel import Activity
 from gpubench.errors import ModelError
-from gpubench.memory.history import Allocation, Counts, History, Mark, Phase, Reading
-from gpubench.probe.allocations import Ledger, Piece, Unreadable, owners_in, tensors
+from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, Phase, PhaseStart
+from gpubench.probe.allocations import Ledger, LiveAllocation, Unreadable, owners_in, tensors
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker.loop import Batches, Epochs, Loop, Trainer
@@ -29,7 +29,7 @@ from gpubench.worker.timing import HostClock, StepTimer
 from gpubench.worker.train_bench import build_loop, open_feed
 
 
-class Tracker(Ledger, TorchDispatchMode):
+class AllocationTracker(Ledger, TorchDispatchMode):
     """A context manager that records the allocations on one device while it is active."""
 
     def __init__(self, device: torch.device) -> None:
@@ -87,8 +87,8 @@ class Tracker(Ledger, TorchDispatchMode):
     def history(self) -> History:
         """Returns the history up to `close`, or up to now."""
         self.close()
-        marks = [Mark(*mark) for mark in self._marks]  # type: ignore[arg-type]
-        readings = [Reading(*reading) for reading in self._readings]
+        marks = [PhaseStart(*mark) for mark in self._marks]  # type: ignore[arg-type]
+        readings = [AllocatorReading(*reading) for reading in self._readings]
         return History(allocations(self._allocations, marks), marks, self._position, readings, self._counts)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
@@ -181,7 +181,7 @@ def _segments() -> Any:
         return torch.cuda.memory_snapshot()
 
 
-def allocations(pieces: Sequence[Piece], marks: Sequence[Mark]) -> list[Allocation]:
+def allocations(pieces: Sequence[LiveAllocation], marks: Sequence[PhaseStart]) -> list[Allocation]:
     """Returns pieces as allocations, each with the phase and the step of the last mark before it."""
     starts = [mark.at for mark in marks]
     found = []
@@ -206,7 +206,7 @@ PHASES: dict[str, Phase] = {
 class PhaseMarks(StepTimer[int]):
     """A replacement for `StepTimer` that measures no time, and gives the tracker the phases of the steps."""
 
-    def __init__(self, tracker: Tracker, activity: Activity, repeat: int, rank: int) -> None:
+    def __init__(self, tracker: AllocationTracker, activity: Activity, repeat: int, rank: int) -> None:
         super().__init__(HostClock(), activity, repeat, rank)
         self._tracker = tracker
         self._doing = activity
@@ -229,7 +229,7 @@ def load(
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
-    tracker: Tracker,
+    tracker: AllocationTracker,
     arithmetic: Arithmetic,
     build: Callable[..., Workload] = build,
 ) -> Loop:
@@ -248,7 +248,7 @@ def load(
     return loop
 
 
-def follow(loop: Loop, batches: Batches, tracker: Tracker, steps: int) -> None:
+def follow(loop: Loop, batches: Batches, tracker: AllocationTracker, steps: int) -> None:
     """Runs `steps` steps, and records their phases and the categories of their tensors in `tracker`."""
     training, module = loop.settings.training, loop.workload.module
     claiming = _claiming(loop, tracker) if isinstance(loop, Trainer) else nullcontext()
@@ -260,7 +260,7 @@ def follow(loop: Loop, batches: Batches, tracker: Tracker, steps: int) -> None:
 
 
 @contextmanager
-def _claiming(trainer: Trainer, tracker: Tracker) -> Iterator[None]:
+def _claiming(trainer: Trainer, tracker: AllocationTracker) -> Iterator[None]:
     """Sets the categories of gradients and optimizer state in each step, and records when zeroing begins."""
     module, optimizer = trainer.workload.module, trainer.optimizer
 
@@ -302,7 +302,7 @@ def measure(
     ranks: Ranks,
     device: torch.device,
     activity: Activity,
-    tracker: Tracker,
+    tracker: AllocationTracker,
     steps: int,
 ) -> None:
     """Builds the model and runs `steps` steps under `tracker`, which is closed at the end or at an error."""

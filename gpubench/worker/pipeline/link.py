@@ -216,7 +216,7 @@ def _nccl_group(pair: list[int]) -> dist.ProcessGroup:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LinkTerms:
     """What both ends of a link have agreed on before the first hand-off."""
 
     run: bytes
@@ -254,7 +254,7 @@ class Link:
     def __init__(
         self,
         transport: Transport,
-        terms: Terms,
+        terms: LinkTerms,
         *,
         now: Callable[[], float],
         report: Callable[[Handoff], None],
@@ -416,7 +416,7 @@ def _named(samples: Sequence[int]) -> str:
 LOOKALIKE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def sending_link(transport: Transport, terms: Terms, fault: Fault | None, **options: Any) -> Link:
+def sending_link(transport: Transport, terms: LinkTerms, fault: Fault | None, **options: Any) -> Link:
     """Returns the source's end of a link, with the fault if it is one of this rank's hand-offs."""
     if fault is None or fault.rank != terms.source or fault.kind in OF_THE_RANK:
         return Link(transport, terms, **options)
@@ -426,7 +426,7 @@ def sending_link(transport: Transport, terms: Terms, fault: Fault | None, **opti
 class FaultyLink(Link):
     """A link with a fault in the hand-off of one sample, as `--inject` requests it."""
 
-    def __init__(self, transport: Transport, terms: Terms, fault: Fault, **options: Any) -> None:
+    def __init__(self, transport: Transport, terms: LinkTerms, fault: Fault, **options: Any) -> None:
         super().__init__(transport, terms, **options)
         self._fault = fault
 

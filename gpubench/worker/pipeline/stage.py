@@ -21,7 +21,7 @@ from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker import distributed
 from gpubench.worker.pipeline.background import Finisher, Receiver, Sender, Sink
 from gpubench.worker.pipeline.denoiser import Denoiser
-from gpubench.worker.pipeline.link import Link, Terms, Transport, sending_link
+from gpubench.worker.pipeline.link import Link, LinkTerms, Transport, sending_link
 from gpubench.worker.pipeline.sampler import Batch, Sampler
 from gpubench.worker.timing import Clock, Mark
 
@@ -389,9 +389,9 @@ class Passage:
             evaluating=stage.time_limit(stage.sampler.total),
         )
 
-    def _terms(self, source: int, done: int) -> Terms:
+    def _terms(self, source: int, done: int) -> LinkTerms:
         session, denoiser = self.session, self.session.stage.denoiser
-        return Terms(
+        return LinkTerms(
             run=self.run_id,
             repeat=session.repeat,
             source=source,
