@@ -497,7 +497,7 @@ def recorded(folder: Path, command: str, settings: dict[str, Any] | None = None)
 def test_the_page_of_a_profiled_run_begins_with_what_its_profile_says(tmp_path: Path) -> None:
     found = recorded(tmp_path, "profile", {"profiling.unit": "epoch"})
     assert found.headline == made.findings().headline.rstrip(".")
-    order = ["Findings", "Where the time went", "StepTimeline", "Operators", "Steps", "Metrics", "Settings"]
+    order = ["Findings", "Where the time went", "Timeline", "Operators", "Steps", "Metrics", "Settings"]
     shown = [title for title in titles(found) if title in order]
     assert shown == order
     assert any("6 epochs of" in line for line in paragraphs(found, "quiet"))

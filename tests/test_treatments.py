@@ -367,7 +367,7 @@ def test_an_installed_probe_does_not_name_itself_as_who_made_a_call(
     packages = tmp_path / "site-packages"
     shutil.copytree(Path(probe.__file__).parent, packages / "_installed_probe")
     monkeypatch.syspath_prepend(str(packages))
-    places = importlib.import_module("_installed_probe.observed").Places()
+    places = importlib.import_module("_installed_probe.observed").SourcePlaces()
     places.remember(1)
     assert "remember(1)" in line(places.remembered[1])
     assert "(by" not in places.remembered[1]
