@@ -86,7 +86,15 @@ Resume = Annotated[Path | None, option("DIR", "Continue the search in this direc
 
 SETTINGS = {
     "trust": (
-        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size", "device"),
+        "model",
+        "data",
+        "precision",
+        "batch_size",
+        "inference",
+        "steps",
+        "samples_per_step",
+        "world_size",
+        "device",
     ),
     "resume": ("experiment", "results"),
 }

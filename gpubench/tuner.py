@@ -13,6 +13,7 @@ from gpubench import devices
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
+from gpubench.kinds import TUNE
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
@@ -21,20 +22,17 @@ from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
 from gpubench.tuning import losses
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.conclusion import Factor, Plan, Spread, Standing
-from gpubench.tuning.conclusion import NextRuns as Wanted
+from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
 from gpubench.tuning.result import Loss, RunBlock, SearchRun, Tuning, named
 from gpubench.tuning.search import Search
 from gpubench.tuning.treatments import Subject, choose
 
-TUNE = "tune"
-"""The origin of the settings that a search changes."""
 PEAKS = ("peak_memory_reserved", "peak_memory_rss")
 """The metrics of the peak memory on a GPU and on a CPU."""
 LATE = 0.1
-"""The part of the time limit by which a search may exceed it, if runs take longer than the ones before them."""
+"""How far a search may exceed its time limit, as a fraction of it, if runs take longer than the ones before them."""
 MOST_STEPS = 50
 """The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
@@ -211,7 +209,7 @@ class Tuner:
         """Returns how much equal runs differ; None before any run was made twice."""
         return self._search.noise()
 
-    def next(self) -> Wanted | None:
+    def next(self) -> NextRuns | None:
         """Returns the block to run next; None at the end of the search, or of its budget."""
         self._limit = self._left()
         self._search.limit(self._limit)
@@ -221,7 +219,7 @@ class Tuner:
         """Returns how long a run takes; None before the first one."""
         return self.tuning.seconds_a_run or None
 
-    def advance(self, block: Wanted) -> None:
+    def advance(self, block: NextRuns) -> None:
         """Runs a block and keeps its results, as far as it gets. Raises Interrupted if the user interrupts it.
 
         At the end of the time limit, with LATE for runs that take longer than expected, it is interrupted as well.
@@ -283,7 +281,7 @@ class Tuner:
         left = None if budget is None else max(0.0, budget - (time.monotonic() - self._began))
         return Limit(self.tuning.most_runs, left, self.seconds_a_run() or 1.0)
 
-    def _run(self, block: Wanted) -> tuple[list[SearchRun], Interrupted | None]:
+    def _run(self, block: NextRuns) -> tuple[list[SearchRun], Interrupted | None]:
         """Runs a block. Returns its runs as far as they were made, and the interruption that ended them."""
         wanted = [(combination, self._seed(block, place)) for place, combination in enumerate(block.runs)]
         refused: dict[Combination, GpubenchError] = {}
@@ -316,7 +314,7 @@ class Tuner:
             made[group] += 1
         return runs, None
 
-    def _seed(self, block: Wanted, place: int) -> int | None:
+    def _seed(self, block: NextRuns, place: int) -> int | None:
         """Returns the seed of a run, if gpubench sets it.
 
         The baseline's first runs have several, and so have the rounds of the confirmation, to show how the loss varies.
@@ -342,14 +340,14 @@ class Tuner:
         why = outcome.error.message if outcome.error else "no step was measured"
         return SearchRun(combination=combination, path=path, throughput=None, error=why, seconds=seconds), interrupted
 
-    def _judged(self, block: Wanted, runs: Sequence[SearchRun]) -> list[SearchRun]:
+    def _judged(self, block: NextRuns, runs: Sequence[SearchRun]) -> list[SearchRun]:
         """Returns the runs, each with the reason why it must not be kept, if there is one."""
         reasons = {combination: self._rejection(block, combination, runs) for combination in {*block.runs}}
         return [
             msgspec.structs.replace(run, rejected=reasons[run.combination]) if run.throughput else run for run in runs
         ]
 
-    def _rejection(self, block: Wanted, combination: Combination, runs: Sequence[SearchRun]) -> str:
+    def _rejection(self, block: NextRuns, combination: Combination, runs: Sequence[SearchRun]) -> str:
         """Returns why a combination must not be kept: it changes nothing, does less work, or harms the loss."""
         found = self._evidence_of(combination, runs)
         if not any(combination) or not found:

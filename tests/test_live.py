@@ -6,7 +6,7 @@ from rich.console import Console
 
 from gpubench.events import Step
 from gpubench.host import live
-from gpubench.host.live import LiveTable, PlainView, Silence, describe, draw, view_on
+from gpubench.host.live import LiveTable, ProgressLines, Silence, describe, draw, view_on
 from gpubench.host.recorder import TrainProgress
 from gpubench.report.terminal import SilencedConsole
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
@@ -69,7 +69,7 @@ def test_a_line_holds_the_same_figures() -> None:
     assert describe(progress()) == "repeat 2/3  step 10/60  loss 2.5000  640 samples/s  100 ms"
 
 
-@pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, PlainView)])
+@pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, ProgressLines)])
 def test_the_table_is_for_terminals_and_lines_for_pipes(quiet: bool, terminal: bool, expected: type) -> None:
     console = SilencedConsole(file=io.StringIO(), force_terminal=terminal)
     assert type(view_on(console, live, quiet=quiet)) is expected

@@ -56,5 +56,5 @@ def pipelined(here: Here) -> Iterator[Bar]:
     summary = run.document("summary.json")["pipeline"]
     verified = summary["verification"]
     yield bars.every("pipe-infer: samples that are bit-identical", verified["identical"], verified["samples"])
-    by_nccl = "backend: nccl" in (run.path / "config.yaml").read_text()
-    yield bars.holds("pipe-infer: backend", "nccl" if by_nccl else "another", "nccl", good=by_nccl)
+    backend = run.document("run.json")["settings"]["distributed.backend"]
+    yield bars.holds("pipe-infer: backend", str(backend), "nccl", good=backend == "nccl")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 from own_time import OwnTime
+from timed_step import by_operators
 from torch import nn
 
 
@@ -25,18 +26,10 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batch = torch.randn(options.width, options.width, device=device)
     own = OwnTime(device)
+    step = by_operators(model, optimizer, batch, own)
     for _ in range(options.steps):
         own.begin()
-        optimizer.zero_grad(set_to_none=True)
-        own.end("optimizer")
-        output = model(batch)
-        own.end("forward")
-        loss = output.square().mean()
-        own.end("other")
-        loss.backward()
-        own.end("backward")
-        optimizer.step()
-        own.end("optimizer")
+        step()
     own.write(options.folder / f"{rank}.json", updates=options.steps)
     torch.distributed.destroy_process_group()
 

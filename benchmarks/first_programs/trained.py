@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from own_time import OwnTime
+from timed_step import by_operators
 from torch import nn
 
 WARMUP = 3  # steps on another stream before a capture, as the documentation of CUDA graphs has it
@@ -56,24 +57,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10_000, help="at most so many")
     parser.add_argument("--tf32", action="store_true")
     return parser.parse_args()
-
-
-def by_operators(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, own: OwnTime
-) -> Callable[[], None]:
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        own.end("optimizer")
-        output = model(batch)
-        own.end("forward")
-        loss = output.square().mean()
-        own.end("other")
-        loss.backward()
-        own.end("backward")
-        optimizer.step()
-        own.end("optimizer")
-
-    return step
 
 
 def whole_step(

@@ -13,7 +13,7 @@ LAMBDA = Reference(
 
 
 def speed(card: Card) -> tuple[Job, ...]:
-    """One transformer in each of the card's arithmetics at one batch, and convolutions in both memory formats."""
+    """One transformer in each precision of the card at one batch size, and convolutions in both memory formats."""
     batch = card.batch("resnet50", LAMBDA_BATCH)
     published = card.name == LAMBDA_DEVICE and batch == LAMBDA_BATCH
     resnet = Job(

@@ -37,8 +37,8 @@ def compare(
 
     `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
     fraction from which on a change matters, and `assumed` that by which equal processes differ at most, where too few
-    show it. `force` gives verdicts although the workloads differ. Raises UsageError if
-    a metric or condition names nothing that both sides have.
+    show it. `force` gives verdicts although the workloads differ. Raises UsageError if a metric or condition names
+    nothing that both sides have.
     """
     baseline, *candidates = sides
     comparisons: list[Comparison] = []

@@ -27,7 +27,6 @@ from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
 
-"""The command that times the same steps as another one."""
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
 """VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST

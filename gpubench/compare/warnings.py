@@ -116,7 +116,7 @@ def out_of_turn(baseline: Side, candidate: Side) -> str | None:
     if not recorded or counted or not one_after_the_other(baseline, candidate):
         return None
     return (
-        "one run each, not interleaved: the interval leaves out how runs on this machine differ; "
+        "one run each, not interleaved: the interval does not cover differences between runs on this machine; "
         "use --vs, which interleaves them, or compare four runs or more per side"
     )
 

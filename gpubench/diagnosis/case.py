@@ -11,8 +11,7 @@ from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.memory.history import PLACES, Phase
 from gpubench.metrics import Metric
-from gpubench.trace.profile import Cause, HostPart, Profile, RankProfile
-from gpubench.trace.profile import StepPhase as TracedPhase
+from gpubench.trace.profile import Cause, HostPart, Profile, RankProfile, StepPhase
 
 HIGH = 0.2
 """The share of the step, or of the memory's peak, from which on a finding has high severity."""
@@ -249,7 +248,7 @@ class ProfileCase(Case):
         clean = self.clean_share(f"phase_{name}")
         if clean is not None:
             return clean
-        found: TracedPhase | None = next((one for one in self.rank.phases if one.name == name), None)
+        found: StepPhase | None = next((one for one in self.rank.phases if one.name == name), None)
         return 0.0 if found is None else self.share(found.host if self.on_cpu else found.device)
 
     def option(self, lacking: str) -> str | None:

@@ -59,7 +59,7 @@ class Silence:
         pass
 
 
-class PlainView(Silence):
+class ProgressLines(Silence):
     """Prints a line every few seconds, for logs and pipes; one without news once a minute."""
 
     def __init__(self, console: Console, drawing: Drawing[Any]) -> None:
@@ -195,4 +195,4 @@ def view_on(console: Console, drawing: Drawing[Any], *, quiet: bool) -> View:
         return Silence()
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveTable(console, drawing)
-    return PlainView(console, drawing)
+    return ProgressLines(console, drawing)

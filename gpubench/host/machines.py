@@ -30,7 +30,7 @@ from gpubench.host.supervision import Peer
 from gpubench.settings.keys import flatten, in_words
 
 PARTING_SECONDS = 10.0
-"""The seconds for which a host waits for the others beyond the time that their launchers have to exit."""
+"""For how much longer than their launchers have to exit a host waits for the others."""
 VERDICT_SECONDS = 10.0
 """The seconds for which a host whose program has failed waits for the host of rank 0 to say where it failed first."""
 TORCHRUN_SECONDS = 40.0

@@ -87,9 +87,9 @@ class ProgramProcesses(SpreadWorkers):
         self._ancestries: dict[int, list[StartedProcess]] = {}
         """What led from the program's first process to each rank of this machine, when the rank connected."""
         self._unmeasured: set[int] = set()
+        """The process ids of those that train and are no ranks."""
         self._held: dict[int, events.StepsHeld] = {}
         """By rank, the steps that count if the rank ends now without a word."""
-        """The process ids of those that train and are no ranks."""
         self.shutdown = settings.grace
         super().__init__(job, None, {}, stall_timeout)
 

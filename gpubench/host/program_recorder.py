@@ -397,14 +397,14 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             telemetry=self.own_telemetry,
             gpus=self.metered_gpus,
             inference=self.settings.inference,
-            settings=self.flat_settings,
+            settings=self._values,
         )
         compiled = sum(
             window.first <= step < window.first + window.steps
             for window in found.steady
             for step in self._compiled[window.repeat]
         )
-        said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self.flat_settings)
+        said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self._values)
         all_said = warnings.collected(*self._endings(), said, *found.warnings)
         found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said)
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))

@@ -110,6 +110,7 @@ class Recorder(ABC, Generic[S]):
         self.settings = settings
         self.origins = configuration.origins
         self._values = flatten(settings.model_dump(mode="json"))
+        """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
         self._git = git.state(self.directory)
         self.clock = (
             time.time(),
@@ -210,11 +211,6 @@ class Recorder(ABC, Generic[S]):
     def keep(self, event: events.Message) -> bool:
         """Keeps an event of this command. Returns False if the command has no use for this kind of event."""
 
-    @property
-    def flat_settings(self) -> Mapping[str, object]:
-        """The settings by dot-key."""
-        return flatten(self.settings.model_dump())
-
     @abstractmethod
     def completed(self) -> int:
         """Returns the number of complete repeats."""
@@ -236,7 +232,7 @@ class Recorder(ABC, Generic[S]):
         )
         # That one repeat only was completed of several is said by the status of the run.
         own = [one for one in found.warnings if wanted.repeats == 1 or one != warnings.lone_repeat(1)]
-        noisy = warnings.on_noise(beside, throughput, found.steady, self.flat_settings)
+        noisy = warnings.on_noise(beside, throughput, found.steady, self._values)
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
             found,
@@ -415,7 +411,7 @@ class Recorder(ABC, Generic[S]):
                 mean, largest = units.seconds(took.mean), units.seconds(took.largest)
                 log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
             # reports print these beside the figures
-            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady, self.flat_settings)
+            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady, self._values)
             for warning in summary.warnings:
                 if warning not in shown:
                     log.warning("%s", warning)
@@ -748,7 +744,7 @@ class TrainRecorder(StepRecorder[CompletedTrainSettings]):
             matmul_precision=self.settings.performance.matmul_precision,
             device_memory=self.device.memory_bytes if self.device else None,
             inference=self.settings.inference,
-            settings=self.flat_settings,
+            settings=self._values,
         )
 
 

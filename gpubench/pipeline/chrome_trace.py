@@ -8,10 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gpubench.events import (
-    Handoff,
-    Span,
-)
+from gpubench.events import Handoff, Span
 
 Record = dict[str, Any]
 

@@ -21,7 +21,7 @@ from gpubench.pipeline.schedulers import (
 )
 from gpubench.settings.defaults import Gaps, check_wandb, find_device, has_gpu_each, local_ranks, refuse_ranks
 from gpubench.settings.keys import about
-from gpubench.settings.schema import CompletedPipeSettings, Device, Numerics, PipeSettings
+from gpubench.settings.schema import CompletedPipeSettings, Device, PipePrecision, PipeSettings
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
 GUIDANCE = {
@@ -68,7 +68,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
         backend = gaps.fill("distributed.backend", "nccl" if on_gpu and not shared else "gloo", why)
     if not shared or backend == "nccl":
         refuse_ranks(settings, device, gpus, backend)
-    gaps.fill("precision", Numerics.fp16 if on_gpu else Numerics.fp32, where)
+    gaps.fill("precision", PipePrecision.fp16 if on_gpu else PipePrecision.fp32, where)
     if model not in UNCONDITIONAL:
         gaps.fill("sampling.guidance_scale", GUIDANCE.get(model, USUAL_GUIDANCE), "the default of its pipeline")
     verify = gaps.fill("verify", model in SMALL, f"{model} is {'' if model in SMALL else 'not '}small")

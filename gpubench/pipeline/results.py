@@ -7,9 +7,7 @@ from statistics import fmean
 import msgspec
 
 from gpubench import units
-from gpubench.events import (
-    Handoff,
-)
+from gpubench.events import Handoff
 from gpubench.metrics import Metric
 from gpubench.pipeline.bottleneck import bottleneck
 from gpubench.pipeline.repeats import Completed, PipeRepeat, completed

@@ -26,7 +26,7 @@ class Unreadable(TypeError):
     """Raised for a tensor whose memory PyTorch does not show. The argument says what kind of tensor it is."""
 
 
-class LiveAllocation:
+class RecordedAllocation:
     """One allocation, with the fields of `gpubench.memory.history.Allocation`."""
 
     __slots__ = ("begin", "category", "end", "module", "operator", "shape", "size", "where")
@@ -58,12 +58,12 @@ class Ledger:
         that are running, the innermost one last; the caller keeps them up to date.
         """
         self._device = device
-        self._held: dict[int, tuple[LiveAllocation | None, weakref.ref[Any]]] = {}
+        self._held: dict[int, tuple[RecordedAllocation | None, weakref.ref[Any]]] = {}
         """The last allocation of each live storage and a weak reference to it, by the address of its C++ object.
 
         The allocation is None for a storage that was resized to 0 bytes or is disregarded.
         """
-        self._allocations: list[LiveAllocation] = []
+        self._allocations: list[RecordedAllocation] = []
         self._marks = [PhaseMark(0, "start")]
         self._position = 0
         self._readings: list[tuple[int, int, int, int, int]] = []
@@ -189,10 +189,10 @@ class Ledger:
             while number + 1 < len(marks) and marks[number + 1][0] <= one.begin:
                 number += 1
             _, phase, step = marks[number]
-            fields = {name: getattr(one, name) for name in LiveAllocation.__slots__}
+            fields = {name: getattr(one, name) for name in RecordedAllocation.__slots__}
             yield {**fields, "phase": phase, "step": step}
 
-    def _phase_of(self, allocation: LiveAllocation) -> str:
+    def _phase_of(self, allocation: RecordedAllocation) -> str:
         """Returns the phase in which a recent allocation was made."""
         return next((mark.phase for mark in reversed(self._marks) if mark.at <= allocation.begin), "start")
 
@@ -207,7 +207,7 @@ class Ledger:
         if found := counters(self._device):
             self._readings.append((self._position, *found))
 
-    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> LiveAllocation | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> RecordedAllocation | None:
         """Returns the allocation of `tensor`, which begins now if it is new; None if it has no memory here.
 
         `where` returns the line of the program that allocates it.
@@ -231,9 +231,9 @@ class Ledger:
         self._held[key] = allocation, weakref.ref(storage, lambda gone: self._release(key, gone))
         return allocation
 
-    def _begin(self, size: int, operator: str, shape: str, where: str = "") -> LiveAllocation:
+    def _begin(self, size: int, operator: str, shape: str, where: str = "") -> RecordedAllocation:
         module = self._modules[-1] if self._modules else ""
-        allocation = LiveAllocation(size, self._position, module, operator, shape, where)
+        allocation = RecordedAllocation(size, self._position, module, operator, shape, where)
         self._position += 1
         self._allocations.append(allocation)
         return allocation
@@ -245,7 +245,7 @@ class Ledger:
             if known[0]:
                 self._end(known[0])
 
-    def _end(self, allocation: LiveAllocation) -> None:
+    def _end(self, allocation: RecordedAllocation) -> None:
         if allocation.end is None:
             allocation.end = self._position
             self._position += 1

@@ -95,10 +95,10 @@ class DataPass:
 
 
 @dataclass(eq=False)
-class BatchRun:
+class BatchStretch:
     """Successive batches of one pass over a DataLoader. The numbers are those of the part's marks, -1 for none."""
 
-    stream: DataPass
+    data_pass: DataPass
     evaluates: bool
     """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
     began: int
@@ -124,11 +124,11 @@ class DrawnBatches:
     """The batches of the thread that trains."""
 
     def __init__(self) -> None:
-        self._streams: WeakKeyDictionary[Any, DataPass] = WeakKeyDictionary()
+        self._passes_by_iterator: WeakKeyDictionary[Any, DataPass] = WeakKeyDictionary()
         """Those of the iterators of DataLoaders."""
         self._loaders: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
         """Those of the samplers of DataLoaders, or of their datasets where these are of no class of Python."""
-        self._waiting: list[BatchRun] = []
+        self._waiting: list[BatchStretch] = []
         self.trained = self.drawing = False
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
         self.doubtful = False
@@ -150,11 +150,11 @@ class DrawnBatches:
 
     def begin_pass(self, iterator: Any) -> None:
         """Takes up that an iterator begins a pass over its data, also one that has made a pass before."""
-        self._streams[iterator] = DataPass(self._loader_of(iterator))
+        self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
 
     def index(self, iterator: Any, found: Any) -> None:
         """Takes up the indices of a batch, which may arrive later."""
-        self._stream_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
+        self._pass_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
 
     def begin(self, iterator: Any, began: int, *, evaluates: bool) -> bool:
         """Takes up that a batch is drawn from now on. Returns whether its time is worth marks of its own.
@@ -162,40 +162,40 @@ class DrawnBatches:
         `began` is the number of marks so far. A long evaluation has no further marks, which would take memory.
         """
         self.drawing = True
-        stream = self._stream_of(iterator)
+        data_pass = self._pass_of(iterator)
         last = self._waiting[-1] if self._waiting else None
-        self._nest(stream, last)
-        if last is None or last.stream is not stream or last.evaluates != evaluates or last.over:
-            self._waiting.append(BatchRun(stream, evaluates, began))
+        self._nest(data_pass, last)
+        if last is None or last.data_pass is not data_pass or last.evaluates != evaluates or last.over:
+            self._waiting.append(BatchStretch(data_pass, evaluates, began))
             return True
         last.left = -1
-        if stream.drawn == 1 and stream.loader.ahead is not False and not last.called:
-            stream.ahead = True
-            if stream.loader.ahead is None:
-                self._undecided.append(stream)
-        if stream.trains:
+        if data_pass.drawn == 1 and data_pass.loader.ahead is not False and not last.called:
+            data_pass.ahead = True
+            if data_pass.loader.ahead is None:
+                self._undecided.append(data_pass)
+        if data_pass.trains:
             return True
-        if evaluates and self.trained and not stream.loader.trains:
+        if evaluates and self.trained and not data_pass.loader.trains:
             return False
         return not last.without or last.forward >= 0
 
     def take(self, iterator: Any, batch: Any, *, counts: bool) -> None:
         """Takes up a batch that has arrived; without `counts` its samples are known already."""
-        stream = self._stream_of(iterator)
-        known = stream.sizes.popleft() if stream.sizes else None
-        rows = _rows(batch) if known == 1 and stream.loader.rows is not None else 0
-        if rows and _makes_batches(stream, rows):
-            size, stream.loader.counted = rows, ROWS
+        data_pass = self._pass_of(iterator)
+        known = data_pass.sizes.popleft() if data_pass.sizes else None
+        rows = _rows(batch) if known == 1 and data_pass.loader.rows is not None else 0
+        if rows and _makes_batches(data_pass, rows):
+            size, data_pass.loader.counted = rows, ROWS
         elif iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
-            size, stream.loader.counted = _agreeing(batch, known), CONSTANT
+            size, data_pass.loader.counted = _agreeing(batch, known), CONSTANT
         elif known is not None:
-            size, stream.loader.counted = known, INDICES
+            size, data_pass.loader.counted = known, INDICES
         else:
-            size, stream.loader.counted = size_of(batch), DIMENSION
-            stream.loader.doubtful = stream.loader.doubtful or _disagree(batch)
-        stream.drawn += 1
-        if stream.ahead:
-            size, stream.held = stream.held, size
+            size, data_pass.loader.counted = size_of(batch), DIMENSION
+            data_pass.loader.doubtful = data_pass.loader.doubtful or _disagree(batch)
+        data_pass.drawn += 1
+        if data_pass.ahead:
+            size, data_pass.held = data_pass.held, size
         if self._waiting and counts:
             self._waiting[-1].samples += size
 
@@ -203,18 +203,18 @@ class DrawnBatches:
         """Takes up that a pass over the data has ended instead of giving another batch."""
         last = self._waiting[-1]
         last.drained, last.over = True, last.called
-        last.samples += last.stream.held
-        last.stream.held = 0
+        last.samples += last.data_pass.held
+        last.data_pass.held = 0
         if not last.samples:
             self._waiting.pop()
-        self._between = last.stream.trains and not self._waiting
+        self._between = last.data_pass.trains and not self._waiting
 
     # What else the program does.
 
     def called(self, marks: int, *, trains: bool) -> None:
         """Takes up that an outermost module is called: `trains` with gradients, in training mode."""
         if not self._waiting and self._between and not trains:
-            self._waiting.append(BatchRun(DataPass(Loader()), evaluates=True, began=marks - 1))
+            self._waiting.append(BatchStretch(DataPass(Loader()), evaluates=True, began=marks - 1))
         self._between = False
         if not self._waiting:
             return
@@ -249,21 +249,21 @@ class DrawnBatches:
             return False
         waiting, self._waiting = self._waiting, []
         self._decisions += 1
-        closest = waiting[-1].stream
+        closest = waiting[-1].data_pass
         known = closest.loader.trains
         verdicts = []
         for stretch in waiting:
-            stream = stretch.stream
-            if stream.seen != self._decisions:
-                stream.row = stream.row + 1 if stream.seen == self._decisions - 1 else 1
-                stream.seen = self._decisions
+            data_pass = stretch.data_pass
+            if data_pass.seen != self._decisions:
+                data_pass.row = data_pass.row + 1 if data_pass.seen == self._decisions - 1 else 1
+                data_pass.seen = self._decisions
             verdicts.append(self._trains(stretch, last=stretch is waiting[-1], known=known))
         self._doubted = None if verdicts[-1] or waiting[-1].over else closest.loader
         for number, (stretch, trains) in enumerate(zip(waiting, verdicts)):
             if trains:
                 self._count(stretch, part)
             until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
-            if not trains and (known or stretch.stream.drawn):
+            if not trains and (known or stretch.data_pass.drawn):
                 ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
                 _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
@@ -285,7 +285,7 @@ class DrawnBatches:
         self.settle(part)
         self._settled = 0
         if self._undecided:
-            self._undecided = [stream for stream in self._undecided if not self._decide(stream, passes, part)]
+            self._undecided = [data_pass for data_pass in self._undecided if not self._decide(data_pass, passes, part)]
         if self._doubted and not part.drawn:
             self._doubted.doubts += 1
             self._doubted.trains = self._doubted.doubts >= DOUBTS
@@ -299,7 +299,7 @@ class DrawnBatches:
 
     def may_train(self, iterator: Any) -> bool:
         """Returns whether the batch that an iterator gave last was drawn for training, as far as that is known."""
-        return self._stream_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
+        return self._pass_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
 
     @property
     def found(self) -> list[tuple[str, int]]:
@@ -308,20 +308,20 @@ class DrawnBatches:
 
     # Decisions.
 
-    def _trains(self, stretch: BatchRun, *, last: bool, known: bool) -> bool:
+    def _trains(self, stretch: BatchStretch, *, last: bool, known: bool) -> bool:
         """Returns whether batches train. `last`: none were drawn after them. `known`: those drawn last train for sure.
 
         A batch that waits was followed by other batches of the same pass, if at all, and by the calls that it knows.
         """
-        stream, loader = stretch.stream, stretch.stream.loader
-        if stream.trains:
+        data_pass, loader = stretch.data_pass, stretch.data_pass.loader
+        if data_pass.trains:
             return True
         alone = loader.trains or not self.trained
         if stretch.evaluates:  # a batch for training may be drawn before the evaluation mode is left
             return alone and (not stretch.over if last else not stretch.called and not stretch.drained)
         if not stretch.called:
             return last or not stretch.drained or alone
-        if stream.row >= REGULAR and not stretch.over:  # such as unlabelled batches, which get pseudo-labels first
+        if data_pass.row >= REGULAR and not stretch.over:  # such as unlabelled batches, which get pseudo-labels first
             return True
         if stretch.forward < 0:
             return last and not stretch.over
@@ -329,38 +329,38 @@ class DrawnBatches:
             return alone or not stretch.over or stretch.resumed < 0
         return loader.trains or not (stretch.over or known)
 
-    def _decide(self, stream: DataPass, passes: int, part: LoopPart) -> bool:
+    def _decide(self, data_pass: DataPass, passes: int, part: LoopPart) -> bool:
         """Decides after an update whether the batches of a pass are drawn ahead, and returns whether it could.
 
         If they are, the first part draws one more than those after it. Others, such as the micro-batches of an
         update that are drawn together, are given back to the part that drew them, or to the next one.
         """
-        drawn, stream.before = stream.drawn - stream.before, stream.drawn
-        if not stream.trains:
+        drawn, data_pass.before = data_pass.drawn - data_pass.before, data_pass.drawn
+        if not data_pass.trains:
             return True
         if not drawn:
             return False
-        if not stream.first and passes < drawn:
-            stream.first = drawn
+        if not data_pass.first and passes < drawn:
+            data_pass.first = drawn
             return False
-        stream.ahead = stream.loader.ahead = drawn < stream.first
-        if not stream.ahead:
-            part.drawn += stream.held
-            stream.held = 0
+        data_pass.ahead = data_pass.loader.ahead = drawn < data_pass.first
+        if not data_pass.ahead:
+            part.drawn += data_pass.held
+            data_pass.held = 0
         return True
 
-    def _nest(self, stream: DataPass, last: BatchRun | None) -> None:
+    def _nest(self, data_pass: DataPass, last: BatchStretch | None) -> None:
         """Takes up that a batch is drawn, perhaps for a batch of another DataLoader, such as a task or a client."""
-        if not stream.drawn and last and last.samples and last.stream is not stream and not last.called:
-            stream.within = last.stream, last.stream.drawn
-        elif stream.drawn and stream.within:
-            outer, drawn = stream.within
-            outer.loader.nests += stream.trains and outer.drawn == drawn
-            stream.within = None
+        if not data_pass.drawn and last and last.samples and last.data_pass is not data_pass and not last.called:
+            data_pass.within = last.data_pass, last.data_pass.drawn
+        elif data_pass.drawn and data_pass.within:
+            outer, drawn = data_pass.within
+            outer.loader.nests += data_pass.trains and outer.drawn == drawn
+            data_pass.within = None
 
-    def _count(self, stretch: BatchRun, part: LoopPart) -> None:
-        loader = stretch.stream.loader
-        self.trained = loader.trains = stretch.stream.trains = True
+    def _count(self, stretch: BatchStretch, part: LoopPart) -> None:
+        loader = stretch.data_pass.loader
+        self.trained = loader.trains = stretch.data_pass.trains = True
         if loader.nests >= NESTS:
             self._counting.pop(id(loader), None)
             return
@@ -371,10 +371,10 @@ class DrawnBatches:
 
     # The DataLoaders.
 
-    def _stream_of(self, iterator: Any) -> DataPass:
-        found = self._streams.get(iterator)
+    def _pass_of(self, iterator: Any) -> DataPass:
+        found = self._passes_by_iterator.get(iterator)
         if found is None:
-            found = self._streams[iterator] = DataPass(self._loader_of(iterator))
+            found = self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
         return found
 
     def _loader_of(self, iterator: Any) -> Loader:
@@ -437,15 +437,15 @@ def _disagree(batch: Any) -> bool:
     return len(sizes) > 1 and len(set(sizes)) == len(sizes)
 
 
-def _makes_batches(stream: DataPass, rows: int) -> bool:
+def _makes_batches(data_pass: DataPass, rows: int) -> bool:
     """Returns whether an index stands for a batch of as many samples as there are rows.
 
     The rows of such batches are the same, except for one batch of a pass.
     """
-    loader = stream.loader
+    loader = data_pass.loader
     if loader.rows and rows != loader.rows:
-        loader.rows = None if stream.uneven else max(rows, loader.rows)
-        stream.uneven = True
+        loader.rows = None if data_pass.uneven else max(rows, loader.rows)
+        data_pass.uneven = True
     else:
         loader.rows = rows
     return loader.rows is not None

@@ -77,7 +77,7 @@ class Given:
         del self.counted[:-LATEST]
 
 
-class CallCounts:
+class GivenSamples:
     """The calls of the outermost modules of the thread that trains."""
 
     def __init__(self, roots: Mapping[int, torch.nn.Module]) -> None:

@@ -36,7 +36,7 @@ from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, DrawnBatches, in_words
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .facts import facts, open_store, peak_rss, place
-from .given import CallCounts
+from .given import GivenSamples
 from .gpus import used_gpus
 from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
@@ -157,7 +157,7 @@ class Probe:
         self._forked = False
         """Whether this process is a fork of a rank, of which the host is told if it trains too."""
         self._models: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
-        """What they wrap, or themselves: a wrapper can be left in training mode while its model is evaluated."""
+        """The unwrapped outermost modules: a wrapper may stay in training mode while its model is evaluated."""
         self._most_roots = 0
         """The largest number of them that the host knows of."""
         self._optimizers: WeakSet[Any] = WeakSet()
@@ -179,7 +179,7 @@ class Probe:
         small share of it, as that of a critic before the generator is called again."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
-        self._given = CallCounts(self._roots)
+        self._given = GivenSamples(self._roots)
         self._shared = 0
         """The steps in which several optimizers have updated with samples of their own."""
         self._started = (0, 0, 0)
@@ -491,9 +491,8 @@ class Probe:
         updates = self._updates
         with self._timeline.phase(OPTIMIZER):
             found = call(scaler, optimizer, *args, **kwargs)
-        if (
-            self._updates == updates and not self._captured
-        ):  # the gradients have infinities, so that the optimizer was not called
+        # Without an update the gradients have infinities, so that the optimizer was not called.
+        if self._updates == updates and not self._captured:
             self._end_part(optimizer, skipped=True)
         return found
 
@@ -775,7 +774,7 @@ class Probe:
 
     def _advance(self) -> None:
         """Tells the host about the parts so far, and ends the program after the last one to measure."""
-        try:
+        try:  # as in `_unbroken`, whose context would take longer in every part
             self._tell()
         except BaseException:
             self._break_off()

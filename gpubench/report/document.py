@@ -116,7 +116,7 @@ class Table(Block):
     """A table whose first column names its rows.
 
     `words` are the columns of words: all others hold figures, which are right-aligned and never shortened. In a narrow
-    terminal the columns in `expendable` are left out first, the first of them at first, then the others from the right.
+    terminal the columns in `expendable` are dropped first, in this order, and then others from the right.
     """
 
     title: str
@@ -240,8 +240,10 @@ class StackedBars(Block):
 
 @dataclass(frozen=True)
 class Line:
-    """A labelled sentence of a finding. `figures` says that its minus signs are those of numbers, and `brief` that a
-    terminal shows it also without -v."""
+    """A labelled sentence of a finding.
+
+    With `figures` its hyphens before digits are set as minus signs. With `brief` a terminal also shows it without -v.
+    """
 
     label: str
     text: str

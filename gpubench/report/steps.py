@@ -115,13 +115,13 @@ def _how_long(run: RunEvidence) -> str:
 
 def caption(run: RunEvidence) -> str:
     """Returns what the figures rest on in one line."""
-    repeats, steps = len(run.windows), sum(window.steps for window in run.windows)
+    steps = sum(window.steps for window in run.windows)
     step_time = run.metrics.get("step_time")
     cut = max((window.first for window in run.windows), default=0)
     effective = (step_time.effective_n if step_time else 0) or 0
-    counted = f"{units.counted(repeats, 'repeat')} with {units.counted(steps, 'steady step')} in all{_how_long(run)}"
     worth = f", worth {effective:.0f} independent ones" if 0 < effective < steps else ""
-    return f"{counted}{worth}, after at most {units.counted(cut, 'warm-up step')}; {intervals(repeats)}"
+    counted = f"{measured(run)}{worth}, after at most {units.counted(cut, 'warm-up step')}"
+    return f"{counted}; {intervals(len(run.windows))}"
 
 
 def without_throughput(run: RunEvidence) -> str:

@@ -13,8 +13,10 @@ from typing_extensions import TypeVar
 from gpubench.settings.options import Option
 
 Open = TypeVar("Open", default=None, covariant=True)
-"""What else than its type a setting can be that gpubench fills in: None before that, and Never, which has no values,
-afterwards. `TrainSettings` is the same as `TrainSettings[None]`."""
+"""The additional type of a setting that gpubench fills in: None until it does, and then Never, which has no values.
+
+`TrainSettings` is the same as `TrainSettings[None]`.
+"""
 
 Role = Literal["workload", "scale", "treatment", "protocol", "uncompared"]
 

@@ -147,8 +147,8 @@ def reproduces(cls: type[RunSettings], path: Path) -> bool:
 def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     """Returns the settings in the file `path`, called `name` by the user, that concern the command of `cls`.
 
-    Those that only a similar command has are left out; so is what a run of another command has only because it is that
-    command's default, where this one's differs. Raises SettingsError for a run that this command cannot run.
+    Those that only a similar command has are left out, and so are the defaults of another command where those of this
+    one differ. Raises SettingsError for a run that this command cannot run.
     """
     writer = COMMANDS[writer_of(path) or cls.command]
     if not same_work(cls, writer):

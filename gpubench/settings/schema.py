@@ -223,7 +223,7 @@ Scale = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Somewhere = Annotated[Path, AfterValidator(Path.absolute)]  # so that a run can be gone on with from anywhere
 
 
-class Numerics(StrEnum):
+class PipePrecision(StrEnum):
     """The type that weights, activations and latents are held in."""
 
     fp32 = "fp32"
@@ -375,7 +375,7 @@ class PipeSettings(RunSettings[Open], Generic[Open]):
     seed: Natural = treatment(
         0, "random seed of the weights; the noise of sample i has seed + i, or its seed in work.seeds"
     )
-    precision: Numerics | Open = treatment(
+    precision: PipePrecision | Open = treatment(
         None,
         "type of weights and latents; default: fp16 on a GPU, else fp32",
         depends_on=("device",),

@@ -213,7 +213,10 @@ def attention(program: ProgramSlices, phases: Phases) -> list[Attention]:
 
 
 def of_attention(operator: Operator, rank: RankProfile) -> bool:
-    """Returns whether an operator processes the scores of such attention, by its shapes, or without any by its name."""
+    """Returns whether an operator processes the scores of such attention.
+
+    It is judged by its shapes, or by its name if none were recorded.
+    """
     if not operator.shapes:
         return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
     ends = [f"{a}, {b}]" for one in rank.attention for a, b in ((one.queries, one.keys), (one.keys, one.queries))]

@@ -260,6 +260,8 @@ def _quantile(values: Ns, part: float) -> int:
 
 @dataclass(frozen=True)
 class ProgramSlices:
+    """A trace within its window, with the nesting of its host's slices and the links to the work they launched."""
+
     trace: Trace
     lexicon: Lexicon
     window: Window

@@ -1,4 +1,4 @@
-"""Whether a faster run still trains the same: its losses are held against the baseline's, and its work is counted.
+"""Judges whether a faster run still trains the same, by comparing its losses and its counted work with the baseline's.
 
 docs/statistics.md describes the method, and how often it is wrong.
 """
@@ -118,8 +118,10 @@ class Judgement:
     power: float | None = None
     """The probability with which runs like these are found to be unharmed if nothing has changed."""
     runs: int | None = None
-    """The runs on each side, with different seeds where they can be set, with which `power` is 80 %. It is given if
-    the outcome is unclear and more runs can decide."""
+    """The number of runs on each side for a `power` of 80 %, with different seeds where they can be set.
+
+    It is given if the outcome is unclear and more runs can decide.
+    """
     steps: int | None = None
     """The steps of each run that may tell. It is given if the outcome is unclear for want of steps."""
 
@@ -315,7 +317,7 @@ class _Sides:
 
     @cached_property
     def apart(self) -> Series:
-        """The largest distance at each step of a run of the candidate from those of the baseline with its seed."""
+        """By step, the largest distance of a candidate's run from the nearest run of the baseline with its seed."""
         runs = [(_of(self.ours, seed), one) for seed in self.seeds for one in _of(self.theirs, seed)]
         return np.asarray(np.max([np.min(np.abs(np.subtract(ours, one)), axis=0) for ours, one in runs], axis=0))
 
@@ -599,10 +601,10 @@ LESS = {
 
 
 def less_work(baseline: Sequence[CountedWork], candidate: CountedWork) -> str:
-    """Returns in which way the candidate does less work than the baseline's runs, with figures; "" if it does as much.
+    """Returns which work the candidate does less of than the baseline's runs, with figures; "" if there is none.
 
-    What is unknown on a side is not compared. Where equal runs differ, as with random lengths, it must be less than the
-    least of them by as much as they differ.
+    What is unknown on a side is not compared. Where equal runs differ, as with random lengths, the candidate must do
+    less than the least of them by as much as they differ.
     """
     skipped = max((work.skipped for work in baseline), default=candidate.skipped)
     if candidate.skipped > skipped:

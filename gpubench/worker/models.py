@@ -6,8 +6,10 @@ or a triple (module, make_batch, loss): `make_batch(batch_size)` returns nested 
 and `loss(module, batch)` runs the forward pass and returns a scalar tensor. The module passed to `loss` may be a
 wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device. A
 fourth element may be `optimizer(parameters)`, which returns a torch.optim.Optimizer or (optimizer, scheduler).
-Inference needs no loss: it takes (module, make_batch), and passes the batch to the module, a tuple or a list as several
-arguments and a dict as arguments by name. It still calls a loss that it is given, which knows how to call the module.
+
+For inference the callable may return (module, make_batch): the module is called with the batch, of which a tuple or
+a list is passed as `*args` and a dict as `**kwargs`. A loss that is returned is called instead, because it knows how to
+call the module.
 """
 
 import functools

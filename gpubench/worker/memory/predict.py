@@ -40,7 +40,7 @@ from gpubench.memory.footprint import Correction, Footprint
 from gpubench.memory.history import History, classify
 from gpubench.memory.libraries import blas_workspace
 from gpubench.memory.predicted_device import Target, predicted
-from gpubench.probe.allocations import LiveAllocation
+from gpubench.probe.allocations import RecordedAllocation
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
@@ -265,7 +265,7 @@ class _Tracker(AllocationTracker):
             self._handles.add(thread)
             self.note(self._workspace, "workspaces", operator, kept=kept)
 
-    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> LiveAllocation | None:
+    def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> RecordedAllocation | None:
         if func in self._host:
             self.disregard(tensor)
         return super().see(tensor, func, where)

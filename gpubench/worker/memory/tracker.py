@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, Phase, PhaseStart
-from gpubench.probe.allocations import Ledger, LiveAllocation, Unreadable, owners_in, tensors
+from gpubench.probe.allocations import Ledger, RecordedAllocation, Unreadable, owners_in, tensors
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker.loop import Batches, Epochs, Loop, Trainer
@@ -181,7 +181,7 @@ def _segments() -> Any:
         return torch.cuda.memory_snapshot()
 
 
-def allocations(pieces: Sequence[LiveAllocation], marks: Sequence[PhaseStart]) -> list[Allocation]:
+def allocations(pieces: Sequence[RecordedAllocation], marks: Sequence[PhaseStart]) -> list[Allocation]:
     """Returns pieces as allocations, each with the phase and the step of the last mark before it."""
     starts = [mark.at for mark in marks]
     found = []

@@ -21,7 +21,7 @@ from gpubench.pipeline.folders import read_prompts
 from gpubench.pipeline.requests import Requests
 from gpubench.pipeline.split import assign, refuse_short
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import CompletedPipeSettings, Numerics, Precision
+from gpubench.settings.schema import CompletedPipeSettings, PipePrecision, Precision
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.compute_rates import time_reference_workload
@@ -80,7 +80,7 @@ def record(session: Session) -> Iterator[events.Message]:
             yield from recorded(recording.files(), rank, session.repeat)
 
 
-DTYPES = {Numerics.fp32: torch.float32, Numerics.fp16: torch.float16, Numerics.bf16: torch.bfloat16}
+DTYPES = {PipePrecision.fp32: torch.float32, PipePrecision.fp16: torch.float16, PipePrecision.bf16: torch.bfloat16}
 WARM_UP = 2  # evaluations: the first allocates and tunes, and the second is like all others
 
 
