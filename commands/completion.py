@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.kinds import COMMANDS as COMMANDS
 from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
@@ -180,9 +179,9 @@ def _command(ctx: typer.Context) -> str:
 
 def _fields(command: str) -> "dict[str, Any]":
     from gpubench.settings.field import fields
-    from gpubench.settings.schema import COMMANDS as CLASSES
+    from gpubench.settings.schema import COMMANDS
 
-    return dict(fields(CLASSES["train-bench" if command == "tune" else command]))
+    return dict(fields(COMMANDS["train-bench" if command == "tune" else command]))
 
 
 def _assignments(command: str, incomplete: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ import typer
 from gpubench.commands import completion, options, output
 from gpubench.commands.plain_help import PlainCommand
 from gpubench.errors import GpubenchError, UsageError
+from gpubench.kinds import COMMANDS
 from gpubench.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ Within = Annotated[
 ]
 Command = Annotated[
     str | None,
-    options.option("NAME", "Runs of this command.", SELECTION, "--command", values=completion.COMMANDS),
+    options.option("NAME", "Runs of this command.", SELECTION, "--command", values=COMMANDS),
 ]
 Experiment = Annotated[
     str | None,
@@ -469,7 +470,7 @@ def chosen(
     from gpubench.runs.selection import moment
 
     for option, value, known in (
-        ("--command", command, completion.COMMANDS),
+        ("--command", command, COMMANDS),
         ("--status", status, completion.STATUSES),
     ):
         if value is not None and value not in known:

@@ -14,8 +14,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from gpubench.probe.batches import DrawnBatches
+from gpubench.probe.device import Mark
 from gpubench.probe.hooks import DATA_WAIT, FORWARD
-from gpubench.probe.timeline import EVALUATION, OTHER, LoopPart, Mark
+from gpubench.probe.timeline import EVALUATION, OTHER, LoopPart
 
 EPOCH, EPOCHS = 4, 4
 SLEEP = 0.004

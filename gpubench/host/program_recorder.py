@@ -24,6 +24,7 @@ from gpubench.host.machines import started_together
 from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.program import ProgramProcesses, step_name
 from gpubench.host.recorder import Recorder, StepRecorder
+from gpubench.kinds import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.memory.analysis import footprint
 from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs import warnings
@@ -33,9 +34,6 @@ from gpubench.settings.defaults import Gaps
 from gpubench.settings.field import Place
 from gpubench.settings.loading import Configuration, apply_overrides
 from gpubench.settings.schema import (
-    PROGRAM,
-    PROGRAM_MEMORY,
-    PROGRAM_PROFILE,
     CommandSettings,
     CompletedProgramMemorySettings,
     CompletedProgramSettings,

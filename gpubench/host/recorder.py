@@ -432,7 +432,7 @@ class Recorder(ABC, Generic[S]):
     def diagnose(self, *, failed: bool = False) -> None:
         """Reads the traces, if there are any, and keeps the profile and the findings.
 
-        Those of a run that `failed` before its recording was complete say more about the failure than about the run.
+        A run that `failed` before its recording was complete gets none, because its traces show the failure.
         """
         if self.diagnosis or not self.traces:
             return

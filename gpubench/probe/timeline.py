@@ -15,8 +15,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
-from .device import Mark as Mark
-from .device import Point, Timing, ns_of
+from .device import Mark, Point, Timing, ns_of
 from .rhythm import Rhythm
 
 OTHER, EVALUATION = "other", "evaluation"

@@ -8,8 +8,11 @@ from gpubench.tuning.combination import Combination
 from gpubench.tuning.knowledge import Estimate, Stage
 
 Reason = Literal["slower", "tie", "no gain", "does not run", "rejected", "memory"]
-"""Why a level is not kept. With a tie, the result is as fast as far as the runs tell: the interval of the difference
-contains 0, and it is expected to be below 1 %."""
+"""Why a level is not kept.
+
+With a tie the result would be as fast, as far as the runs tell: the interval of the difference contains 0, and the
+expected difference is below 1 %.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Contribution:
     alone: Estimate | None
     """Its gain alone against the baseline."""
     tie: bool = False
-    """Whether the result is as fast without it, as far as the runs tell."""
+    """Whether the result would be as fast without it, as far as the runs tell."""
 
 
 @dataclass(frozen=True)
