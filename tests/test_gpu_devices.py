@@ -25,6 +25,20 @@ pytestmark = [
 SLOW = {"FAKECUDA_KERNEL_US": "1000", "FAKECUDA_DEVICES": "2"}
 """Kernels take long enough that the device is behind the host, so that times on both differ."""
 SETTLED = 4
+RECORDING = {
+    "enabled": True,
+    "wait": 1,
+    "active": 2,
+    "repeat": 0,
+    "compress": False,
+    "warmup": 1,
+    "modules": False,
+    "record_shapes": False,
+    "profile_memory": False,
+    "with_stack": False,
+    "all_ranks": False,
+}
+"""The settings of a short recording."""
 
 
 class Ran:
@@ -213,6 +227,11 @@ def test_a_replayed_call_is_inference(run: Run) -> None:
     assert {step["samples"] for step in ran.steps} == {8}
 
 
+def test_replayed_calls_can_be_recorded(run: Run) -> None:
+    ran = run("infer_graphed", inference=True, profiling=RECORDING)
+    assert "tracerecorded" in ran.events, ran.printed
+
+
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @pytest.mark.parametrize(
     ("call", "forbidden"),
@@ -301,11 +320,9 @@ def test_no_other_module_of_the_probe_asks_a_device() -> None:
 @pytest.mark.parametrize("how", ["timed", "recorded", "inference", "followed"])
 def test_no_error_of_a_device_reaches_the_program_and_the_run_says_why(run: Run, how: str) -> None:
     """Each call of torch fails in turn: the program ends as ever, its steps are kept, and the run names the query."""
-    recorded = {"enabled": True, "wait": 1, "active": 2, "repeat": 0, "compress": False, "warmup": 1}
-    off = {"modules": False, "record_shapes": False, "profile_memory": False, "with_stack": False, "all_ranks": False}
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "timed": ("plain", {}),
-        "recorded": ("plain", {"profiling": recorded | off}),
+        "recorded": ("plain", {"profiling": RECORDING}),
         "inference": ("infer", {"inference": True}),
         "followed": ("plain", {"follow": 3}),
     }

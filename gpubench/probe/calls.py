@@ -197,8 +197,11 @@ class CallProbe(Probe):
     _phase_of_replays = FORWARD
 
     def _replayed(self, module: Any) -> None:
-        """Takes up a call by a replay."""
+        """Takes up a call by a replay. A recording starts only while no search for modules is on, as after a call."""
+        self._end_search()
         self._end_call(module)
+        self._searches -= 1
+        self._search()
 
     # What they share.
 
