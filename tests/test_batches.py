@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -418,9 +419,29 @@ def attacked_in_evaluation_mode(loop: Loop) -> None:
         loop.step(batch + gradient.sign())
 
 
+def with_batches_that_fail(loop: Loop) -> None:
+    for number, (batch,) in enumerate(batches(18)):
+        with suppress(RuntimeError):
+            loop.step(batch if number % 3 else batch[:, :2])
+
+
+def with_calls_that_fail(loop: Loop) -> None:
+    for number in range(18):
+        with suppress(RuntimeError):
+            loop.step(torch.randn(4, 3 if number % 3 else 2))
+
+
+def with_calls_that_are_made_again(loop: Loop) -> None:
+    for (batch,) in batches(12):
+        with suppress(RuntimeError):
+            loop.model(batch[:, :2])
+        loop.step(batch)
+
+
 TRAINING: list[Callable[[Loop], None]] = [
     with_a_frozen_mode, pseudo_labelled, in_turn, collected_first, by_lbfgs, by_lbfgs_over_all_batches,
     one_state_at_a_time, by_an_actor_and_its_critic, by_a_solver, checked_by_a_loader, attacked_in_evaluation_mode,
+    with_batches_that_fail, with_calls_that_fail, with_calls_that_are_made_again,
 ]  # fmt: skip
 
 

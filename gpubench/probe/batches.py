@@ -103,6 +103,10 @@ class BatchStretch:
     """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
     began: int
     samples: int = 0
+    latest: int = 0
+    """The samples of the batch that was drawn last, as far as `samples` has them."""
+    failed: int = 0
+    """Those of the batch that was drawn last if the call of a module with it has raised an error."""
     without: bool = False
     """Whether modules were called without gradients or in evaluation mode."""
     forward: int = -1
@@ -168,7 +172,7 @@ class DrawnBatches:
         if last is None or last.data_pass is not data_pass or last.evaluates != evaluates or last.over:
             self._waiting.append(BatchStretch(data_pass, evaluates, began))
             return True
-        last.left = -1
+        last.left, last.failed = -1, 0
         if data_pass.drawn == 1 and data_pass.loader.ahead is not False and not last.called:
             data_pass.ahead = True
             if data_pass.loader.ahead is None:
@@ -198,6 +202,7 @@ class DrawnBatches:
             size, data_pass.held = data_pass.held, size
         if self._waiting and counts:
             self._waiting[-1].samples += size
+            self._waiting[-1].latest = size
 
     def end_pass(self) -> None:
         """Takes up that a pass over the data has ended instead of giving another batch."""
@@ -228,6 +233,16 @@ class DrawnBatches:
             last.without = True
         elif last.forward < 0:
             last.forward = marks
+
+    def ended(self, *, failed: bool) -> None:
+        """Takes up the end of such a call. A batch whose call has `failed` trains only if a later one does not."""
+        last = self._waiting[-1] if self._waiting else None
+        if last and failed:
+            last.samples -= last.latest
+            last.latest, last.failed = 0, last.failed + last.latest
+        elif last and last.failed:
+            last.samples += last.failed
+            last.latest, last.failed = last.failed, 0
 
     @property
     def may_evaluate(self) -> bool:

@@ -33,7 +33,7 @@ MOST_NODES = 64
 """The nodes of a loss's graph in which its rows are looked for."""
 MOST_LOOKS = 32
 """The backward passes whose losses are looked at, where the calls before them are all of one size."""
-DOUBTFUL = 0.5
+DOUBTFUL = 0.1
 """The share of updates from which on what is uncertain about them is said."""
 LAYERS = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
 """The layers that tell which dimension of their input counts samples."""
@@ -98,6 +98,8 @@ class GivenSamples:
         self._made: deque[StorageWeakRef] = deque(maxlen=MOST_MADE)
         """Where the modules' last results are."""
         self._looks = MOST_LOOKS
+        self._latest: ModuleCall | None = None
+        """The last call, if its samples are its own."""
         self.model = ""
         """The class of the module whose samples count."""
 
@@ -114,6 +116,7 @@ class GivenSamples:
     def call(self, root: torch.nn.Module, given: Any) -> None:
         """Takes up a call in training that no other outermost module makes."""
         mine = self._given.setdefault(id(root), Given())
+        self._latest = None
         tensor, shape = _first(given)
         if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self._is_made(tensor):
             return
@@ -123,12 +126,19 @@ class GivenSamples:
         again += [each for each in mine.counted if each.tensor and each.tensor() is tensor and each.version != version]
         if tensor is not None and again:
             return
-        mine.calls.append(ModuleCall(self.size(root, given), ref(tensor) if tensor is not None else None, version))
+        self._latest = ModuleCall(self.size(root, given), ref(tensor) if tensor is not None else None, version)
+        mine.calls.append(self._latest)
         mine.shape = shape
         if len(mine.calls) > MOST_CALLS:
             for each in mine.calls[:-LATEST]:
                 mine.count(each)
             del mine.calls[:-LATEST]
+
+    def fail(self, root: torch.nn.Module) -> None:
+        """Takes up that the last call of a module has raised an error."""
+        mine = self._given.get(id(root))
+        if mine and mine.calls and mine.calls[-1] is self._latest:
+            mine.calls.pop()
 
     def returned(self, result: Any) -> None:
         """Takes up what a call of an outermost module has returned."""

@@ -80,8 +80,9 @@ ONE_OF_SEVERAL = (
 )
 CHANGED = (
     "the optimizers of the program changed their rhythm after step {}, so that the steps before and after it have "
-    "different updates; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
+    "different updates"
 )
+WITHOUT_THOSE = "; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
 HELD_SECONDS = 1.0
@@ -332,26 +333,40 @@ class Probe:
         self._drawn.called(len(self._timeline.part.marks), trains=trains)
         if not trains:
             return self._note_result(call(module, *args, **kwargs))
-        self._count(module, (args, kwargs))
+        samples = self._count(module, (args, kwargs))
         timeline = self._timeline
         timeline.enter(FORWARD)
+        failed = True
         try:
             if self._following:
                 self._following.called(module, (args, kwargs))
             result = self._treatments.call(call, module, args, kwargs)
+            failed = False
         finally:
             timeline.leave()
+            self._drawn.ended(failed=failed)
+            if failed:
+                self._discount(module, samples)
         return self._note_result(result)
 
-    def _count(self, module: torch.nn.Module, given: Any) -> None:
-        """Counts the samples of a call in training."""
+    def _count(self, module: torch.nn.Module, given: Any) -> int:
+        """Counts the samples of a call in training, and returns those that count as forwarded."""
         part = self._timeline.part
         part.first = part.first or id(module)
+        samples = 0
         if part.first == id(module):  # others get the same samples, as an actor and its critic do
             samples = self._counted.forward(self._size(module, given))
             part.forwarded += 0 if self._again else samples
         if not self._drawn.trained and not self._again:
             self._given.call(module, given)
+        return samples
+
+    def _discount(self, module: torch.nn.Module, samples: int) -> None:
+        """Takes back the samples of a call that has raised an error, which the program may catch."""
+        self._counted.forward(-samples)
+        if not self._again:
+            self._timeline.part.forwarded -= samples
+            self._given.fail(module)
 
     def _note_result(self, result: Any) -> Any:
         if not self._drawn.trained:
@@ -1114,7 +1129,8 @@ class Probe:
         elif not self._repeat and rhythm.longest == rhythm.complete and rhythm.optimizers == 1 < len(self._made):
             host.warn(ONE_OF_SEVERAL.format(len(self._made)))
         elif rhythm.changed and rhythm.changed < rhythm.complete:
-            host.warn(CHANGED.format(rhythm.changed, rhythm.changed))
+            enough = 2 * rhythm.changed < rhythm.complete  # are left after it
+            host.warn(CHANGED.format(rhythm.changed) + (WITHOUT_THOSE.format(rhythm.changed) if enough else ""))
 
     def _report_doubt(self, host: Host) -> None:
         """Says that the number of samples in a step is uncertain, or what evaluation is, and why."""

@@ -110,7 +110,10 @@ def measured(run: RunEvidence) -> str:
 def _how_long(run: RunEvidence) -> str:
     """Returns how gpubench chose the number of steps, as the end of a clause; "" if the user has set it."""
     length = run.record.length if run.record else None
-    return f", {length.reason} a repeat" if length and length.reason else ""
+    if length is None or not length.reason:
+        return ""
+    taken = max((window.first + window.steps for window in run.windows), default=0)
+    return f", {length.reason} a repeat" if taken >= length.steps else ", all that the program takes"
 
 
 def caption(run: RunEvidence) -> str:
