@@ -236,7 +236,9 @@ def test_mfu_is_a_fraction_and_the_measured_peak_lies_below_the_data_sheets(tran
 
 @pytest.mark.simulated
 def test_energy_and_telemetry_come_from_the_driver(transformer: Finished) -> None:
-    gpus = [sample["gpus"][0] for sample in transformer.lines("telemetry.jsonl")]
+    steps = [step["time"] for step in transformer.lines("steps.jsonl")]
+    samples = [one for one in transformer.lines("telemetry.jsonl") if steps[0] <= one["time"] <= steps[-1]]
+    gpus = [sample["gpus"][0] for sample in samples]  # without those before the process uses the GPU, and after it
     joules = [gpu["energy_j"] for gpu in gpus]
     assert joules == sorted(joules)
     assert joules[-1] > joules[0]
