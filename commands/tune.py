@@ -17,11 +17,11 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFa
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
+    from gpubench.compare.losses import Margin
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
     from gpubench.tuner import SearchBench, Wishes
-    from gpubench.tuning.losses import Margin
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
@@ -163,13 +163,13 @@ def _wishes(
     **more: Any,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
+    from gpubench.compare.losses import DEFAULT
     from gpubench.settings.field import fields
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
     from gpubench.settings.schema import RunSettings
     from gpubench.settings.sections import size_in_bytes
     from gpubench.tuner import Wishes
-    from gpubench.tuning.losses import DEFAULT
 
     cls: type[RunSettings] = type(settings)
     known = fields(cls)
@@ -212,7 +212,7 @@ def _wishes(
 
 def _loss_margin(text: str) -> "Margin":
     """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
-    from gpubench.tuning.losses import Margin
+    from gpubench.compare.losses import Margin
 
     is_share = text.endswith("%")
     try:

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from gpubench import devices
+from gpubench.compare import losses
 from gpubench.compare.evidence import RunEvidence, open_run
+from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.kinds import TUNE
@@ -20,7 +22,7 @@ from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings, from_outside
-from gpubench.tuning import losses
+from gpubench.tuning.claims import claim_of
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing
 from gpubench.tuning.durations import Limit
@@ -355,10 +357,10 @@ class Tuner:
         if reason := self._without_effect(combination, found):
             return reason
         baseline = self._evidence_of((0,) * len(combination), runs)
-        before, after = ([losses.work_of(run) for run in side] for side in (baseline, found))
+        before, after = ([work_of(run) for run in side] for side in (baseline, found))
         if "training.batch_size" in self.tuning.changes(combination):
             after = [replace(work, samples=None, forwarded=None) for work in after]
-        if less := next(filter(None, (losses.less_work(before, work) for work in after)), ""):
+        if less := next(filter(None, (less_work(before, work) for work in after)), ""):
             return less
         if block.stage not in ("alone", "confirming"):
             return ""
@@ -373,7 +375,7 @@ class Tuner:
         if "training.batch_size" in changes:
             return Loss("unknown", OTHER_BATCH)
         ours, theirs = ([curve for run in side for curve in losses.curves_of(run)] for side in (baseline, found))
-        claim, margin = losses.claim_of(changes), self.tuning.loss_margin
+        claim, margin = claim_of(changes), self.tuning.loss_margin
         judged = losses.judge(ours, theirs, claim, precision=self.tuning.precision, margin=margin)
         return Loss(judged.outcome, judged.reason)
 

@@ -10,8 +10,8 @@ from recorded_runs import side, write_run
 from reports import HOSTILE, Page
 from test_page import compare_page
 
+from gpubench.compare.causes import MOST, diagnosis, finding_changes
 from gpubench.compare.compare import compare
-from gpubench.compare.explanation import MOST, diagnosis, finding_changes
 from gpubench.compare.result import Causes
 from gpubench.findings import Findings, Unanswered
 from gpubench.runs.directory import CONFIG, FINDINGS, PROFILE

@@ -16,10 +16,10 @@ from gpubench.compare.evidence import RunEvidence, Series, Side
 from gpubench.compare.warnings import changed_machine, delay, find_warnings, loss_apart, out_of_turn, rejection
 from gpubench.metrics import Metric
 from gpubench.runs.directory import RunRecord
+from gpubench.runs.other_load import OtherLoad
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.runs.warnings import longer
-from gpubench.telemetry import OtherLoad
 
 # Recorded losses of gpt2-tiny on a CPU, batch 8, adamw: the same seed in fp32 and bf16, another seed, and a
 # learning rate of 1e-8 in place of 1e-3.

@@ -24,7 +24,7 @@ from test_page import compare_page
 from gpubench.compare import result
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import open_run
-from gpubench.compare.explanation import Followed, against, followed, size_changes
+from gpubench.compare.footprints import Followed, against, followed, size_changes
 from gpubench.compare.gate import parse_condition
 from gpubench.compare.inputs import find
 from gpubench.compare.result import Comparison, Memory, Verdict

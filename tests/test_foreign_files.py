@@ -241,7 +241,7 @@ OWN = {
     "report/index.py": "files of gpubench",
     "runs/catalogue.py": "a new file",
     "settings/callables.py": "the source of a module that the user names and that is imported next",
-    "telemetry.py": "files of the kernel",
+    "host/sampler.py": "files of the kernel",
     "temporary.py": "folders and locks of gpubench, each checked as it is opened",
 }
 """The modules that open files in another way, and which files these are."""

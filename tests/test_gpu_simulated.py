@@ -10,7 +10,8 @@ import pytest
 from running import PATIENCE, Finished, environment, gpubench, metrics, simulated
 
 from gpubench.devices import visible_gpus
-from gpubench.telemetry import GpuSample, Telemetry
+from gpubench.host.sampler import Telemetry
+from gpubench.telemetry import GpuSample
 from gpubench.worker.environment import capture_env_metadata
 
 NAME = "(simulated)"

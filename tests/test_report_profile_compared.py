@@ -5,7 +5,7 @@ import pytest
 from reports import find, findings, flat, paragraphs, row, titles
 from test_report_profile import EMPTY, FASTER, FIXED, REPLACE, compared, of, titles_place
 
-from gpubench.compare.explanation import finding_changes
+from gpubench.compare.causes import finding_changes
 from gpubench.report import profile as report
 from gpubench.report.document import Breakdown, Document, Medium, Table
 from gpubench.report.profile import Against, differences

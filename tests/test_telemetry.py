@@ -14,22 +14,14 @@ import psutil
 import pytest
 from fake_nvml import GPUS, FakeNvml
 
-from gpubench import telemetry
+from gpubench.host import sampler
 from gpubench.host.recorder import Progress
+from gpubench.host.sampler import Telemetry, _Processes
 from gpubench.host.schedule import _listen
 from gpubench.runs import warnings
-from gpubench.telemetry import (
-    CpuSample,
-    GpuSample,
-    Telemetry,
-    TelemetrySample,
-    _Processes,
-    energy_between,
-    other_load,
-    sampling,
-    throttled,
-    together,
-)
+from gpubench.runs.gpu_state import energy_between, throttled
+from gpubench.runs.other_load import other_load, together
+from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample, sampling
 
 BUSY = GPUS[0] | {
     "ClockInfo": {1: 1980, 2: 3201}.get,
@@ -388,14 +380,14 @@ def test_a_step_is_slowed_down_by_no_more_than_its_threads_waited_for_a_core(
 def test_the_waits_of_all_threads_of_a_process_and_of_its_children_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "PROC", tmp_path)
+    monkeypatch.setattr(sampler, "PROC", tmp_path)
     waits = {"12/task/12": 5, "12/task/14": 7, "13/task/13": 1, "15/task/15": 9}
     for thread, nanoseconds in waits.items():
         (tmp_path / thread).mkdir(parents=True)
         (tmp_path / thread / "schedstat").write_text(f"100 {nanoseconds} 3\n")
     (tmp_path / "12/task/12/children").write_text("13 99 ")
-    assert telemetry._waits(12) == {"12": 5, "14": 7, "13": 1}
-    assert telemetry._waits(98) == {}
+    assert sampler._waits(12) == {"12": 5, "14": 7, "13": 1}
+    assert sampler._waits(98) == {}
 
 
 def test_a_quiet_machine_is_not_said_to_be_busy() -> None:

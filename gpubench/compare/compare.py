@@ -8,8 +8,10 @@ import msgspec
 
 from gpubench import units
 from gpubench.compare import comparability, gate, intervals, noise, verdicts
+from gpubench.compare.causes import find_causes
 from gpubench.compare.evidence import Side
-from gpubench.compare.explanation import explain, find_causes, find_memory
+from gpubench.compare.explanation import explain
+from gpubench.compare.footprints import find_memory
 from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
 from gpubench.compare.verdicts import ASSUMED, DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other

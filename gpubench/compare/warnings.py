@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpubench import telemetry, units
+from gpubench import units
 from gpubench.compare.comparability import differences
 from gpubench.compare.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
 from gpubench.compare.verdicts import is_speed, one_after_the_other, sample_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import COMPLETED
-from gpubench.telemetry import OtherLoad, TelemetrySample
+from gpubench.runs.other_load import OtherLoad, together
+from gpubench.telemetry import TelemetrySample, within
 
 RUNS_WATCHED = 10  # runs of a group whose telemetry is read
 REFERENCE_TIME = "yardstick_time"  # the persisted name of the metric
@@ -20,16 +21,16 @@ REFERENCE_TIME = "yardstick_time"  # the persisted name of the metric
 
 def steady_telemetry(run: RunEvidence) -> list[TelemetrySample]:
     """Returns the telemetry samples within the run's steady windows."""
-    return telemetry.within(run.telemetry, [(window.start, window.end) for window in run.windows])
+    return within(run.telemetry, [(window.start, window.end) for window in run.windows])
 
 
 def other_load(side: Side) -> OtherLoad | None:
     """Returns the load of other processes during the steady windows, as a mean over the runs; None if unknown."""
-    return telemetry.together([found for run in side.runs if (found := run.summary.others)])
+    return together([found for run in side.runs if (found := run.summary.others)])
 
 
 def disturbance(side: Side) -> float | None:
-    """Returns the possible slowdown of a step on the CPU by other processes: `telemetry.OtherLoad.slowdown`."""
+    """Returns the possible slowdown of a step on the CPU by other processes: `OtherLoad.slowdown`."""
     found = other_load(side)
     return found.slowdown if found else None
 

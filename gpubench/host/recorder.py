@@ -39,6 +39,7 @@ from gpubench.runs.directory import (
     RepeatLength,
     RunWriter,
 )
+from gpubench.runs.other_load import other_load
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Environment, Summary, summarise, write_summary
 from gpubench.settings.defaults import has_gpu_each, local_ranks
@@ -46,7 +47,7 @@ from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
 from gpubench.settings.loading import Configuration, idle
 from gpubench.settings.schema import CompletedProgramSettings, CompletedSettings, CompletedTrainSettings, Device
-from gpubench.telemetry import TelemetrySample, of_gpus, other_load, sampling
+from gpubench.telemetry import TelemetrySample, of_gpus, sampling
 from gpubench.trace.profile import shares
 
 LARGE_TRACE = 100 * 2**20  # bytes, compressed

@@ -12,13 +12,13 @@ from gpubench.channel import calendar
 from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunDirectoryLost, RunFailed
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
+from gpubench.host.sampler import Telemetry
 from gpubench.probe.length import Length
 from gpubench.ranks import launched_by_torchrun
 from gpubench.runs import directory
 from gpubench.runs.summary import Summary, relative_half_width
 from gpubench.settings.loading import Configuration
 from gpubench.settings.sections import RepeatSettings
-from gpubench.telemetry import Telemetry
 
 FLUSH_SECONDS = 1.0
 AIM = 36.0

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from gpubench import units
+from gpubench.compare.causes import diagnosis
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.explanation import diagnosis
 from gpubench.compare.result import (
     Bottleneck,
     Causes,

@@ -12,8 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from gpubench import units
-from gpubench.compare.explanation import finding_changes as changes_between
-from gpubench.compare.explanation import in_seconds
+from gpubench.compare.causes import finding_changes as changes_between
+from gpubench.compare.causes import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.diagnosis.headline import DISTORTED
 from gpubench.findings import Findings

@@ -19,9 +19,11 @@ from gpubench.events import SHORTEST, FlopsCounted, PeakMeasured, RepeatDone, St
 from gpubench.metrics import Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
+from gpubench.runs.gpu_state import energy_between, throttled
+from gpubench.runs.other_load import OtherLoad
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepSamples, StepTable, measure
-from gpubench.telemetry import OtherLoad, Sampling, TelemetrySample, energy_between, throttled
+from gpubench.telemetry import Sampling, TelemetrySample
 
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from gpubench import units
 from gpubench.events import MOST_PHASES, OTHER, FlopsCounted, PeakMeasured
 from gpubench.metrics import Metric
+from gpubench.runs.other_load import STEAL, OtherLoad
 from gpubench.runs.steps import SteadyWindow, StepSamples
-from gpubench.telemetry import STEAL, OtherLoad
 
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
@@ -118,7 +118,7 @@ def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow], settings: 
 
 def contended(load: OtherLoad | None) -> str | None:
     """Warns of other processes that kept cores busy (`OtherLoad.busy`), or of a share of the CPU for other guests
-    above `telemetry.STEAL`, with their possible effect on the times.
+    above `other_load.STEAL`, with their possible effect on the times.
     """
     if load is None:
         return None

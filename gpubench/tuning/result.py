@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Struct
 
 from gpubench import foreign_files
+from gpubench.compare.losses import DEFAULT, Margin, Outcome
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs.directory import write_document
 from gpubench.tuning.conclusion import Conclusion
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Stage
-from gpubench.tuning.losses import DEFAULT, Margin, Outcome
 from gpubench.tuning.treatments import Treatment, Untried
 
 Status = Literal["running", "completed", "interrupted", "failed"]

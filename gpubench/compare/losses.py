@@ -1,14 +1,13 @@
-"""Judges whether a faster run still trains the same, by comparing its losses and its counted work with the baseline's.
+"""Judges whether a run still trains the same, by comparing its losses with the baseline's.
 
 docs/statistics.md describes the method, and how often it is wrong.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -20,15 +19,11 @@ from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error, 
 from gpubench.compare.warnings import fell_apart, scatter
 from gpubench.distributions import student_t_cdf, student_t_quantile
 from gpubench.runs.stats import mean_error
-from gpubench.tuning.treatments import numbers_of
 
 Claim = Literal["same", "rounding", "type"]
 """What a treatment changes about the computed numbers: nothing, their last digits, or the type that they are computed
 in. Of several treatments the widest one counts, which is the last one in CLAIMS."""
 CLAIMS: Sequence[Claim] = ("same", "rounding", "type")
-
-COMPILED = ("performance.compile", "performance.compile_mode")
-"""The settings whose losses are judged as those of another type, because compiled code draws other random numbers."""
 
 Outcome = Literal["unharmed", "harmed", "unclear", "unknown"]
 """Whether the loss is harmed; "unclear" if the steps and runs do not suffice to tell, "unknown" without losses."""
@@ -124,12 +119,6 @@ class Judgement:
     """
     steps: int | None = None
     """The steps of each run that may tell. It is given if the outcome is unclear for want of steps."""
-
-
-def claim_of(keys: Iterable[str]) -> Claim:
-    """Returns what the settings with these dot-keys, none of which changes the batch, claim together."""
-    known = {"type" if key in COMPILED else numbers_of(key) for key in keys}
-    return next((claim for claim in reversed(CLAIMS) if claim in known), "same")
 
 
 def curves_of(run: RunEvidence) -> list[LossCurve]:
@@ -543,76 +532,3 @@ def _margin_in_words(margin: float, final: float, fall: float, learns: bool) -> 
 
 def _way(losses: Series) -> str:
     return f"from {losses[0]:.3g} to {losses[len(losses) // 2 :].mean():.3g}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountedWork:
-    """What the steps of a run have done, counted where it is done and not taken from settings."""
-
-    samples: float | None = None
-    """The samples of one step of all ranks, as a mean over the steps after the warm-up; None if they are unknown."""
-    skipped: int = 0
-    """The updates that the gradient scaler has skipped after the warm-up."""
-    updated: int | None = None
-    """The elements of the parameters that one step updates, at least; None if they were not counted."""
-    passes: float | None = None
-    """The backward passes of one step, as a mean over all steps; None if they were not counted."""
-    forwarded: float | None = None
-    """The samples that the model is given in one step on a rank, as a mean over all steps; None if not counted."""
-    flops: float | None = None
-    """The model FLOPs of one sample; None if they were not counted."""
-
-
-def work_of(run: RunEvidence) -> CountedWork:
-    """Returns the work of a run, of the repeat that did least for each kind of work."""
-    samples, passes, forwarded = [], [], []
-    skipped = 0
-    for window, counted in zip_longest(run.windows, run.summary.work):
-        steps = run.steps.of_repeat(window.repeat)
-        steady = run.steps.steady(window)
-        samples.append(sum(float(rows.samples.mean()) for rows in steady.values()))
-        skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
-        if counted and steps:
-            passes.append(counted.backward_passes / max(map(len, steps.values())))
-            forwarded.append(counted.forwarded / max(map(len, steps.values())))
-    flops = run.metrics.get("model_flops_per_sample")
-    return CountedWork(
-        samples=min(samples, default=0.0) or None,
-        skipped=skipped,
-        updated=min((one.updated_least for one in run.summary.work if one), default=None),
-        passes=min(passes, default=None),
-        forwarded=min(forwarded, default=0.0) or None,
-        flops=flops.estimate if flops else None,
-    )
-
-
-COUNTED_ALIKE = 1e-3
-"""The share by which two counts of the same work may differ, such as those of FLOPs that fusion leaves out."""
-FORWARDED_ALIKE = 0.1
-"""The same for the samples that the model is given, which are counted from the call on in which it is recognised."""
-LESS = {
-    "samples": "samples in a step",
-    "updated": "elements of parameters updated in a step",
-    "passes": "backward passes in a step",
-    "forwarded": "samples given to the model in a step",
-    "flops": "FLOPs for a sample",
-}
-"""The counts that must not be smaller, in words."""
-
-
-def less_work(baseline: Sequence[CountedWork], candidate: CountedWork) -> str:
-    """Returns which work the candidate does less of than the baseline's runs, with figures; "" if there is none.
-
-    What is unknown on a side is not compared. Where equal runs differ, as with random lengths, the candidate must do
-    less than the least of them by as much as they differ.
-    """
-    skipped = max((work.skipped for work in baseline), default=candidate.skipped)
-    if candidate.skipped > skipped:
-        return f"{units.counted(candidate.skipped, 'update')} skipped by the gradient scaler instead of {skipped}"
-    for name, unit in LESS.items():
-        before = [count for work in baseline if (count := getattr(work, name)) is not None]
-        after = getattr(candidate, name)
-        alike = FORWARDED_ALIKE if name == "forwarded" else COUNTED_ALIKE
-        if before and after is not None and after < (2 * min(before) - max(before)) * (1 - alike):
-            return f"{units.count(after)} {unit} instead of {units.count(min(before))}"
-    return ""
