@@ -312,20 +312,23 @@ def check_tags(tags: Iterable[str]) -> None:
 
 
 def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int = 0) -> "list[Configuration[Any]]":
-    """Returns the configurations of one command with the name and the tags on the command line.
+    """Returns the configurations of one command with their variants, and the name and tags on the command line.
 
     The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags, and
     with --trust none is of received results. Raises UsageError for a name or a tag that no run there can have.
     """
     from dataclasses import replace
 
+    from gpubench.settings.variants import variants
+
     found = labels(ctx, runs[0].settings.results)
+    called = [found._replace(variant=one) for one in variants(runs)]
     runs = [trusted(ctx, run) for run in runs]
     if name := found.name:
         others = (f"{name}-{number}" for number in range(2, len(runs) + 1))
         names = [name if index == own else next(others) for index in range(len(runs))]
-        return [replace(run, labels=found._replace(name=one)) for run, one in zip(runs, names, strict=True)]
-    return [replace(run, labels=found) for run in runs]
+        called = [one._replace(name=each) for one, each in zip(called, names, strict=True)]
+    return [replace(run, labels=one) for run, one in zip(runs, called, strict=True)]
 
 
 def trusted(ctx: typer.Context, run: "Configuration[Any]") -> "Configuration[Any]":

@@ -56,7 +56,7 @@ def measure(
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     base = configuration(ctx, config, ProgramSettings, TrainSettings)
-    runs, labels = _versions(base, versus, complete_program)
+    runs = _versions(base, versus, complete_program)
     runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if print_config:
         running.print_configurations(runs, "train-bench")
@@ -64,28 +64,25 @@ def measure(
 
     from gpubench.host import live
 
-    running.run_and_report(runs, ProgramRecorder, live, labels=labels, **shown._asdict())
+    running.run_and_report(runs, ProgramRecorder, live, **shown._asdict())
 
 
 def _versions(
     base: "Configuration[Any]", versus: Versus, complete: "Callable[[Any], tuple[Any, dict[str, str]]]"
-) -> "tuple[list[Configuration[Any]], list[str]]":
-    """Returns the complete configurations, one or two, and what to call two of them."""
+) -> "list[Configuration[Any]]":
+    """Returns the complete configurations, one or two."""
     from gpubench.settings.loading import complete_all
 
     if sum(map(bool, versus)) > 1:
         raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
     runs = complete_all(base, versus.settings, complete)
     (first, *_) = runs
-    if versus.settings:
-        return runs, ["as given", f"with {' '.join(versus.settings)}"]
     if versus.arguments:
         more = {"program.command": f"{first.settings.program.command} {versus.arguments}"}
-        return [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {versus.arguments}"]
+        return [first, first.with_overrides(more, "--vs-args")]
     if versus.ref:
-        then = first.with_overrides({"program.ref": versus.ref}, "--vs-ref")
-        return [then, first], [versus.ref, "this directory"]
-    return runs, []
+        return [first.with_overrides({"program.ref": versus.ref}, "--vs-ref"), first]
+    return runs
 
 
 def diagnose(
@@ -153,7 +150,7 @@ def follow(
     if verify and any(versus):
         raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
     base = configuration(ctx, config, ProgramMemorySettings, MemorySettings)
-    runs, labels = _versions(base, versus, complete_program_memory)
+    runs = _versions(base, versus, complete_program_memory)
     runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
     if verify:
         running.check_trial_name(runs[0])
@@ -161,7 +158,7 @@ def follow(
         running.print_configurations(runs, "memory")
         return
     if not verify:
-        running.run_and_report(runs, ProgramMemoryRecorder, memory_recorder, labels=labels, **shown._asdict())
+        running.run_and_report(runs, ProgramMemoryRecorder, memory_recorder, **shown._asdict())
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
     outcomes = running.measure(runs, ProgramMemoryRecorder, memory_recorder, terminal)

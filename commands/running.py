@@ -41,19 +41,15 @@ def run_and_report(
     json: bool,
     quiet: bool,
     verbose: int,
-    labels: Sequence[str] = (),
 ) -> None:
-    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error.
-
-    `labels` name the two in their comparison; by default it names the settings in which they differ.
-    """
+    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
     from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = after_run.judge_pair(paths, labels) if len(paths) == 2 else None
+    pair = after_run.judge_pair(paths) if len(paths) == 2 else None
     finish(outcomes, pair, terminal, json=json)
 
 
@@ -155,11 +151,14 @@ def finish(
     if arranged:
         for path in paths:
             after_run.write_up(path, arranged)
+    page = after_run.keep_pair(paths, pair) if pair else None
     if json:
         text = run.to_json(paths, pair)
     else:
         text = terminal.render(sweep.document(paths) if swept else run.document(paths, pair, arranged or PLAIN))
     output.write(text, "the run directory has all results")
+    if page and not (json or terminal.quiet):
+        terminal.err.print(f"comparison: {page}", markup=False, highlight=False, soft_wrap=True)
     index.refresh(paths[0].parent.parent)
     for outcome in outcomes:
         if outcome.error:

@@ -3,9 +3,10 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from recorded_runs import write_run
+from recorded_runs import edit, write_run
 from running import TINY, Finished, gpubench
 
 from gpubench.compare.evidence import open_run
@@ -14,6 +15,7 @@ from gpubench.report.document import Paragraph
 from gpubench.report.phrases import headline
 from gpubench.report.run import document, to_json
 from gpubench.runs import directory
+from gpubench.runs.catalogue import catalogue
 from gpubench.runs.reader import Run
 
 
@@ -66,11 +68,38 @@ def test_the_noise_of_the_repeats_is_on_record(pair: Finished) -> None:
     assert step_time["noise_floor"] > step_time["spread"] > 0
 
 
-def test_the_second_report_begins_with_what_changed_since_the_first(pair: Finished) -> None:
-    first, second = ((path / directory.REPORT).read_text() for path in pair.runs)
-    assert "precision" in second
-    assert pair.runs[0].name in second
-    assert pair.runs[1].name not in first
+def test_the_candidate_has_the_comparison_and_its_page(pair: Finished) -> None:
+    baseline, candidate = pair.runs
+    kept = json.loads((candidate / directory.COMPARISON).read_text())
+    assert kept["baseline"] == baseline.name
+    assert kept["labels"] == [Run.open(path).record.variant for path in pair.runs]
+    assert kept["verdict"] == kept["result"]["comparisons"][0]["verdicts"][0]["verdict"]
+    assert baseline.name in (candidate / directory.COMPARISON_PAGE).read_text()
+    assert not (baseline / directory.COMPARISON).exists()
+    entry, _ = catalogue(candidate.parent.parent)
+    assert entry.variant.endswith("precision=bf16")
+    assert entry.compared is not None
+    assert entry.compared.baseline == baseline.name
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({}, {}, False),
+        ({"status": "interrupted"}, {}, True),
+        ({"asked": {"data.workers": 2}}, {"asked": {}}, True),
+        ({"asked": {}}, {"asked": {"OMP_NUM_THREADS": "1"}}, True),
+        ({"asked": {"data.workers": 2}}, {"asked": {"data.workers": 2}}, False),
+    ],
+)
+def test_a_report_compares_with_a_completed_run_that_was_asked_for_alike(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: bool
+) -> None:
+    older, newer = (write_run(tmp_path, "made") for _ in range(2))
+    edit(older / directory.RUN, **first)
+    edit(newer / directory.RUN, **second)
+    after_run.write_up(newer)
+    assert (older.name not in (newer / directory.REPORT).read_text()) == differs
 
 
 def test_a_run_that_measured_nothing_gets_no_report(pair: Finished, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def entry(number: int, throughput: float, *, reference: float | None = None, **s
     """The run of that number, of which there is one every six hours."""
     started = datetime(2026, 10, 1) + timedelta(hours=6 * number)
     commit, host = settings.pop("commit", OLD), settings.pop("host", "here")
+    left_open, variables = settings.pop("left_open", ()), settings.pop("variables", {})
     metrics = {
         "throughput": EntryFigure(throughput, 0.99 * throughput, 1.01 * throughput, "samples/s", "higher"),
         "final_loss": EntryFigure(1 / throughput, None, None, "", None),
@@ -65,11 +66,14 @@ def entry(number: int, throughput: float, *, reference: float | None = None, **s
         name=None,
         tags=(),
         model="gpt2",
+        variant="",
+        others=(),
+        compared=None,
         device="EPYC",
         measured=True,
         reference=reference,
         problem=None,
-        packed=msgspec.msgpack.encode(entries._Details(metrics, known, {})),
+        packed=msgspec.msgpack.encode(entries._Details(metrics, known, {}, list(left_open), variables)),
     )
 
 
@@ -100,14 +104,62 @@ def test_a_setting_that_an_older_gpubench_did_not_have_makes_no_other_series() -
     assert points(histories(made)) == [12]
 
 
-def test_a_treatment_that_was_changed_once_is_part_of_the_series() -> None:
+def test_what_the_code_changed_once_is_part_of_the_series() -> None:
     values = levels((8, 100.0), (8, 150.0))
-    made = [entry(number, value, precision="fp32" if number < 8 else "bf16") for number, value in enumerate(values)]
+    made = [
+        entry(
+            number,
+            value,
+            precision="fp32" if number < 8 else "bf16",
+            left_open=["precision"],
+            commit=OLD if number < 8 else NEW,
+        )
+        for number, value in enumerate(values)
+    ]
     (one,) = histories(made).series
     assert [change.index for change in one.changes] == [8]
     assert 1.45 < one.changes[0].interval[0] < one.changes[0].ratio < one.changes[0].interval[1] < 1.55
     assert one.changes[0].outcome == "better"
     assert not one.varied
+
+
+SAME = dict[str, Any]()
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "asked for otherwise": ({"precision": "fp32"}, {"precision": "bf16"}, ["precision=bf16"]),
+    "another value with the same code": (
+        {"precision": "fp32", "left_open": ["precision"]},
+        {"precision": "bf16", "left_open": ["precision"]},
+        ["precision=bf16"],
+    ),
+    "a variable of the environment": (SAME, {"variables": {"OMP_NUM_THREADS": "1"}}, ["OMP_NUM_THREADS=1"]),
+    "another commit, checked out": ({"program.ref": "HEAD"}, {"program.ref": "main", "commit": NEW}, ["main"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_runs_that_were_asked_for_otherwise_are_another_series(name: str) -> None:
+    """They are so also where one variant was measured after the other, as if it had taken its place."""
+    before, after, varied = OTHERS[name]
+    made = [entry(number, 100.0, **dict(before if number < 8 else after)) for number in range(16)]
+    found = histories(made)
+    assert points(found) == [8, 8]
+    assert found.series[0].varied == varied
+
+
+def test_variants_that_were_measured_once_at_different_times_are_no_series() -> None:
+    """Each is followed by runs of the program as it is, so that neither has taken the other's place."""
+    threads = {4: 1, 9: 3, 14: 5}
+    made = [
+        entry(
+            number,
+            100.0,
+            left_open=["performance.cpu_threads"],
+            commit=f"{number:040x}",
+            **{"performance.cpu_threads": threads.get(number, 2)},
+        )
+        for number in range(18)
+    ]
+    assert sorted(points(histories(made))) == [1, 1, 1, 15]
 
 
 def test_variants_that_are_measured_side_by_side_are_series_of_their_own() -> None:
@@ -129,7 +181,7 @@ def test_a_change_on_hosts_that_take_turns_is_found_on_each() -> None:
         for number, value in enumerate(values)
     ]
     found = histories(made, conditions=[gate.parse_condition("throughput>2%")])
-    assert sorted(one.varied for one in found.series) == [["host.name=node0"], ["host.name=node1"]]
+    assert sorted(one.varied for one in found.series) == [["node0"], ["node1"]]
     for one in found.series:
         assert [change.index for change in one.changes] == [10]
         assert 0.96 < one.changes[0].ratio < 0.98

@@ -311,7 +311,8 @@ def test_the_runs_of_one_command_share_a_name_and_all_tags(results: Path, own: i
     base = load(TrainSettings, "tiny", {"results": str(results)})
     runs = [completed(base.with_overrides({"seed": seed}, "--vs"), complete) for seed in range(3)]
     found = options.labelled(given, runs, own)
-    assert [run.labels for run in found] == [Labels(name, ("x",)) for name in names]
+    assert [run.labels[:2] for run in found] == [(name, ("x",)) for name in names]
+    assert len({run.labels.variant for run in found}) == 1  # a seed tells no variant
     assert found[0].with_overrides({"seed": 9}, "a trial").labels == Labels()
 
 

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
+from gpubench.settings.keys import HOST, VARIABLES, assignment, is_empty
 
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
@@ -37,7 +38,6 @@ UNSTEADY = 2.5
 """The factor on the change that is found in a series whose level wanders."""
 LONG = 10
 """Runs from which on their correlation is estimated."""
-HOST = "host.name"
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
@@ -103,7 +103,7 @@ class Series(Struct, frozen=True):
     wanders: bool
     """Whether that correlation is so large that only changes much larger than the noise are told from it."""
     varied: list[str]
-    """What tells this series from another one of its workload, as "precision=bf16" or "host.name=node3"."""
+    """What tells this series from another one of its workload, as "precision=bf16" or "node3"."""
 
 
 class Histories(Struct, frozen=True):
@@ -166,7 +166,7 @@ class _SeriesRuns:
 
     runs: list[Entry]
     varied: list[str]
-    """The settings and the host in which its newest run differs from that of another series of the workload."""
+    """In which settings, and on which host, its newest run differs from that of another series of the workload."""
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -176,27 +176,61 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 def _chains(workload: _Workload) -> list[_SeriesRuns]:
     """Returns the runs that are one series each, in order of time.
 
-    Runs of a workload that differ in a treatment, such as the precision, or in the host are one series if it was
-    changed once: if the last run of one is older than the first of the other. Variants that are measured side by side
-    are different series, because the difference between them would hide a change of both.
+    All runs of a series were asked for in the same way: with the same settings, commit and environment variables. What
+    the program decides itself, as by its code, and the host may change within a series, but only for good: runs of
+    several variants that take turns are several series, because the difference between them would hide a change of
+    all. With the same code, another value comes from elsewhere, and begins another series.
     """
-    variants: dict[str, list[Entry]] = {}
+    asked: list[tuple[dict[str, Any], list[Entry]]] = []
     for entry in workload.runs:
-        variants.setdefault(repr(sorted(_variant(entry).items(), key=str)), []).append(entry)
+        own = _asked(entry)
+        runs = next((runs for known, runs in asked if all(known.get(key, own[key]) == own[key] for key in own)), None)
+        if runs is None:
+            asked.append((own, runs := []))
+        runs.append(entry)
+    of_asked = _varied([own for own, _ in asked])
+    found = []
+    for own, runs in asked:
+        chains = _continued(runs)
+        decided = [_decided(chain[-1]) for chain in chains]
+        of_decided = _varied(decided)
+        for chain, known in zip(chains, decided, strict=True):
+            told = [(key, own.get(key)) for key in of_asked] + [(key, known.get(key)) for key in of_decided]
+            words = [assignment(key, value) for key, value in told if not is_empty(value)]
+            found.append(_SeriesRuns(chain, words[:NAMED]))
+    return found
+
+
+def _varied(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the keys in whose values some differ."""
+    keys = dict.fromkeys(key for each in facts for key in each)
+    return [key for key in keys if len({str(each.get(key)) for each in facts}) > 1]
+
+
+def _continued(runs: Sequence[Entry]) -> list[list[Entry]]:
+    """Splits runs that were asked for in the same way by what was decided elsewhere, unless that changed for good."""
+    variants: dict[str, list[Entry]] = {}
+    for entry in runs:
+        variants.setdefault(repr(sorted(_decided(entry).items(), key=str)), []).append(entry)
     chains: list[list[Entry]] = []
     for variant in variants.values():
-        older = [chain for chain in chains if chain[-1].record.started < variant[0].record.started]
-        if older:
-            max(older, key=lambda chain: (_shared(chain[-1], variant[0]), chain[-1].record.started)).extend(variant)
+        place = runs.index(variant[0])
+        before = next((chain for chain in chains if place and chain[-1] is runs[place - 1]), None)
+        if before and _may_continue(before[-1], variant[0]):
+            before.extend(variant)
         else:
             chains.append(variant)
-    newest = [_variant(chain[-1]) for chain in chains]
-    keys = dict.fromkeys(key for each in newest for key in each)
-    varied = [key for key in keys if len({str(each.get(key)) for each in newest}) > 1]
-    return [
-        _SeriesRuns(chain, [f"{key}={own[key]}" for key in varied[:NAMED] if own.get(key) is not None])
-        for chain, own in zip(chains, newest, strict=True)
-    ]
+    return chains
+
+
+def _may_continue(before: Entry, after: Entry) -> bool:
+    """Returns whether the code, or a replaced host, can be the reason for what differs between two runs."""
+    ours, theirs = _decided(before), _decided(after)
+    if all(ours.get(key) == theirs.get(key) for key in ours | theirs if key != HOST):
+        return True
+    code = [(entry.record.git or {}).get("commit") for entry in (before, after)]
+    dirty = any((entry.record.git or {"dirty": True}).get("dirty") for entry in (before, after))
+    return dirty or code[0] != code[1]
 
 
 def _workloads(entries: Iterable[Entry]) -> list[_Workload]:
@@ -226,10 +260,21 @@ def _work(entry: Entry) -> dict[str, Any]:
     return facts | {"command": command, "device name": entry.device, "ranks": entry.record.world_size}
 
 
-def _variant(entry: Entry) -> dict[str, Any]:
-    """Returns the treatments and the host of a run."""
-    treatments = {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
-    return treatments | ({HOST: entry.record.host} if entry.record.host else {})
+def _asked(entry: Entry) -> dict[str, Any]:
+    """Returns what the user asked of a run, besides its workload; None for what was left to gpubench or the program."""
+    found = {key: None if key in entry.left_open else value for key, value in _treatments(entry).items()}
+    known = entry.variables
+    return found | ({} if known is None else {name: known.get(name) for name in VARIABLES})
+
+
+def _decided(entry: Entry) -> dict[str, Any]:
+    """Returns the host, and the settings that gpubench or the program decided."""
+    found = {key: value for key, value in _treatments(entry).items() if key in entry.left_open}
+    return found | ({HOST: entry.record.host} if entry.record.host else {})
+
+
+def _treatments(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in entry.settings.items() if _role(key) == "treatment" and key != "seed"}
 
 
 @cache
@@ -237,11 +282,6 @@ def _role(key: str) -> str:
     declared = comparability.declarations()
     found = declared.get(key) or declared.get(key.rpartition(".")[0])
     return found.role if found else "uncompared"
-
-
-def _shared(one: Entry, other: Entry) -> int:
-    ours, theirs = _variant(one), _variant(other)
-    return sum(theirs.get(key) == value for key, value in ours.items())
 
 
 def _main(entries: Sequence[Entry]) -> str:

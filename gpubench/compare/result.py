@@ -320,6 +320,26 @@ class Comparisons(Struct, frozen=True):
     """The damaged runs that --skip-invalid left out, with the reason."""
 
 
+class PairComparison(Struct, frozen=True, kw_only=True):
+    """The content of comparison.json: the comparison of two runs whose repeats were interleaved."""
+
+    schema_version: int
+    baseline: str
+    """The id of the baseline's run; the candidate's run has the file."""
+    labels: tuple[str, str]
+    """The variants of the baseline and of the candidate."""
+    answer: str
+    """The comparison in one sentence."""
+    metric: str | None
+    """The metric that decides; None without one."""
+    verdict: Outcome
+    ratio: float | None
+    """The candidate's value divided by that of the baseline."""
+    interval: tuple[float, float] | None
+    """The 95 % interval of the ratio."""
+    result: Comparisons
+
+
 class NullMetric(Struct, frozen=True, kw_only=True):
     """The variation of one metric without changes, in fractions of its mean."""
 

@@ -3,18 +3,19 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import RunEvidence, Side, open_run
-from gpubench.compare.result import Comparisons
+from gpubench.compare.result import Comparisons, PairComparison, SideSummary, to_json
+from gpubench.compare.verdicts import leading
 from gpubench.errors import GpubenchError, RunDirectoryError
+from gpubench.report import comparison, phrases
 from gpubench.report import run as report
 from gpubench.report.page import render
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
-from gpubench.settings.keys import in_words, is_empty
+from gpubench.settings.keys import REF
 
 REMEMBERED = 20  # previous runs that a new one is compared with
 
@@ -48,29 +49,53 @@ def write_up(path: Path, arranged: Arrangement = PLAIN) -> None:
 def judge_pair(paths: Sequence[Path], labels: Sequence[str] = (), metrics: Sequence[str] = ()) -> Comparisons | None:
     """Compares the second of two finished runs with the first; None if one of them measured nothing.
 
-    By default the labels are the settings in which the runs differ, and all metrics are compared.
+    By default the sides are called by their variants, and all metrics are compared.
     """
     try:
         runs = [open_run(path) for path in paths]
-        sides = [Side(label, (run,)) for label, run in zip(labels or differences(*runs), runs, strict=True)]
+        sides = [Side(label, (run,)) for label, run in zip(labels or called(runs), runs, strict=True)]
         return compare(sides, metrics=metrics)
     except GpubenchError:
         return None
 
 
-def differences(base: RunEvidence, other: RunEvidence) -> tuple[str, str]:
-    """Returns the settings in which two runs differ, as ("precision=bf16", "precision=fp32").
+def keep_pair(paths: Sequence[Path], found: Comparisons) -> Path | None:
+    """Writes comparison.json and comparison.html into the directory of the second run, the candidate.
 
-    Settings that were filled in on both sides are left out, because they follow from other settings.
+    Returns the path of the page; None if it cannot be written, because the results of the runs are safe.
     """
-    given = [key for key in base.settings if key not in base.chosen & other.chosen]
-    keys = [key for key in given if base.settings[key] != other.settings.get(key)]
-    first, second = (" ".join(_assigned(key, run.settings.get(key)) for key in keys) for run in (base, other))
-    return first or "the first", second or "the same again"
+    sides = [Side(side.label, (open_run(path),)) for path, side in zip(paths, _sides(found), strict=True)]
+    (pair,) = found.comparisons
+    verdict = leading(pair.verdicts) if pair.comparability.comparable or pair.comparability.forced else None
+    kept = PairComparison(
+        schema_version=directory.SCHEMA_VERSION,
+        baseline=paths[0].name,
+        labels=(pair.baseline.label, pair.candidate.label),
+        answer=phrases.headline(pair),
+        metric=verdict.metric if verdict else None,
+        verdict=verdict.verdict if verdict else "withheld",
+        ratio=verdict.ratio if verdict else None,
+        interval=verdict.interval if verdict else None,
+        result=found,
+    )
+    try:
+        directory.write_document(paths[1] / directory.COMPARISON, to_json(kept))
+        directory.write_document(paths[1] / directory.COMPARISON_PAGE, render(comparison.document(found, sides)))
+    except OSError as error:
+        log.warning("no comparison in %s: %s", paths[1], error)
+        return None
+    return paths[1] / directory.COMPARISON_PAGE
 
 
-def _assigned(key: str, value: Any) -> str:
-    return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
+def _sides(found: Comparisons) -> "Sequence[SideSummary]":
+    (pair,) = found.comparisons
+    return pair.baseline, pair.candidate
+
+
+def called(runs: Sequence[RunEvidence]) -> list[str]:
+    """Returns the variants of runs or, if these do not tell them apart, what the runs are called otherwise."""
+    variants = [(run.record and run.record.variant) or "" for run in runs]
+    return variants if all(variants) and len({*variants}) == len(runs) else [run.label for run in runs]
 
 
 def page(run: RunEvidence, previous: RunEvidence | None, arranged: Arrangement = PLAIN) -> str:
@@ -85,9 +110,9 @@ def _alone(run: RunEvidence) -> Side:
 
 
 def before(run: RunEvidence) -> Iterator[RunEvidence]:
-    """Yields the readable earlier runs of the same command in this experiment, newest first.
+    """Yields the readable earlier runs of the same command in this experiment that were completed, newest first.
 
-    The programs of a user share an experiment, so that only runs of the same program count.
+    They were asked for in the same way: the same program, commit and settings. Runs of 0.2.0 and older do not say how.
     """
     older = [
         path for path in run.path.parent.iterdir() if path.name < run.path.name and (path / directory.RUN).is_file()
@@ -97,9 +122,16 @@ def before(run: RunEvidence) -> Iterator[RunEvidence]:
             found = open_run(path)
         except RunDirectoryError:
             continue
-        of_program = (one.settings.get("program.command") for one in (found, run))
-        if found.record and run.record and found.record.command == run.record.command and len({*of_program}) == 1:
+        if found.record and run.record and found.status == directory.COMPLETED and _asked_alike(found, run):
             yield found
+
+
+def _asked_alike(one: RunEvidence, other: RunEvidence) -> bool:
+    keys = ("program.command", REF)
+    commands = {found.record.command for found in (one, other) if found.record}
+    asked = [found.record.asked for found in (one, other) if found.record and found.record.asked is not None]
+    alike = all(one.settings.get(key) == other.settings.get(key) for key in keys)
+    return alike and len(commands) == 1 and (len(asked) < 2 or asked[0] == asked[1])
 
 
 def unlike(run: RunEvidence, other: RunEvidence) -> bool:

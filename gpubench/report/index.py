@@ -22,7 +22,7 @@ from gpubench import __version__, foreign_files, units
 from gpubench.report import listing
 from gpubench.report.page import GENERATOR, is_of_others
 from gpubench.runs.catalogue import catalogue
-from gpubench.runs.directory import REPORT, write_document
+from gpubench.runs.directory import COMPARISON_PAGE, REPORT, write_document
 from gpubench.runs.entries import Entry
 from gpubench.text import spelled_out
 
@@ -55,7 +55,7 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
     whole = [entry for entry in entries if entry.part_of is None]
     script = _part("index.js")
-    data = msgspec.json.encode([_row(results, entry) for entry in whole]).decode()
+    data = msgspec.json.encode([row for entry in whole for row in _rows(results, entry)]).decode()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = {
         "@MARK@": GENERATOR,
@@ -71,6 +71,27 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], _part("index.html"))
 
 
+def _rows(results: Path, entry: Entry) -> list[dict[str, object]]:
+    """Returns what the page shows of a run and, before it, of the comparison of which it is the candidate."""
+    row = _row(results, entry)
+    found = entry.compared
+    if found is None:
+        return [row]
+    folder = Path(os.path.relpath(entry.folder, results)).as_posix()
+    compared = {
+        "run": spelled_out(listing.comparison_label(found)),
+        "command": "compare",
+        "variant": "",
+        "result": listing.verdict(found),
+        "value": found.ratio,
+        "metric": "",
+        "reach": "",
+        "status": "",
+        "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE}")),
+    }
+    return [row | compared, row]
+
+
 def _row(results: Path, entry: Entry) -> dict[str, object]:
     """Returns what the page shows of a run. The script knows these names."""
     record, git = entry.record, entry.record.git or {}
@@ -82,6 +103,7 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "run": spelled_out(entry.name or entry.run_id),
         "command": spelled_out(entry.command),
         "model": spelled_out(entry.model),
+        "variant": spelled_out(entry.variant),
         "result": shown,
         "value": figure.estimate if figure else None,
         "metric": units.words(name),

@@ -9,17 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpubench import units
 from gpubench.kinds import TUNE
 from gpubench.metrics import LEADERS, Metric
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
-from gpubench.runs.entries import Entry, EntryFigure
+from gpubench.runs.entries import Compared, Entry, EntryFigure
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
-COLUMNS = frozenset({"command", "model", "status", "name", "tags", "experiment", "host"})
+COLUMNS = frozenset({"command", "model", "variant", "status", "name", "tags", "experiment", "host"})
 """The columns of words."""
 EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name", "model", "result")
 MOST_NAMED = 20
@@ -45,7 +47,7 @@ def document(
     blocks: list[Block] = [
         table(
             "",
-            [_row(entry, sort, details=details) for entry in shown],
+            [row for entry in shown for row in _rows(entry, sort, details=details)],
             words=COLUMNS,
             expendable=EXPENDABLE,
             rest=_rest(len(entries) - len(shown)),
@@ -74,6 +76,7 @@ def of_removal(found: Sequence[Unit], spared: Sequence[Unit] = ()) -> Document:
             "run": Cell(unit.label),
             "command": Cell(TUNE if unit.runs[0].part_of == "search" else unit.runs[0].command),
             "model": Cell(unit.runs[0].model),
+            "variant": Cell(unit.runs[0].variant if len(unit.runs) == 1 else ""),
             "status": _status(unit.runs[0])
             if len(unit.runs) == 1
             else Cell(_counts(Counter(entry.record.status for entry in unit.runs))),
@@ -143,6 +146,38 @@ def _rest(left: int) -> str:
     return f"{left:,} more: --limit 0 lists all" if left else ""
 
 
+def _rows(entry: Entry, sort: str, *, details: bool) -> list[dict[str, str | Cell]]:
+    """Returns the row of a run, after that of the comparison of which it is the candidate."""
+    row = _row(entry, sort, details=details)
+    found = entry.compared
+    if found is None:
+        return [row]
+    return [
+        {
+            "run": "comparison",
+            "command": "compare",
+            "model": row["model"],
+            "variant": comparison_label(found),
+            "result": verdict(found),
+        },
+        row,
+    ]
+
+
+def comparison_label(found: Compared) -> str:
+    """Returns what was compared with what."""
+    return f"{found.labels[1]} against {found.labels[0]}"
+
+
+def verdict(found: Compared) -> str:
+    """Returns the verdict of a comparison, with the ratio of its main metric if it is established."""
+    if found.ratio is None or found.verdict not in ("faster", "slower", "equivalent", "more", "less"):
+        return found.verdict
+    figures = [found.ratio, *(edge for edge in (found.low, found.high) if edge is not None)]
+    ratio, *edges = (units.digits(one, 3) for one in figures)
+    return f"{found.verdict}, {ratio} x{f' [{edges[0]}, {edges[1]}]' if len(edges) == 2 else ''}"
+
+
 def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
     record = entry.record
     main = main_figure(entry)
@@ -150,6 +185,7 @@ def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
         "run": entry.run_id,
         "command": entry.command,
         "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
+        "variant": entry.variant,
         "result": result(entry),
         "status": _status(entry),
         "age": age(record.started),
@@ -187,6 +223,9 @@ def _as_document(entry: Entry) -> dict[str, Any]:
         "tags": entry.tags,
         "part_of": entry.part_of,
         "model": entry.model,
+        "variant": entry.variant,
+        "interleaved_with": entry.others,
+        "comparison": msgspec.to_builtins(entry.compared),
         "device": entry.device,
         "world_size": record.world_size,
         "argv": record.argv,

@@ -42,6 +42,8 @@ SUMMARY = "summary.json"
 SUMMARY_TABLE = "summary.csv"
 NOISE = "noise.json"
 REPORT = "report.html"
+COMPARISON, COMPARISON_PAGE = "comparison.json", "comparison.html"
+"""What the comparison with the run that this one was interleaved with says. The candidate has them."""
 LOG = "run.log"
 OUTPUT = "output.log"
 TENSORBOARD = "tensorboard"
@@ -147,6 +149,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting by dot-key; None in runs of gpubench 0.2.0 and older, whose settings are in config.yaml alone."""
     chosen: list[str] = []
     """The dot-keys of the settings that gpubench chose."""
+    variant: str | None = None
+    """What tells the run from others of the same work, such as "workers=2"; None in runs of 0.2.0 and older."""
+    asked: dict[str, Any] | None = None
+    """What the user asked of the run beyond the defaults: settings by dot-key, and environment variables by name; None
+    in runs of 0.2.0 and older."""
     name: str | None = None
     """The name that the user gave the run."""
     tags: list[str] = []
@@ -216,6 +223,8 @@ class RunWriter:
         git: dict[str, Any] | None,
         settings: Mapping[str, Any] | None = None,
         chosen: Sequence[str] = (),
+        variant: str | None = None,
+        asked: Mapping[str, Any] | None = None,
         name: str | None = None,
         tags: Sequence[str] = (),
     ) -> None:
@@ -239,6 +248,8 @@ class RunWriter:
             config_sha256=hashlib.sha256(config.encode(errors="backslashreplace")).hexdigest(),
             settings=None if settings is None else dict(settings),
             chosen=list(chosen),
+            variant=variant,
+            asked=None if asked is None else dict(asked),
             name=name,
             tags=sorted(tags),
         )

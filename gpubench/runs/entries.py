@@ -17,7 +17,7 @@ from gpubench.foreign_files import SEARCH
 from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
 from gpubench.runs import configuration
-from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
+from gpubench.runs.directory import COMPARISON, COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
 from gpubench.settings.keys import flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
@@ -65,6 +65,20 @@ class _Details(msgspec.Struct, frozen=True, array_like=True):
     metrics: dict[str, EntryFigure]
     settings: dict[str, Any]
     environment: dict[str, Any]
+    left_open: list[str] = []
+    variables: dict[str, str] | None = None
+
+
+class Compared(msgspec.Struct, frozen=True, array_like=True):
+    """What comparison.json says of a run and the one that it was interleaved with."""
+
+    baseline: str
+    """The id of the other run."""
+    labels: tuple[str, str]
+    verdict: str
+    ratio: float | None
+    low: float | None
+    high: float | None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
@@ -80,6 +94,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     """What was run: a model, or the command line of a program; "?" if it is unknown."""
     device: str | None
     """The name of the GPU, or of the CPU if the run used no GPU; None if it is unknown."""
+    variant: str
+    """What tells it from other runs of the same work, such as "workers=2"; "" if nothing is known to."""
+    others: tuple[str, ...]
+    """The ids of the runs that it was interleaved with, as the sides of one comparison."""
+    compared: Compared | None
+    """The comparison of which it is the candidate; None if it is none."""
     measured: bool
     """Whether the run has results."""
     reference: float | None
@@ -119,6 +139,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
         return self._details.settings
 
     @property
+    def left_open(self) -> frozenset[str]:
+        """The dot-keys of the settings whose value the user left to gpubench or to the program."""
+        return frozenset(self._details.left_open)
+
+    @property
+    def variables(self) -> dict[str, str] | None:
+        """The environment variables that the user had set, of those that change how work is done; None if unknown."""
+        return self._details.variables
+
+    @property
     def environment(self) -> dict[str, Any]:
         """The facts of the environment in summary.json, as `summary.Environment` names them."""
         return self._details.environment
@@ -153,6 +183,21 @@ class _Summary(msgspec.Struct):
     metrics: list[_Metric] = []
     steady: list[Any] = []
     environment: dict[str, Any] | None = None
+
+
+class _Pair(msgspec.Struct):
+    """The part of comparison.json that a listing needs."""
+
+    baseline: str
+    labels: tuple[str, str]
+    verdict: str
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def compared(self) -> Compared:
+        low, high = self.interval or (None, None)
+        return Compared(self.baseline, self.labels, self.verdict, self.ratio, low, high)
 
 
 class _Gain(NamedTuple):
@@ -199,6 +244,9 @@ def _read_search(path: Path) -> Entry:
         name=None,
         tags=(),
         model=_model(settings, {}),
+        variant="",
+        others=(),
+        compared=None,
         device=found.device if found else None,
         measured=False,
         reference=None,
@@ -223,7 +271,13 @@ def read(folder: str) -> Entry:
     settings = known.settings if known else None
     if settings is None:
         settings = _attempt(path / CONFIG, configuration.settings, []) or {}
-    settings = known.with_observed(flatten(settings)) if known else settings
+    given = flatten(settings)
+    settings = known.with_observed(given) if known else given
+    left_open = [key for key, value in given.items() if value is None or (known and key in known.chosen)]
+    pair: _Pair | None = _attempt(path / COMPARISON, _pair, [], is_due=False) if known else None
+    variables = None
+    if known and known.asked is not None:
+        variables = {name: str(value) for name, value in known.asked.items() if name not in given}
     workload = (known.workload if known else None) or {}
     environment = summary.environment or {}
     metrics = {one.name: one.figure for one in summary.metrics}
@@ -235,11 +289,14 @@ def read(folder: str) -> Entry:
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),
         model=_model(settings, workload),
+        variant=(known.variant if known else None) or "",
+        others=tuple(known.interleaved_with) if known else (),
+        compared=pair.compared if pair else None,
         device=environment.get("device") or settings.get("device") or workload.get("device"),
         measured=bool(metrics) and (bool(summary.steady) or not kind_of(record.command).timed),
         reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
         problem=problems[0] if problems else None,
-        packed=msgspec.msgpack.encode(_Details(metrics, settings, environment)),
+        packed=msgspec.msgpack.encode(_Details(metrics, settings, environment, left_open, variables)),
     )
 
 
@@ -268,6 +325,10 @@ def _record(content: bytes) -> RunRecord:
 
 def _summary(content: bytes) -> _Summary:
     return msgspec.json.decode(content, type=_Summary)
+
+
+def _pair(content: bytes) -> _Pair:
+    return msgspec.json.decode(content, type=_Pair)
 
 
 def _recorded(record: RunRecord) -> Recorded:

@@ -164,6 +164,7 @@ LABELS: dict[str, Callable[[Entry], str | None]] = {
     "name": lambda entry: entry.name,
     "command": lambda entry: entry.command,
     "model": lambda entry: entry.model,
+    "variant": lambda entry: entry.variant,
     "status": lambda entry: entry.record.status,
     "experiment": lambda entry: entry.record.experiment,
     "host": lambda entry: entry.record.host,
@@ -173,7 +174,7 @@ WORDS: dict[str, Callable[[Entry], Any]] = {
     "started": lambda entry: (entry.record.started, entry.run_id),
     "ended": lambda entry: entry.record.ended or "",
     "name": lambda entry: (entry.name is None, entry.name or ""),
-    **{name: LABELS[name] for name in ("experiment", "command", "model", "status", "host")},
+    **{name: LABELS[name] for name in ("experiment", "command", "model", "variant", "status", "host")},
 }
 """What a listing can be sorted by besides metrics and settings."""
 NEWEST_FIRST = ("started", "ended")

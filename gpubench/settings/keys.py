@@ -6,12 +6,30 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)
+"""Variables of the environment that change how fast PyTorch does the same work, whichever program it is."""
+REF = "program.ref"
+"""The setting that is the commit of a program."""
+HOST = "host.name"
+"""The fact of the environment that is the name of the machine."""
+
 
 def in_words(value: Any) -> str:
     """Returns the value of a setting for a sentence."""
     if is_empty(value):
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def assignment(key: str, value: Any) -> str:
+    """Returns a setting with its value, as in "workers=2"; of a ref or a host its name alone."""
+    return str(value) if key in (REF, HOST) else f"{key.rpartition('.')[2]}={in_words(value)}"
 
 
 def is_empty(value: Any) -> bool:

@@ -194,10 +194,12 @@ S = TypeVar("S", bound=RunSettings)
 
 
 class Labels(NamedTuple):
-    """What the user calls a run. No setting, because a run that is repeated from its config.yaml is another one."""
+    """What a run is called. No setting, because a run that is repeated from its config.yaml is another one."""
 
     name: str | None = None
     tags: tuple[str, ...] = ()
+    variant: str | None = None
+    """What tells the run from the others of its command, where it is not what was asked of it alone."""
 
 
 UNLABELLED = Labels()

@@ -1,6 +1,6 @@
 "use strict";
 const FIRST = 300;
-const COLUMNS = [["run", "Run"], ["started", "Started"], ["command", "Command"], ["model", "Model"], ["result", "Result"],
+const COLUMNS = [["run", "Run"], ["started", "Started"], ["command", "Command"], ["model", "Model"], ["variant", "Variant"], ["result", "Result"],
   ["status", "Status"], ["precision", "Precision"], ["device", "Device"], ["commit", "Commit"], ["experiment", "Experiment"], ["tags", "Tags"]];
 const runs = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
@@ -48,7 +48,7 @@ function cell(run, key, label) {
     const note = document.createElement("small");
     note.textContent = run.metric + (run.reach ? ", \u00b1 " + run.reach : ""); made.append(note);
   }
-  if (key === "run" || key === "model") made.className = key === "run" ? "full" : "";
+  if (key === "run" || key === "model" || key === "variant") made.className = key === "run" ? "full" : "";
   if (["started", "result", "command", "commit"].includes(key)) made.className = "nowrap";
   if (key === "status") made.className = "nowrap " + (["failed", "damaged", "interrupted", "running"].includes(run.status) ? run.status : "");
   if (key !== "run" && run[key]) made.dataset.name = label.toLowerCase();

@@ -1,0 +1,66 @@
+"""What the user asked of a run beyond the defaults, and the label that tells it from other runs of the same work.
+
+A label is made once, when the run is opened, and is what listings, pages, progress and comparisons call it:
+"workers=2", "HEAD~1", "+ --compile", or "baseline" for a side of a comparison of which nothing more was asked.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpubench.settings.field import fields, setting
+from gpubench.settings.keys import FILLED_IN, REF, THE_RUN, TRIAL, VARIABLES, assignment, flatten
+from gpubench.settings.loading import Configuration
+from gpubench.settings.schema import RunSettings
+
+COMMAND = "program.command"
+BASELINE, WORKING_TREE = "baseline", "working tree"
+UNNAMED = frozenset({COMMAND, "program.directory", "model.name", "model.unet", "data.source", "seed"})
+"""Settings that listings show elsewhere, or that no run is told by."""
+MOST_NAMED = 4
+
+
+def asked(configuration: Configuration[Any]) -> dict[str, Any]:
+    """Returns what the user asked of a run beyond the defaults: settings by dot-key, and VARIABLES by name.
+
+    Only what can change the result counts: not how long or how often is measured, or where results go.
+    """
+    values = flatten(configuration.settings.model_dump(mode="json"))
+    found = {}
+    cls: type[RunSettings] = type(configuration.settings)
+    for key, field in fields(cls).items():
+        origin, value = configuration.origins.get(key, FILLED_IN), values.get(key)
+        counts = setting(field).role in ("workload", "scale", "treatment")
+        given = origin not in (THE_RUN, TRIAL) and not origin.startswith(FILLED_IN)
+        if counts and given and value is not None and value != field.get_default():
+            found[key] = value
+    return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def label(known: Mapping[str, Any]) -> str:
+    """Returns what was asked of a run in a few words; "" if nothing was."""
+    words = [assignment(key, value) for key, value in known.items() if key not in UNNAMED]
+    more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+    return " ".join(words[:MOST_NAMED] + more)
+
+
+def label_of(configuration: Configuration[Any]) -> str:
+    """Returns the label of a run: that among the runs of its command, or else what was asked of it."""
+    given = configuration.labels.variant
+    return label(asked(configuration)) if given is None else given
+
+
+def variants(runs: Sequence[Configuration[Any]]) -> list[str]:
+    """Returns the labels of the runs of one command. Of several, each has one."""
+    first = runs[0].settings
+    found = []
+    for run in runs:
+        known = asked(run)
+        own = getattr(getattr(run.settings, "program", None), "command", "")
+        base = getattr(getattr(first, "program", None), "command", "")
+        more = own.removeprefix(base).strip() if own != base and own.startswith(base) else ""
+        found.append(" ".join(filter(None, [label(known), f"+ {more}" if more else ""])))
+    if len(runs) == 1:
+        return found
+    plain = WORKING_TREE if any(REF in asked(run) for run in runs) else BASELINE
+    return [one or plain for one in found]
