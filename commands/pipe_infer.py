@@ -15,7 +15,7 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.settings.options import PIPELINE
 
 if TYPE_CHECKING:
-    from gpubench.pipeline.resuming import Finished
+    from gpubench.kinds.pipeline.resuming import Finished
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import PipeSettings
 
@@ -70,7 +70,7 @@ def pipe_infer(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
-    from gpubench.pipeline.defaults import complete
+    from gpubench.kinds.pipeline.defaults import complete
     from gpubench.settings.keys import COMMAND_LINE
     from gpubench.settings.loading import complete_all, completed, load
     from gpubench.settings.schema import PipeSettings
@@ -103,7 +103,7 @@ def pipe_infer(
             return
         print(f"{made} and were never verified: this run compares them with diffusers", file=sys.stderr)
 
-    from gpubench.host import pipeline_recorder
+    from gpubench.kinds.pipeline import recorder as pipeline_recorder
 
     report = sweep_and_report if sizes else run_and_report
     report(
@@ -178,7 +178,7 @@ def resumed(
     The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
     other samples cannot be made.
     """
-    from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
+    from gpubench.kinds.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
     from gpubench.runs.directory import CONFIG
     from gpubench.settings.keys import COMMAND_LINE, flatten
     from gpubench.settings.loading import canonical, load, validate

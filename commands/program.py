@@ -22,7 +22,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     if options.program(ctx) is not None:
         return True
 
-    from gpubench.kinds import OF_PROGRAMS
+    from gpubench.registry import OF_PROGRAMS
     from gpubench.settings.loading import find_config, read_settings, writer_of
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
@@ -52,7 +52,7 @@ def measure(
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
-    from gpubench.host.program_recorder import ProgramRecorder, complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     base = configuration(ctx, config, ProgramSettings, TrainSettings)
@@ -102,7 +102,7 @@ def diagnose(
     `arranged` is how the tables of the profile are shown. Raises the errors of `measure`.
     """
     from gpubench.host import live
-    from gpubench.host.program_recorder import ProgramProfileRecorder, ProgramRecorder, complete_program
+    from gpubench.kinds.program.recorder import ProgramProfileRecorder, ProgramRecorder, complete_program
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import complete_all
     from gpubench.settings.schema import ProfileSettings, ProgramProfileSettings
@@ -142,8 +142,8 @@ def follow(
 
     With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
     """
-    from gpubench.host import memory_recorder
-    from gpubench.host.program_recorder import (
+    from gpubench.kinds.memory import recorder as memory_recorder
+    from gpubench.kinds.program.recorder import (
         ProgramMemoryRecorder,
         complete_program_memory,
     )

@@ -213,9 +213,9 @@ def try_memory_advice(
 
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
-    from gpubench.host.memory_recorder import MemoryRecorder
     from gpubench.host.recorder import TrainRecorder
-    from gpubench.memory.defaults import complete_memory
+    from gpubench.kinds.memory.defaults import complete_memory
+    from gpubench.kinds.memory.recorder import MemoryRecorder
     from gpubench.settings.loading import completed
     from gpubench.trials import MemoryBench, confirm
 
@@ -247,7 +247,7 @@ def try_memory_fixes_of_program(
 
     Returns the error that ended the trials, or None. Nothing is run after a failed run.
     """
-    from gpubench.host.program_recorder import (
+    from gpubench.kinds.program.recorder import (
         ProgramMemoryRecorder,
         ProgramRecorder,
         complete_program_memory,
@@ -267,7 +267,7 @@ def try_memory_fixes_of_program(
 
 
 def _try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "MemoryBench") -> GpubenchError | None:
-    from gpubench.host.memory_recorder import FootprintRecorder
+    from gpubench.kinds.memory.recorder import FootprintRecorder
     from gpubench.trials import verify_memory
 
     recorder = outcome.recorder
@@ -311,7 +311,7 @@ def _following(
     terminal: "Terminal", recorded_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
 ) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
     """Returns a function that records the memory of configurations, one after the other."""
-    from gpubench.host import memory_recorder
+    from gpubench.kinds.memory import recorder as memory_recorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
         outcomes = []

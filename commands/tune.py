@@ -145,7 +145,7 @@ def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
 
 
 def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
-    from gpubench.host.program_recorder import complete_program
+    from gpubench.kinds.program.recorder import complete_program
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
@@ -426,8 +426,8 @@ def _bench(
     base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal", tags: Sequence[str] = ()
 ) -> "SearchBench":
     """Returns the functions that run a search, whose run directories are in `folder` and have the tags."""
-    from gpubench.host.program_recorder import ProgramRecorder, complete_program
     from gpubench.host.recorder import TrainRecorder
+    from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import Labels, completed
     from gpubench.settings.schema import ProgramSettings

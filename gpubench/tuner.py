@@ -13,7 +13,7 @@ from gpubench import devices
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
-from gpubench.kinds import TUNE
+from gpubench.registry import TUNE
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting

@@ -14,9 +14,9 @@ from typing import Any
 
 import typer
 
-from gpubench.kinds import COMMANDS as RUNS
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
 from gpubench.metrics import DEFINITIONS
+from gpubench.registry import COMMANDS as RUNS
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
 from gpubench.settings import schema
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical

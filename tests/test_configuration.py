@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings
 
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
-from gpubench.kinds import OF_PROGRAMS, kind_of
+from gpubench.registry import OF_PROGRAMS, kind_of
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import (
     Configuration,

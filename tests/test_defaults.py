@@ -14,9 +14,9 @@ from gpubench import devices, releases
 from gpubench.devices import Gpu
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
 from gpubench.host.launch import worker_environment
-from gpubench.memory.defaults import complete_memory
-from gpubench.pipeline import defaults
-from gpubench.pipeline.warnings import other_threads, unused_prompts
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.warnings import other_threads, unused_prompts
 from gpubench.releases import Release
 from gpubench.settings.defaults import complete, refuse_combinations
 from gpubench.settings.keys import flatten

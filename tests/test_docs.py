@@ -16,9 +16,10 @@ from gpubench.commands import app, options, program
 from gpubench.compare.gate import parse_condition
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError
-from gpubench.kinds import OF_PROGRAMS, kind_of
+from gpubench.kinds.pipeline import report as pipeline
 from gpubench.metrics import DEFINITIONS
-from gpubench.report import pipeline, steps
+from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.report import steps
 from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.options import ROWS

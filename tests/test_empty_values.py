@@ -10,8 +10,8 @@ from cases_made import completed_pipeline
 from gpubench import errors
 from gpubench.compare.evidence import open_run
 from gpubench.errors import RunFailed, SettingsError
-from gpubench.kinds import RUN_KINDS
-from gpubench.pipeline import resuming, schedulers
+from gpubench.kinds.pipeline import resuming, schedulers
+from gpubench.registry import RUN_KINDS
 from gpubench.report import after_run, sweep
 from gpubench.report.document import Paragraph
 from gpubench.runs.directory import ENVIRONMENT, FAILED, RunWriter

@@ -18,7 +18,7 @@ from gpubench import foreign_files
 from gpubench.commands import output
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.foreign_files import SEARCH, SEARCH_LOCK
-from gpubench.pipeline.folders import INDEX
+from gpubench.kinds.pipeline.folders import INDEX
 from gpubench.report import index
 from gpubench.runs import directory
 from gpubench.runs.catalogue import CACHE, is_searching

@@ -18,15 +18,15 @@ from running import gpubench
 
 from gpubench import events, probe
 from gpubench.errors import GpubenchError, InvalidEvent
-from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.host.pipeline_recorder import PipeRecorder
-from gpubench.host.program_recorder import (
+from gpubench.host.recorder import Recorder, TrainRecorder
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.recorder import MemoryRecorder
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.recorder import PipeRecorder
+from gpubench.kinds.program.recorder import (
     ProgramRecorder,
     complete_program,
 )
-from gpubench.host.recorder import Recorder, TrainRecorder
-from gpubench.memory.defaults import complete_memory
-from gpubench.pipeline import defaults
 from gpubench.report import after_run
 from gpubench.report import run as report
 from gpubench.report.terminal import Terminal

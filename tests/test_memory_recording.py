@@ -8,8 +8,8 @@ import pytest
 from footprints_made import MIB, of_phases, phase, predicted
 
 from gpubench import events
-from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.memory.defaults import complete_memory
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.recorder import MemoryRecorder
 from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import MemorySettings
 from gpubench.telemetry import TelemetrySample

@@ -19,9 +19,9 @@ from test_page import run_page
 from gpubench.compare.compare import compare
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
-from gpubench.pipeline.repeats import PipeRepeat
-from gpubench.pipeline.results import summarise
-from gpubench.report import images
+from gpubench.kinds.pipeline import images
+from gpubench.kinds.pipeline.repeats import PipeRepeat
+from gpubench.kinds.pipeline.results import summarise
 from gpubench.report import timelines as gantt
 from gpubench.report.after_run import write_up
 from gpubench.runs.directory import (

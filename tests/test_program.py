@@ -16,7 +16,7 @@ from running import Finished, gpubench, metrics, started
 
 from gpubench.diagnosis.rules import EAGER
 from gpubench.findings import Finding, Findings
-from gpubench.host.program_recorder import ProgramRecorder, complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
 from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import ProgramSettings
 

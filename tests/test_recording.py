@@ -18,13 +18,14 @@ from gpubench import events, units
 from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
 from gpubench.findings import Findings
-from gpubench.host import live, pipeline_recorder, schedule
+from gpubench.host import live, schedule
 from gpubench.host import recorder as recorders
-from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
-from gpubench.pipeline import defaults
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline import recorder as pipeline_recorder
+from gpubench.kinds.pipeline.recorder import PipeRecorder
 from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory

@@ -14,9 +14,9 @@ from running import Finished
 from gpubench import events
 from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
-from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.schedule import Outcome
-from gpubench.pipeline import defaults
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.recorder import PipeRecorder
 from gpubench.report import run as report
 from gpubench.runs.directory import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
 from gpubench.settings.loading import completed, load

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline import defaults
-from gpubench.pipeline.requests import Requests
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.requests import Requests
 from gpubench.runs.directory import IMAGE, is_sample_file
 from gpubench.settings.loading import load
 from gpubench.settings.schema import PipeSettings

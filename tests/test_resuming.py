@@ -15,7 +15,15 @@ from safetensors.numpy import load_file, save, save_file
 
 from gpubench.errors import RunDirectoryError, RunFailed, SettingsError, UsageError
 from gpubench.events import Sample
-from gpubench.pipeline.resuming import change, files_of, finished, made_with, refuse_changes, refuse_other_files, run_at
+from gpubench.kinds.pipeline.resuming import (
+    change,
+    files_of,
+    finished,
+    made_with,
+    refuse_changes,
+    refuse_other_files,
+    run_at,
+)
 from gpubench.runs.directory import (
     CONFIG,
     ENVIRONMENT,

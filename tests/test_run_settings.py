@@ -10,7 +10,7 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.kinds import OF_PROGRAMS
+from gpubench.registry import OF_PROGRAMS
 from gpubench.settings.keys import flatten
 from gpubench.settings.schema import COMMANDS
 

@@ -9,7 +9,7 @@ from piped import Line
 from running import gpubench
 
 from gpubench.errors import WorkerLost
-from gpubench.pipeline.results import summarise
+from gpubench.kinds.pipeline.results import summarise
 from gpubench.report import sweep
 from gpubench.report.document import Command, Paragraph, Table
 from gpubench.runs.directory import COMPLETED, ENVIRONMENT, FAILED, SCHEMA_VERSION, SUMMARY, RunWriter

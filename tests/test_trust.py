@@ -16,7 +16,7 @@ from running import Finished
 from gpubench.commands.trust import permit
 from gpubench.errors import UsageError
 from gpubench.foreign_files import SEARCH
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY
 from gpubench.report.terminal import Terminal
 from gpubench.runs.directory import CONFIG, RUN
 from gpubench.settings import trust

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
-from gpubench.host.memory_recorder import MemoryRecorder
 from gpubench.host.schedule import Outcome
+from gpubench.kinds.memory.recorder import MemoryRecorder
 from gpubench.memory.batch_sizes import BatchSizes, LinearFit
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric

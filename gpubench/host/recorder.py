@@ -20,11 +20,11 @@ from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger, RunLog
 from gpubench.host.supervision import silence
-from gpubench.kinds import kind_of
 from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.probe.length import Length
 from gpubench.ranks import launched_by_torchrun, machine
+from gpubench.registry import kind_of
 from gpubench.runs import warnings
 from gpubench.runs.directory import (
     ENVIRONMENT,
@@ -297,11 +297,6 @@ class Recorder(ABC, Generic[S]):
         """Returns the throughput of each repeat so far, in samples per second; empty if the command has none."""
         metric: Metric | None = self.sum_up().get("throughput")
         return metric.repeats if metric else []
-
-    def documents(self) -> dict[str, Any]:
-        """Returns the documents that --json prints in addition to the summary, by name."""
-        found = self.diagnosis
-        return {"profile": found.profile, "findings": found.findings} if found else {}
 
     @property
     def directory(self) -> Path:

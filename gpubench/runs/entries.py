@@ -14,8 +14,8 @@ import msgspec
 
 from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
-from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
+from gpubench.registry import TUNE, kind_of
 from gpubench.runs import configuration
 from gpubench.runs.directory import COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
 from gpubench.settings.keys import flatten

@@ -24,8 +24,8 @@ from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
-from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting

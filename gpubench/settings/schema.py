@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.settings.field import (
     AS_THE_PROGRAM,
     Conflict,
