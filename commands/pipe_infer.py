@@ -16,8 +16,8 @@ from gpubench.settings.options import PIPELINE
 
 if TYPE_CHECKING:
     from gpubench.kinds.pipeline.resuming import Finished
+    from gpubench.kinds.pipeline.settings import PipeSettings
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import PipeSettings
 
 WORLD_SIZE, BASELINE = "distributed.world_size", "measurement.baseline"
 
@@ -71,9 +71,9 @@ def pipe_infer(
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
     from gpubench.kinds.pipeline.defaults import complete
+    from gpubench.kinds.pipeline.settings import PipeSettings
     from gpubench.settings.keys import COMMAND_LINE
     from gpubench.settings.loading import complete_all, completed, load
-    from gpubench.settings.schema import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
     sizes, done = options.several(overrides, PipeSettings, WORLD_SIZE), None
@@ -179,10 +179,10 @@ def resumed(
     other samples cannot be made.
     """
     from gpubench.kinds.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
+    from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipeSettings
     from gpubench.runs.directory import CONFIG
     from gpubench.settings.keys import COMMAND_LINE, flatten
     from gpubench.settings.loading import canonical, load, validate
-    from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
     if vs:
         raise UsageError("--resume completes one run, and --vs starts two", "leave one of them out")

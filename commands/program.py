@@ -52,7 +52,8 @@ def measure(
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
-    from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
+    from gpubench.kinds.program.defaults import complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.settings.schema import ProgramSettings, TrainSettings
 
     base = configuration(ctx, config, ProgramSettings, TrainSettings)
@@ -102,7 +103,8 @@ def diagnose(
     `arranged` is how the tables of the profile are shown. Raises the errors of `measure`.
     """
     from gpubench.host import live
-    from gpubench.kinds.program.recorder import ProgramProfileRecorder, ProgramRecorder, complete_program
+    from gpubench.kinds.program.defaults import complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import complete_all
     from gpubench.settings.schema import ProfileSettings, ProgramProfileSettings
@@ -117,7 +119,7 @@ def diagnose(
         running.print_configurations([run], "profile")
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    outcomes = running.measure([run], ProgramProfileRecorder, live, terminal)
+    outcomes = running.measure([run], ProgramRecorder, live, terminal)
     stopped: GpubenchError | None = None
     if verify and outcomes[0].recorder.is_spread:
         stopped = _spread("train-bench")
@@ -143,10 +145,8 @@ def follow(
     With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
     """
     from gpubench.kinds.memory import recorder as memory_recorder
-    from gpubench.kinds.program.recorder import (
-        ProgramMemoryRecorder,
-        complete_program_memory,
-    )
+    from gpubench.kinds.program.defaults import complete_program_memory
+    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
     from gpubench.report.terminal import Terminal
     from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
 

@@ -213,9 +213,9 @@ def try_memory_advice(
 
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
-    from gpubench.host.recorder import TrainRecorder
     from gpubench.kinds.memory.defaults import complete_memory
     from gpubench.kinds.memory.recorder import MemoryRecorder
+    from gpubench.kinds.training.recorder import TrainRecorder
     from gpubench.settings.loading import completed
     from gpubench.trials import MemoryBench, confirm
 
@@ -247,11 +247,9 @@ def try_memory_fixes_of_program(
 
     Returns the error that ended the trials, or None. Nothing is run after a failed run.
     """
-    from gpubench.kinds.program.recorder import (
-        ProgramMemoryRecorder,
-        ProgramRecorder,
-        complete_program_memory,
-    )
+    from gpubench.kinds.program.defaults import complete_program_memory
+    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
+    from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.settings.loading import completed
     from gpubench.settings.schema import CompletedProgramSettings
     from gpubench.trials import MemoryBench

@@ -25,10 +25,12 @@ class RunKind:
     """The command of gpubench that makes them."""
     work: str
     """The command that times the same work. A run may be compared with runs of the same work."""
+    settings: str = "gpubench.settings.schema:TrainSettings"
+    """The module and the class of its settings."""
     worker: str = ""
     """The module that measures in each rank: its `work`, or the probe in a program of the user."""
     described_by: str = "gpubench.runs.headlines"
-    """The module whose `describe` says in one line what such a run does."""
+    """The module whose `describe` says in one line what such a run does, and whose `model` names its model."""
     shown_by: str = "gpubench.report.steps"
     """The module with what only the reports of this work have; see `gpubench.report.kind_report.KindReport`."""
     swept_by: str = "gpubench.report.batch_sizes"
@@ -42,6 +44,11 @@ class RunKind:
     unit: str = "step"
     """What the profiler records one after the other, where no setting says it."""
 
+    def model(self, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
+        """Returns the name of the model that a run has, or the command line of its program; None if it is unknown."""
+        named: Callable[..., str | None] = import_module(self.described_by).model
+        return named(settings, workload)
+
     def describe(self, settings: Mapping[str, Any], workload: Mapping[str, Any], **measured: Any) -> str:
         """Returns what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
 
@@ -53,7 +60,11 @@ class RunKind:
 
 
 def _training(command: str, **more: Any) -> RunKind:
-    return RunKind(command, command, "train-bench", "gpubench.kinds.training.worker.rank", **more)
+    return RunKind(command, command, "train-bench", worker="gpubench.kinds.training.worker.rank", **more)
+
+
+def _program(command: str, run_by: str, settings: str, **more: Any) -> RunKind:
+    return RunKind(command, run_by, PROGRAM, settings=f"gpubench.settings.schema:{settings}", worker=PROBE, **more)
 
 
 def _rows() -> Iterable[RunKind]:
@@ -62,27 +73,34 @@ def _rows() -> Iterable[RunKind]:
         "pipe-infer",
         "pipe-infer",
         "pipe-infer",
-        "gpubench.kinds.pipeline.worker.rank",
+        settings="gpubench.kinds.pipeline.settings:PipeSettings",
+        worker="gpubench.kinds.pipeline.worker.rank",
         described_by="gpubench.kinds.pipeline.headline",
         shown_by="gpubench.kinds.pipeline.report",
         swept_by="gpubench.kinds.pipeline.rank_counts",
         steps=False,
         unit="evaluation",
     )
-    yield _training("profile", diagnosed=True)
+    yield _training("profile", settings="gpubench.settings.schema:ProfileSettings", diagnosed=True)
     yield RunKind(
         "memory",
         "memory",
         "train-bench",
-        "gpubench.kinds.memory.worker.rank",
+        settings="gpubench.settings.schema:MemorySettings",
+        worker="gpubench.kinds.memory.worker.rank",
         shown_by="gpubench.kinds.memory.report",
         timed=False,
         steps=False,
     )
-    yield RunKind(PROGRAM, "train-bench", PROGRAM, PROBE)
-    yield RunKind(PROGRAM_PROFILE, "profile", PROGRAM, PROBE, diagnosed=True)
-    yield RunKind(
-        PROGRAM_MEMORY, "memory", PROGRAM, PROBE, shown_by="gpubench.kinds.memory.report", timed=False, steps=False
+    yield _program(PROGRAM, "train-bench", "ProgramSettings")
+    yield _program(PROGRAM_PROFILE, "profile", "ProgramProfileSettings", diagnosed=True)
+    yield _program(
+        PROGRAM_MEMORY,
+        "memory",
+        "ProgramMemorySettings",
+        shown_by="gpubench.kinds.memory.report",
+        timed=False,
+        steps=False,
     )
 
 

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from gpubench import events
 from gpubench.channel import Activity
 from gpubench.kinds.pipeline.defaults import complete
+from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.kinds.pipeline.worker import packing
 from gpubench.kinds.pipeline.worker import rank as worker
 from gpubench.kinds.pipeline.worker.denoiser import Denoiser
@@ -30,7 +31,6 @@ from gpubench.kinds.pipeline.worker.packing import PackedBatch
 from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
 from gpubench.worker import distributed
 
 CPU = torch.device("cpu")

@@ -20,10 +20,10 @@ from gpubench.kinds.pipeline import report as pipeline
 from gpubench.metrics import DEFINITIONS
 from gpubench.registry import OF_PROGRAMS, kind_of
 from gpubench.report import steps
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.options import ROWS
-from gpubench.settings.schema import COMMANDS
 
 ROOT = documents.ROOT
 PAGES = documents.pages()

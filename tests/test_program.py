@@ -16,7 +16,8 @@ from running import Finished, gpubench, metrics, started
 
 from gpubench.diagnosis.rules import EAGER
 from gpubench.findings import Finding, Findings
-from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
+from gpubench.kinds.program.defaults import complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder
 from gpubench.settings.loading import completed, load
 from gpubench.settings.schema import ProgramSettings
 

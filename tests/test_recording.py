@@ -20,19 +20,20 @@ from gpubench.errors import RunFailed
 from gpubench.findings import Findings
 from gpubench.host import live, schedule
 from gpubench.host import recorder as recorders
-from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
 from gpubench.kinds.pipeline import defaults
 from gpubench.kinds.pipeline import recorder as pipeline_recorder
 from gpubench.kinds.pipeline.recorder import PipeRecorder
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.training.recorder import TrainRecorder
 from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory
 from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE, TRACES
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import PipeSettings, TrainSettings
+from gpubench.settings.schema import TrainSettings
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)

@@ -24,6 +24,7 @@ from gpubench.kinds.pipeline.resuming import (
     refuse_other_files,
     run_at,
 )
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.runs.directory import (
     CONFIG,
     ENVIRONMENT,
@@ -35,7 +36,6 @@ from gpubench.runs.directory import (
     RunWriter,
     sample_file,
 )
-from gpubench.settings.schema import CompletedPipeSettings
 
 
 def settings(**given: Any) -> CompletedPipeSettings:

@@ -11,8 +11,8 @@ from cli import complaint
 from running import Finished
 
 from gpubench.registry import OF_PROGRAMS
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.keys import flatten
-from gpubench.settings.schema import COMMANDS
 
 CommandLine = Callable[..., Finished]
 RUN = "run/config.yaml"

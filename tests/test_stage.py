@@ -16,12 +16,12 @@ from gpubench.channel import Activity
 from gpubench.errors import NonFiniteLatent
 from gpubench.kinds.pipeline.defaults import complete
 from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.kinds.pipeline.worker import rank as worker
 from gpubench.kinds.pipeline.worker.background import Finisher
 from gpubench.kinds.pipeline.worker.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
 
 CPU = torch.device("cpu")
 JOB = events.Job("", "", {}, [0], (0.0, 0.0), machine="")

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpubench import probe
-from gpubench.kinds.program.recorder import in_code
+from gpubench.kinds.program.code_of_fixes import in_code
 from gpubench.settings.schema import from_outside
 
 

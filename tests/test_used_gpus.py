@@ -11,7 +11,8 @@ from recorded_runs import edit, write_run
 
 from gpubench import devices, events
 from gpubench.devices import Gpu
-from gpubench.kinds.program.recorder import ProgramRecorder, complete_program
+from gpubench.kinds.program.defaults import complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder
 from gpubench.probe import gpus
 from gpubench.runs.directory import TELEMETRY
 from gpubench.runs.reader import Run

@@ -198,7 +198,7 @@ def _read_search(path: Path) -> Entry:
         record=record,
         name=None,
         tags=(),
-        model=_model(settings, {}),
+        model=_model(TUNE, settings, {}),
         device=found.device if found else None,
         measured=False,
         reference=None,
@@ -234,7 +234,7 @@ def read(folder: str) -> Entry:
         record=record,
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),
-        model=_model(settings, workload),
+        model=_model(record.command, settings, workload),
         device=environment.get("device") or settings.get("device") or workload.get("device"),
         measured=bool(metrics) and (bool(summary.steady) or not kind_of(record.command).timed),
         reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
@@ -309,10 +309,10 @@ def _unreadable(path: Path) -> Recorded:
     )
 
 
-def _model(settings: dict[str, Any], workload: dict[str, Any]) -> str:
-    if command := settings.get("program.command"):
-        program, _, arguments = str(command).partition(" ")
+def _model(command: str, settings: dict[str, Any], workload: dict[str, Any]) -> str:
+    """Returns a short name of the model or program of a run, or a question mark."""
+    named = str(kind_of(command).model(settings, workload) or "?")
+    if "program.command" in settings:
+        program, _, arguments = named.partition(" ")
         return f"{os.path.basename(program)} {arguments}".strip()  # noqa: PTH119
-    found = (workload.get("model"), settings.get("model.name"), settings.get("model.unet"))
-    named = next((str(name) for name in found if name), "?")
     return os.path.basename(named.rstrip("/")) or named  # noqa: PTH119

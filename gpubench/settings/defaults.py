@@ -18,6 +18,7 @@ from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.callables import check_arguments, signature_in_source
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.data_sources import (
     SYNTHETIC,
     batches_each,
@@ -30,7 +31,6 @@ from gpubench.settings.data_sources import (
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
 from gpubench.settings.schema import (
-    COMMANDS,
     CompletedTrainSettings,
     Device,
     MemorySettings,

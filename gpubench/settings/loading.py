@@ -28,6 +28,7 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting
 from gpubench.settings.keys import (
     COMMAND_LINE,
@@ -38,7 +39,7 @@ from gpubench.settings.keys import (
     nest,
     with_origins,
 )
-from gpubench.settings.schema import COMMANDS, KINDS, CompletedSettings, ProgramSettings, RunSettings
+from gpubench.settings.schema import CompletedSettings, ProgramSettings, RunSettings
 from gpubench.surrogates import is_text, without_surrogates
 from gpubench.units import listed
 
@@ -90,7 +91,7 @@ def owners(key: str) -> list[str]:
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     """Returns whether two commands run the same kind of work: training, sampling, or a program of the user."""
-    return any(issubclass(cls, kind) and issubclass(other, kind) for kind in KINDS)
+    return kind_of(cls.command).work == kind_of(other.command).work
 
 
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:

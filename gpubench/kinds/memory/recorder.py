@@ -11,7 +11,8 @@ from rich.text import Text
 from gpubench import events, units
 from gpubench.findings import Findings
 from gpubench.host.live import hardware, head
-from gpubench.host.recorder import LIGHTER, Progress, Recorder
+from gpubench.host.recorder import Progress, Recorder
+from gpubench.kinds.training.recorder import LIGHTER
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
@@ -107,7 +108,6 @@ class FootprintRecorder(Recorder[S]):
 class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
     """Records one run of `gpubench memory`."""
 
-    command = "memory"
     lighter = LIGHTER
 
     def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:

@@ -25,9 +25,10 @@ from gpubench.kinds.pipeline.schedulers import (
     evaluations,
     parse_options,
 )
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipePrecision, PipeSettings
 from gpubench.settings.defaults import Gaps, check_wandb, find_device, has_gpu_each, local_ranks, refuse_ranks
 from gpubench.settings.keys import about
-from gpubench.settings.schema import CompletedPipeSettings, Device, PipePrecision, PipeSettings
+from gpubench.settings.schema import Device
 
 UNCONDITIONAL = ("dummy", "unet2d", "DDPMPipeline")
 GUIDANCE = {

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.compare.result import Verdict
+from gpubench.kinds.pipeline import headline as headline_of
 from gpubench.report import after_run, phrases
 from gpubench.report.sweep import cells
+from gpubench.runs.headlines import known
 from gpubench.runs.warnings import more_repeats
 
 COLUMNS = ("throughput", "sample_latency", "energy_per_sample", "peak_memory_reserved", "peak_memory_rss")
@@ -19,11 +21,9 @@ def named(run: RunEvidence) -> str:
 def headline(runs: Sequence[RunEvidence]) -> str:
     """Returns which number of ranks pays: the smallest that no larger one is measurably faster than."""
     first = runs[0]
-    found = first.summary.pipeline
-    model, samples, device = (first.settings.get(key) for key in ("model.name", "work.samples", "device"))
-    model = found.model if found else model or first.settings.get("model.unet")
+    samples, device = (first.settings.get(key) for key in ("work.samples", "device"))
     many = units.counted(samples, "sample") if samples else "? samples"
-    what = f"{model or '?'}, {many} on {device or '?'}"
+    what = f"{known(headline_of.model(first.settings, first.workload))}, {many} on {device or '?'}"
     measured = sorted((run for run in runs if "throughput" in run.metrics), key=_ranks)
     if not measured:
         return f"{what}: nothing was measured"

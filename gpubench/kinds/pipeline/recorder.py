@@ -22,6 +22,7 @@ from gpubench.kinds.pipeline.folders import read_prompts
 from gpubench.kinds.pipeline.repeats import PipeRepeat
 from gpubench.kinds.pipeline.results import summarise
 from gpubench.kinds.pipeline.resuming import ANEW, DIGITS, PROMPT_LIST, Finished, change, files_of, made_with
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.kinds.pipeline.split import Range
 from gpubench.kinds.pipeline.warnings import made_again, other_threads, unused_prompts
 from gpubench.runs import stages, warnings
@@ -30,7 +31,7 @@ from gpubench.runs.stages import PARTS, Times
 from gpubench.runs.summary import Summary
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedPipeSettings, Device
+from gpubench.settings.schema import Device
 from gpubench.text import Fitting, plain_table
 
 RECENT = 256  # spans of a rank that its displayed shares of time are computed from: a few samples
@@ -175,7 +176,6 @@ def _repeats(event: events.Message) -> set[int]:
 class PipeRecorder(Recorder[CompletedPipeSettings]):
     """One run of `gpubench pipe-infer`."""
 
-    command = "pipe-infer"
     lighter = "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width"
     progress: PipeProgress
 

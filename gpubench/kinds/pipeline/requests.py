@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpubench.kinds.pipeline.folders import read_prompts
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.runs.directory import sample_file
-from gpubench.settings.schema import CompletedPipeSettings
 
 
 def prompt_index(sample: int, prompts: int, seeds: int) -> int:

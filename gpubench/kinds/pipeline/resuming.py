@@ -12,6 +12,7 @@ from gpubench.errors import RunDirectoryError, RunFailed, SettingsError, UsageEr
 from gpubench.events import Sample
 from gpubench.kinds.pipeline import folders
 from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipeSettings
 from gpubench.runs.directory import (
     COMPLETED,
     CONFIG,
@@ -25,7 +26,6 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.reader import Run
 from gpubench.settings.keys import flatten, in_words, is_empty
-from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
 FREE = (
     "distributed",

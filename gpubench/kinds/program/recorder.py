@@ -1,9 +1,5 @@
-"""Keeps the events of a program of the user: its steps, or its memory. Checks out the commit of it to measure."""
+"""Keeps the events of a program of the user: what all of its runs have in common, and its steps."""
 
-import logging
-import os
-import shlex
-import shutil
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,140 +10,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpubench import devices, events, git, machine, probe, units
-from gpubench.diagnosis.rules import advise
-from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed, RunFailed, SettingsError, UsageError
-from gpubench.findings import Finding, Findings
+from gpubench import devices, events, machine, probe
+from gpubench.errors import GpubenchError, ProgramFailed, RunFailed
+from gpubench.findings import Findings
 from gpubench.host.launch import Workers
-from gpubench.host.recorder import Recorder, StepRecorder
-from gpubench.kinds.memory.recorder import FootprintRecorder
+from gpubench.host.recorder import Recorder
+from gpubench.host.step_recorder import StepRecorder
 from gpubench.kinds.program import beside, endings
+from gpubench.kinds.program.checkout import check_out
+from gpubench.kinds.program.code_of_fixes import addressed, in_code
 from gpubench.kinds.program.machines import started_together
 from gpubench.kinds.program.processes import ProgramProcesses, step_name
-from gpubench.memory.analysis import footprint
-from gpubench.memory.history import DeviceHistory, classify
-from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
-from gpubench.settings.defaults import Gaps
-from gpubench.settings.field import Place
-from gpubench.settings.loading import Configuration, apply_overrides
-from gpubench.settings.schema import (
-    CommandSettings,
-    CompletedProgramMemorySettings,
-    CompletedProgramSettings,
-    ProgramMemorySettings,
-    ProgramSettings,
-    from_outside,
-)
+from gpubench.settings.loading import Configuration
+from gpubench.settings.schema import CompletedProgramSettings, from_outside
 from gpubench.temporary import OwnedFolder
-
-log = logging.getLogger("gpubench.program")
-
-
-def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
-    """Returns complete settings. Raises SettingsError if the program cannot be started."""
-    _refuse_unstartable(settings)
-    gaps = Gaps(settings)
-    return gaps.filled(), gaps.reasons
-
-
-def complete_program_memory(
-    settings: ProgramMemorySettings,
-) -> tuple[CompletedProgramMemorySettings, dict[str, str]]:
-    """Returns complete settings. Raises SettingsError if the program cannot be started."""
-    _refuse_unstartable(settings)
-    return CompletedProgramMemorySettings.model_validate(settings.model_dump()), {}
-
-
-def _refuse_unstartable(settings: ProgramSettings) -> None:
-    """Raises SettingsError if the program cannot be started."""
-    program = settings.program
-    directory = program.directory or Path()
-    if not directory.is_dir():
-        message = f"program.directory: there is no directory {directory}"
-        raise SettingsError(message, "give the directory to run the program in", keys=["program.directory"])
-    name = program.words[0]
-    if not shutil.which(name if os.sep not in name else str(directory.absolute() / name)):
-        raise SettingsError(
-            f"cannot start the program: {_why_not(directory / name, name)}",
-            "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
-            keys=["program.command"],
-        )
-
-
-def _why_not(path: Path, name: str) -> str:
-    if path.is_file():
-        return f"{name} is not executable" + (f"; start it with python {name}" if path.suffix == ".py" else "")
-    return f"there is no command {name!r}"
-
-
-def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandSettings, Path]:
-    """Makes a copy of the repository of the program in `folder`, at the commit `ref`.
-
-    Returns the program and its directory in the copy. Raises UsageError with git's reason, or for an absolute path to a
-    file that the copy has too.
-    """
-    directory = program.directory or Path()
-    top, there = git.check_out(ref, directory, Path(folder))
-    for word in filter(os.path.isabs, program.words):
-        path = Path(word).resolve()
-        if path.is_relative_to(top.resolve()) and path.is_file() and git.is_tracked(top, path):
-            raise UsageError(
-                f"{word} names the file in your directory, not the one of commit {ref}",
-                "give its path relative to the directory",
-            )
-    name, *arguments = program.words
-    if os.sep in name and not (there / name).exists():  # such as .venv/bin/python, which git does not track
-        name = str(directory.absolute() / name)
-    return program.model_copy(update={"command": shlex.join([name, *arguments])}), there
-
-
-AT: Mapping[Place, str] = {
-    "loader": "at {}",
-    "ddp": "at {}",
-    "model": "for the model that is called at {}",
-}
-"""How the place of a fix in the program is called."""
-NUMBERS = {
-    "same": "",
-    "rounding": "",
-    "type": "; another type changes the losses: compare them",
-}
-"""What to say about the numbers that a fix changes."""
-
-
-def in_code(fix: Mapping[str, Any], places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]) -> str:
-    """Returns the code that does the same as a fix, with its place in the program as far as it is known.
-
-    `places` and `optimizers` are those of `events.ModelBuilt`. Arguments of the same call are put together.
-    """
-    known = from_outside()
-    calls: dict[tuple[str, Place], list[str]] = {}
-    for key, value in fix.items():
-        code = known[key].in_code(value)
-        call, _, arguments = code.partition("(") if code.endswith(")") else (code, "", "")
-        found = calls.setdefault((call, known[key].place), [])
-        found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]
-    return "; ".join(
-        one
-        for (call, place), given in calls.items()
-        for one in _located(call, f"({', '.join(given)})" if given else "", place, places, optimizers)
-    )
-
-
-def _located(
-    call: str, arguments: str, place: Place, places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Returns the call with its place in the program if it is known, or that of every class of optimizers."""
-    if place == "optimizer" and optimizers:
-        return [
-            f"{name}{arguments}" + (f" at {units.listed(lines)}" if lines else "") for name, lines in optimizers.items()
-        ]
-    where = f" {AT[place].format(places[place])}" if place in AT and place in places else ""
-    return [f"{call}{arguments}{where}"]
-
 
 P = TypeVar("P", bound=CompletedProgramSettings)
 
@@ -213,28 +92,8 @@ class OfProgram(Recorder[P]):
 
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
-        return msgspec.structs.replace(findings, findings=[self._addressed(finding) for finding in findings.findings])
-
-    def _addressed(self, finding: Finding) -> Finding:
-        """Returns the finding with the code for its fix; without a fix if the probe cannot make the change."""
-        known, by_hand = from_outside(), msgspec.structs.replace(finding, fix={}, code=self._concerned(finding.place))
-        try:
-            apply_overrides(self.settings, finding.fix)
-        except SettingsError:
-            return by_hand
-        if not finding.fix or not finding.fix.keys() <= known.keys():
-            return by_hand
-        numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
-        code = in_code(finding.fix, self._places, self._optimizers)
-        return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
-
-    def _concerned(self, place: Place | None) -> str:
-        """Returns the calls of the program that advice without a fix is about; an empty string if they are unknown."""
-        if place is None or not (self._optimizers if place == "optimizer" else place in self._places):
-            return ""
-        if place == "model":
-            return f"the model that is called at {self._places[place]}"
-        return "; ".join(_located("DataLoader", "(...)", place, self._places, self._optimizers))
+        found = [addressed(finding, self.settings, self._places, self._optimizers) for finding in findings.findings]
+        return msgspec.structs.replace(findings, findings=found)
 
     def _observe(self, built: events.ModelBuilt) -> None:
         """Keeps what the probe has found out about the program."""
@@ -342,9 +201,7 @@ class OfProgram(Recorder[P]):
 
 
 class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
-    """One run that measures the time of a program of the user."""
-
-    command = PROGRAM
+    """One run that measures the time of a program of the user; to diagnose it, another repeat is recorded."""
 
     @property
     def wanted(self) -> int | None:
@@ -433,89 +290,3 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         """Returns the usual number of samples of one rank in one step, or None before the first step."""
         samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
         return int(median(samples[0].tolist())) if samples else None
-
-
-class ProgramProfileRecorder(ProgramRecorder):
-    """One run that measures a program of the user, and records it once more to diagnose it."""
-
-    command = PROGRAM_PROFILE
-
-
-class ProgramMemoryRecorder(
-    OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
-):
-    """One run that follows the memory of a program of the user."""
-
-    command = PROGRAM_MEMORY
-
-    def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
-        super().__init__(configuration, argv)
-        self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
-        """The beginnings of histories, by (repeat, rank)."""
-
-    @property
-    def wanted(self) -> int | None:
-        return self.settings.memory.steps
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        # Compiled functions hide their operators, and some refuse to run while they are recorded.
-        return {probe.FOLLOW_VARIABLE: "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
-
-    @property
-    def step(self) -> str:
-        return step_name(inference=False)
-
-    def keep(self, event: events.Message) -> bool:
-        match event:
-            case events.Heartbeat(rank=0):
-                self.progress.doing, self.progress.step = "recording", max((event.step or 0) - 1, 0)
-            case events.ModelBuilt(rank=0):
-                self._observe(event)
-                shown = {"parameters": event.parameters, "sample_shape": event.sample_shape, "device": event.device}
-                self.writer.update(workload=shown, observed=event.settings)
-            case events.MemoryRecorded():
-                self._keep_part(event)
-            case _:
-                return False
-        return True
-
-    def sum_up(self) -> Summary:
-        return self._with_missed(super().sum_up(), len(self._found))
-
-    def refutation(self, summary: Summary) -> GpubenchError | None:
-        if self.footprints:
-            return None
-        return self._cut_short() or ProgramFailed(
-            "the program allocated no memory that PyTorch shows",
-            "measure a program whose tensors are on the CPU or a GPU",
-        )
-
-    def _keep_part(self, event: events.MemoryRecorded) -> None:
-        """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
-        rank, data = event.rank, self._parts[event.repeat, event.rank]
-        self.refuse_unknown(rank, event.repeat)
-        data += event.data
-        if len(data) > events.LONGEST_LINE:
-            raise InvalidEvent.of(rank, f"its history is larger than {units.size(events.LONGEST_LINE)}")
-        if not event.last:
-            return
-        found = self.content(rank, self._parts.pop((event.repeat, rank)), DeviceHistory)
-        if not found.history.allocations:
-            return
-        classify(found.history)
-        capacity = self.settings.memory.device_memory or found.capacity
-        self.keep_footprint(
-            event.repeat,
-            rank,
-            footprint(
-                found.history,
-                source="measured",
-                device=found.name,
-                capacity=capacity,
-                rank=rank,
-                other=found.other,
-            ),
-        )
-        fullest = max(self.footprints, key=lambda each: each.peak.level.total)
-        self.conclude(self.addressed(advise(fullest, self.diagnosed_settings)))

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gpubench.errors import SettingsError
 from gpubench.kinds.pipeline.requests import prompt_index
 from gpubench.kinds.pipeline.schedulers import SEEDED, OwnScheduler, parse_options
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.kinds.pipeline.worker.sampler import TERMINAL, Batch, Sampler, create, quiet, schedule_arguments, step_of
-from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -295,3 +295,57 @@ def image_size(settings: CompletedPipeSettings, own: Any, *, scale: int, multipl
             nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
             raise SettingsError(f"model.{side} {pixels} is not a multiple of {multiple}", f"use {nearest}")
     return height, width
+
+
+class PipelineDenoiser(Denoiser):
+    """The denoiser of a diffusers pipeline, which is built or loaded already."""
+
+    component: ClassVar[str] = "unet"
+    """The name of the denoiser in the pipeline."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        name: str,
+        settings: CompletedPipeSettings,
+        device: torch.device,
+        dtype: torch.dtype,
+        scheduler: OwnScheduler,
+    ) -> None:
+        model = getattr(pipe, self.component)
+        self.pipe = pipe
+        self.config = model.config
+        self.height, self.width = image_size(settings, self.own_size, scale=self.scale, multiple=self.multiple)
+        super().__init__(
+            name,
+            model,
+            settings,
+            device=device,
+            dtype=dtype,
+            latent_shape=self.latent_shape_of(self.height, self.width),
+            scheduler=scheduler,
+        )
+        if self.is_run_by_pipeline(self.scheduler()):
+            self.reference_name = f"diffusers {type(pipe).__name__}.__call__"
+
+    @property
+    def scale(self) -> int:
+        """The number of pixels that a side of a latent's element stands for."""
+        return int(self.pipe.vae_scale_factor)
+
+    @property
+    def multiple(self) -> int:
+        """The number of pixels of which height and width must be multiples."""
+        return 8
+
+    @property
+    def own_size(self) -> Any:
+        """The size that the denoiser was trained on, in latent pixels: a number or (height, width); None if unknown."""
+        return self.config.sample_size
+
+    def latent_shape_of(self, height: int, width: int) -> tuple[int, ...]:
+        return (self.config.in_channels, height // self.scale, width // self.scale)
+
+    def is_run_by_pipeline(self, scheduler: Any) -> bool:
+        """Returns whether the pipeline's `__call__` runs the scheduler, with a generator if it draws noise."""
+        return fits_pipelines(scheduler)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from gpubench.errors import ModelError
 from gpubench.kinds.pipeline import folders
 from gpubench.kinds.pipeline.folders import PipelineFolder
-from gpubench.kinds.pipeline.schedulers import RANDOM_WEIGHTS, OwnScheduler
+from gpubench.kinds.pipeline.schedulers import RANDOM_WEIGHTS
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.kinds.pipeline.worker import denoiser
-from gpubench.kinds.pipeline.worker.denoiser import Denoiser, Scale, image_size
+from gpubench.kinds.pipeline.worker.denoiser import Denoiser, PipelineDenoiser, Scale, image_size
 from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, quiet
 from gpubench.kinds.pipeline.worker.text_to_image import (
     Flux,
@@ -23,7 +24,6 @@ from gpubench.kinds.pipeline.worker.text_to_image import (
     StableDiffusion3,
     StableDiffusionXL,
 )
-from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -91,38 +91,22 @@ _RUN_BY_PIPELINE = ("DDPMScheduler", "DDIMScheduler")
 """The schedulers that DDPMPipeline can run, because they scale neither noise nor input."""
 
 
-class Unconditional(Denoiser):
+class Unconditional(PipelineDenoiser):
     """The denoiser of a DDPMPipeline, whose latents are images.
 
     It also supports schedulers that scale noise or input.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        name: str,
-        settings: CompletedPipeSettings,
-        device: torch.device,
-        dtype: torch.dtype,
-        scheduler: OwnScheduler,
-    ) -> None:
-        self.pipe = pipe
-        config = pipe.unet.config
-        halvings = len(config.block_out_channels) - 1
-        size = image_size(settings, config.sample_size, scale=1, multiple=2**halvings)
-        super().__init__(
-            name,
-            pipe.unet,
-            settings,
-            device=device,
-            dtype=dtype,
-            latent_shape=(config.in_channels, *size),
-            scheduler=scheduler,
-        )
-        own = config.sample_size
+    scale = 1  # no VAE
+
+    @property
+    def multiple(self) -> int:
+        return int(2 ** (len(self.config.block_out_channels) - 1))
+
+    def is_run_by_pipeline(self, scheduler: Any) -> bool:
+        own, size = self.config.sample_size, (self.height, self.width)
         own_size = size == (tuple(own) if isinstance(own, list | tuple) else (own, own))
-        if own_size and type(self.scheduler()).__name__ in _RUN_BY_PIPELINE and not self.sampling.eta:
-            self.reference_name = "diffusers DDPMPipeline.__call__"
+        return own_size and type(scheduler).__name__ in _RUN_BY_PIPELINE and not self.sampling.eta
 
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
         output: Tensor = self.model(scale(latents), timestep).sample

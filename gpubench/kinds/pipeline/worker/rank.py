@@ -19,6 +19,7 @@ from gpubench.events import SpanKind
 from gpubench.kinds.pipeline.faults import parse_fault
 from gpubench.kinds.pipeline.folders import read_prompts
 from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipePrecision
 from gpubench.kinds.pipeline.split import assign, refuse_short
 from gpubench.kinds.pipeline.worker.collectives import agree, broadcast_conditioning, draw_run_id
 from gpubench.kinds.pipeline.worker.denoiser import Denoiser
@@ -28,7 +29,7 @@ from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build
 from gpubench.kinds.pipeline.worker.stage import Passage, Session, SpanTimer, Stage
 from gpubench.kinds.pipeline.worker.verification import measure, prove, verify
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import CompletedPipeSettings, PipePrecision, Precision
+from gpubench.settings.schema import Precision
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.compute_rates import time_reference_workload

@@ -16,12 +16,12 @@ from gpubench.errors import NonFiniteLatent
 from gpubench.events import Span, SpanKind
 from gpubench.kinds.pipeline.faults import Fault, before_evaluations
 from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.kinds.pipeline.worker.background import Finisher, Receiver, Sender, Sink
 from gpubench.kinds.pipeline.worker.denoiser import Denoiser
 from gpubench.kinds.pipeline.worker.link import Link, LinkTerms, Transport, sending_link
 from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
-from gpubench.settings.schema import CompletedPipeSettings
 from gpubench.worker import distributed
 from gpubench.worker.timing import Clock, Mark
 

@@ -12,20 +12,18 @@ from torch import Tensor
 
 from gpubench.kinds.pipeline.folders import check_negative_prompt, schedule_keywords
 from gpubench.kinds.pipeline.schedulers import OwnScheduler
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.kinds.pipeline.worker import denoiser
-from gpubench.kinds.pipeline.worker.denoiser import Denoiser, Scale, image_size
+from gpubench.kinds.pipeline.worker.denoiser import PipelineDenoiser, Scale
 from gpubench.kinds.pipeline.worker.sampler import Batch, quiet
-from gpubench.settings.schema import CompletedPipeSettings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class TextToImage(Denoiser):
+class TextToImage(PipelineDenoiser):
     """The model of a diffusers pipeline, of which only the denoiser must be loaded. Safety checkers never are."""
 
-    component: ClassVar[str]
-    """The name of the denoiser in the pipeline."""
     embeddings: ClassVar[tuple[str, ...]]
     """The names of what `encode_prompt` returns, as arguments of the pipeline's `__call__`."""
 
@@ -38,50 +36,16 @@ class TextToImage(Denoiser):
         dtype: torch.dtype,
         scheduler: OwnScheduler,
     ) -> None:
-        model = getattr(pipe, self.component)
-        self.pipe = pipe
-        self.config = model.config
-        self.height, self.width = image_size(
-            settings, self.own_size, scale=pipe.vae_scale_factor, multiple=self.multiple
-        )
-        super().__init__(
-            name,
-            model,
-            settings,
-            device=device,
-            dtype=dtype,
-            latent_shape=self.latent_shape_of(self.height, self.width),
-            scheduler=scheduler,
-        )
+        super().__init__(pipe, name, settings, device, dtype, scheduler)
         self.negative_prompt = settings.work.negative_prompt or None
         self.guidance_scale = settings.sampling.guidance_scale or 0.0
         self.guided = self.uses_guidance()
         self.prompts: list[str] = []
         """The prompts that `encode` was given; empty on ranks that encode none, and with random embeddings."""
-        if self.is_run_by_pipeline(self.scheduler()):
-            self.reference_name = f"diffusers {type(pipe).__name__}.__call__"
-
-    @property
-    def multiple(self) -> int:
-        """The number of pixels of which height and width must be multiples."""
-        return 8
-
-    @property
-    def own_size(self) -> Any:
-        """The size that the denoiser was trained on, in latent pixels: a number or (height, width); None if unknown."""
-        return self.config.sample_size
-
-    def latent_shape_of(self, height: int, width: int) -> tuple[int, ...]:
-        factor = self.pipe.vae_scale_factor
-        return (self.config.in_channels, height // factor, width // factor)
 
     def uses_guidance(self) -> bool:
         """Returns whether each evaluation runs the model with both the prompt and the negative prompt."""
         return self.guidance_scale > 1
-
-    def is_run_by_pipeline(self, scheduler: Any) -> bool:
-        """Returns whether the pipeline's `__call__` runs the scheduler, with a generator if it draws noise."""
-        return denoiser.fits_pipelines(scheduler)
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
         """Returns the `embeddings` of one prompt."""
@@ -178,7 +142,6 @@ class TextToImage(Denoiser):
 class StableDiffusion(TextToImage):
     """The model of a StableDiffusionPipeline."""
 
-    component = "unet"
     embeddings: ClassVar[tuple[str, ...]] = ("prompt_embeds", "negative_prompt_embeds")
 
     def uses_guidance(self) -> bool:

@@ -1,0 +1,16 @@
+"""The settings of each command that makes runs, by the command: the row of each in `gpubench.registry` names them."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from gpubench.registry import RUN_KINDS
+from gpubench.settings.schema import RunSettings
+
+
+def _named(name: str) -> type[RunSettings]:
+    module, _, cls = name.partition(":")
+    found: type[RunSettings] = getattr(import_module(module), cls)
+    return found
+
+
+COMMANDS: Mapping[str, type[RunSettings]] = {command: _named(kind.settings) for command, kind in RUN_KINDS.items()}
