@@ -22,8 +22,8 @@ from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
+    from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 
 EPILOG = """Examples:
 
@@ -113,7 +113,7 @@ def memory(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Show what uses the memory of a model or of your own program in each phase, and which batch size fits."""
-    from gpubench.settings.schema import MemorySettings
+    from gpubench.kinds.memory.settings import MemorySettings
 
     if snapshot or trace:
         file = "--snapshot" if snapshot else "--trace"

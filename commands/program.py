@@ -54,7 +54,8 @@ def measure(
     """
     from gpubench.kinds.program.defaults import complete_program
     from gpubench.kinds.program.recorder import ProgramRecorder
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
+    from gpubench.settings.programs import ProgramSettings
+    from gpubench.settings.schema import TrainSettings
 
     base = configuration(ctx, config, ProgramSettings, TrainSettings)
     runs, labels = _versions(base, versus, complete_program)
@@ -107,7 +108,8 @@ def diagnose(
     from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import complete_all
-    from gpubench.settings.schema import ProfileSettings, ProgramProfileSettings
+    from gpubench.settings.programs import ProgramProfileSettings
+    from gpubench.settings.schema import ProfileSettings
 
     base = configuration(ctx, config, ProgramProfileSettings, ProfileSettings)
     (run,) = options.labelled(ctx, complete_all(base, None, complete_program))
@@ -145,10 +147,11 @@ def follow(
     With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
     """
     from gpubench.kinds.memory import recorder as memory_recorder
+    from gpubench.kinds.memory.settings import MemorySettings
     from gpubench.kinds.program.defaults import complete_program_memory
     from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
+    from gpubench.settings.programs import ProgramMemorySettings
 
     if verify and any(versus):
         raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpubench.host.live import Drawing
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
+    from gpubench.kinds.memory.settings import CompletedMemorySettings
     from gpubench.report.profile_tables import Arrangement
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedMemorySettings
     from gpubench.trials import MemoryBench, Searched, TriedFixes
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ def try_memory_fixes_of_program(
     from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
     from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.settings.loading import completed
-    from gpubench.settings.schema import CompletedProgramSettings
+    from gpubench.settings.programs import CompletedProgramSettings
     from gpubench.trials import MemoryBench
 
     bench = MemoryBench(

@@ -147,7 +147,8 @@ def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
 def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
     from gpubench.kinds.program.defaults import complete_program
     from gpubench.settings.loading import completed
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
+    from gpubench.settings.programs import ProgramSettings
+    from gpubench.settings.schema import TrainSettings
 
     return completed(program.configuration(ctx, config, ProgramSettings, TrainSettings), complete_program)
 
@@ -431,7 +432,7 @@ def _bench(
     from gpubench.kinds.training.recorder import TrainRecorder
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import Labels, completed
-    from gpubench.settings.schema import ProgramSettings
+    from gpubench.settings.programs import ProgramSettings
     from gpubench.tuner import SearchBench
 
     is_program = isinstance(base.settings, ProgramSettings)

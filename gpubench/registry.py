@@ -64,7 +64,7 @@ def _training(command: str, **more: Any) -> RunKind:
 
 
 def _program(command: str, run_by: str, settings: str, **more: Any) -> RunKind:
-    return RunKind(command, run_by, PROGRAM, settings=f"gpubench.settings.schema:{settings}", worker=PROBE, **more)
+    return RunKind(command, run_by, PROGRAM, settings=f"gpubench.settings.programs:{settings}", worker=PROBE, **more)
 
 
 def _rows() -> Iterable[RunKind]:
@@ -86,7 +86,7 @@ def _rows() -> Iterable[RunKind]:
         "memory",
         "memory",
         "train-bench",
-        settings="gpubench.settings.schema:MemorySettings",
+        settings="gpubench.kinds.memory.settings:MemorySettings",
         worker="gpubench.kinds.memory.worker.rank",
         shown_by="gpubench.kinds.memory.report",
         timed=False,

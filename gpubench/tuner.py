@@ -19,7 +19,8 @@ from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import RunSettings, from_outside
+from gpubench.settings.programs import from_outside
+from gpubench.settings.schema import RunSettings
 from gpubench.tuning import losses
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing

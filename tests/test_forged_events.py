@@ -21,6 +21,7 @@ from gpubench.errors import GpubenchError, InvalidEvent
 from gpubench.host.recorder import Recorder
 from gpubench.kinds.memory.defaults import complete_memory
 from gpubench.kinds.memory.recorder import MemoryRecorder
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.kinds.pipeline import defaults
 from gpubench.kinds.pipeline.recorder import PipeRecorder
 from gpubench.kinds.pipeline.settings import PipeSettings
@@ -34,7 +35,8 @@ from gpubench.runs.directory import SAMPLES, STEPS, TIMELINE
 from gpubench.runs.reader import Run
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import MemorySettings, ProgramSettings, TrainSettings
+from gpubench.settings.programs import ProgramSettings
+from gpubench.settings.schema import TrainSettings
 
 BEGAN = 1_795_260_000.0
 TAKEN = 12

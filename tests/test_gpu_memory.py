@@ -12,6 +12,7 @@ from running import Finished, gpubench
 from gpubench.channel import Activity
 from gpubench.hardware import find_accelerator
 from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint, Footprints
@@ -21,7 +22,6 @@ from gpubench.ranks import Ranks
 from gpubench.releases import Release, installed
 from gpubench.runs.directory import MEMORY, SUMMARY, TRACES
 from gpubench.settings.loading import load
-from gpubench.settings.schema import MemorySettings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,8 @@ from gpubench.settings.commands import COMMANDS
 from gpubench.settings.defaults import complete
 from gpubench.settings.field import Section, fields, is_section, setting
 from gpubench.settings.loading import Configuration, complete_all, idle, load
-from gpubench.settings.schema import TrainSettings, from_outside
+from gpubench.settings.programs import from_outside
+from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]
 OTHER: dict[str, Any] = {

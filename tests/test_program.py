@@ -19,7 +19,7 @@ from gpubench.findings import Finding, Findings
 from gpubench.kinds.program.defaults import complete_program
 from gpubench.kinds.program.recorder import ProgramRecorder
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import ProgramSettings
+from gpubench.settings.programs import ProgramSettings
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
 

@@ -17,6 +17,7 @@ from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.kinds.memory.defaults import complete_memory
 from gpubench.kinds.memory.predicted_device import Target, target_of
+from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
 from gpubench.kinds.memory.worker import predict as forecast
 from gpubench.kinds.memory.worker.predict import build_without_memory, predict
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
@@ -26,7 +27,6 @@ from gpubench.memory.history import Counts, History, classify
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.loading import load
-from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.settings.sections import DataSettings, ModelSettings
 from gpubench.worker.models import Workload, build
 

@@ -22,7 +22,8 @@ from gpubench.runs.directory import CONFIG, RUN
 from gpubench.settings import trust
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, is_result, load
-from gpubench.settings.schema import ProgramSettings, TrainSettings
+from gpubench.settings.programs import ProgramSettings
+from gpubench.settings.schema import TrainSettings
 from gpubench.tuning.result import Tuning
 from gpubench.tuning.treatments import Treatment
 

@@ -17,7 +17,7 @@ from gpubench.probe import gpus
 from gpubench.runs.directory import TELEMETRY
 from gpubench.runs.reader import Run
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import ProgramSettings
+from gpubench.settings.programs import ProgramSettings
 from gpubench.telemetry import GpuSample, TelemetrySample, of_gpus
 
 GPUS = [

@@ -16,13 +16,13 @@ from torch.profiler import ProfilerActivity, profile
 from gpubench.channel import Activity
 from gpubench.kinds.memory.defaults import complete_memory
 from gpubench.kinds.memory.predicted_device import Target
+from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
 from gpubench.kinds.memory.worker.predict import predict
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.analysis import footprint
 from gpubench.memory.history import History
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
-from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 
 CPU = torch.device("cpu")
 STEPS = 3

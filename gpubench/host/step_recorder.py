@@ -22,7 +22,8 @@ from gpubench.runs.directory import (
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Summary
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedProgramSettings, CompletedTrainSettings
+from gpubench.settings.programs import CompletedProgramSettings
+from gpubench.settings.schema import CompletedTrainSettings
 
 log = logging.getLogger("gpubench.run")
 

@@ -13,4 +13,9 @@ def _named(name: str) -> type[RunSettings]:
     return found
 
 
-COMMANDS: Mapping[str, type[RunSettings]] = {command: _named(kind.settings) for command, kind in RUN_KINDS.items()}
+_WORKS = list(dict.fromkeys(kind.work for kind in RUN_KINDS.values()))
+
+COMMANDS: Mapping[str, type[RunSettings]] = {
+    kind.command: _named(kind.settings)
+    for kind in sorted(RUN_KINDS.values(), key=lambda kind: _WORKS.index(kind.work))  # those of one work together
+}

@@ -39,7 +39,7 @@ from gpubench.settings.keys import (
     nest,
     with_origins,
 )
-from gpubench.settings.schema import CompletedSettings, ProgramSettings, RunSettings
+from gpubench.settings.schema import CompletedSettings, RunSettings
 from gpubench.surrogates import is_text, without_surrogates
 from gpubench.units import listed
 
@@ -543,11 +543,11 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {keys[0]}"
-        elif (others := owners(key)) and issubclass(cls, ProgramSettings) and not set(others) <= OF_PROGRAMS:
+        elif (others := owners(key)) and cls.command in OF_PROGRAMS and not set(others) <= OF_PROGRAMS:
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
-            named = [other for other in others if not issubclass(COMMANDS[other], ProgramSettings)]
+            named = [other for other in others if other not in OF_PROGRAMS]
             named = named or ["train-bench -- PROGRAM"]
             message = f"{key!r} is a setting of {listed(named)}, not of {kind_of(cls.command).run_by}"
             hint = f"leave it out, or use gpubench {named[0]}"

@@ -4,8 +4,9 @@ from gpubench import devices, releases
 from gpubench.errors import SettingsError
 from gpubench.hardware import AMPERE, find_accelerator
 from gpubench.kinds.memory.predicted_device import target_of
+from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
 from gpubench.settings.defaults import Gaps, fill_device, fill_training, required_torch
-from gpubench.settings.schema import CompletedMemorySettings, Device, MemorySettings, Precision
+from gpubench.settings.schema import Device, Precision
 
 
 def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:

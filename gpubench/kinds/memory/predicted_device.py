@@ -8,6 +8,7 @@ import psutil
 
 from gpubench.errors import DeviceError
 from gpubench.hardware import ACCELERATORS, capability, find_by_key
+from gpubench.kinds.memory.settings import FollowSettings
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
@@ -15,7 +16,6 @@ from gpubench.memory.history import History
 from gpubench.memory.libraries import CONTEXT
 from gpubench.settings.keys import about
 from gpubench.settings.schema import Device
-from gpubench.settings.sections import FollowSettings
 
 UNKNOWN = (9, 0)
 """The compute capability assumed for an unknown GPU model: no other one takes larger workspaces."""

@@ -12,13 +12,14 @@ from gpubench import events, units
 from gpubench.findings import Findings
 from gpubench.host.live import hardware, head
 from gpubench.host.recorder import Progress, Recorder
+from gpubench.kinds.memory.settings import CompletedMemorySettings
 from gpubench.kinds.training.recorder import LIGHTER
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprint, Footprints, peaks, scalars
 from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, TRADES
 from gpubench.runs.summary import Summary, metric_of, write_summary
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedMemorySettings, CompletedSettings
+from gpubench.settings.schema import CompletedSettings
 
 S = TypeVar("S", bound=CompletedSettings)
 

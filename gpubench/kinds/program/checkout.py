@@ -6,9 +6,7 @@ from pathlib import Path
 
 from gpubench import git
 from gpubench.errors import UsageError
-from gpubench.settings.schema import (
-    CommandSettings,
-)
+from gpubench.settings.programs import CommandSettings
 
 
 def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandSettings, Path]:

@@ -10,7 +10,7 @@ from gpubench.errors import SettingsError
 from gpubench.findings import Finding
 from gpubench.settings.field import Place
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import CompletedProgramSettings, from_outside
+from gpubench.settings.programs import CompletedProgramSettings, from_outside
 
 AT: Mapping[Place, str] = {
     "loader": "at {}",

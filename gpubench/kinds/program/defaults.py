@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpubench.errors import SettingsError
 from gpubench.settings.defaults import Gaps
-from gpubench.settings.schema import (
+from gpubench.settings.programs import (
     CompletedProgramMemorySettings,
     CompletedProgramSettings,
     ProgramMemorySettings,

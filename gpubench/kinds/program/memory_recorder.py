@@ -13,9 +13,7 @@ from gpubench.memory.analysis import footprint
 from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs.summary import Summary
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import (
-    CompletedProgramMemorySettings,
-)
+from gpubench.settings.programs import CompletedProgramMemorySettings
 
 
 class ProgramMemoryRecorder(

@@ -29,7 +29,7 @@ from gpubench.kinds.program.machines import EVERYWHERE, TORCHRUN_SECONDS, Spread
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.ranks import machine
 from gpubench.runs.directory import OUTPUT
-from gpubench.settings.schema import CommandSettings
+from gpubench.settings.programs import CommandSettings
 
 MOST_OUTPUT = 64 * 2**20
 """The bytes of output that are kept of a repeat. The last lines are known in any case, for messages of errors."""

@@ -25,7 +25,7 @@ from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedProgramSettings, from_outside
+from gpubench.settings.programs import CompletedProgramSettings, from_outside
 from gpubench.temporary import OwnedFolder
 
 P = TypeVar("P", bound=CompletedProgramSettings)

@@ -36,6 +36,7 @@ from gpubench.channel import Activity
 from gpubench.errors import GpubenchError, ModelError
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.kinds.memory.predicted_device import Target, predicted
+from gpubench.kinds.memory.settings import CompletedMemorySettings
 from gpubench.kinds.memory.worker import attention_kernels
 from gpubench.kinds.memory.worker.cuda_kernels import RULES, Applied, as_cuda
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, follow, hide_shape_propagation, load
@@ -48,7 +49,7 @@ from gpubench.probe.allocations import RecordedAllocation
 from gpubench.ranks import Ranks
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import CompletedMemorySettings, CompletedTrainSettings, Precision
+from gpubench.settings.schema import CompletedTrainSettings, Precision
 from gpubench.settings.sections import DataSettings, DistributedSettings, ModelSettings
 from gpubench.worker.dataloader import map_tensors
 from gpubench.worker.loop import Epochs, optimizer_impl

@@ -13,6 +13,7 @@ from gpubench.channel import Activity
 from gpubench.diagnosis.rules import advise
 from gpubench.findings import Findings
 from gpubench.kinds.memory.predicted_device import Target, target_of
+from gpubench.kinds.memory.settings import CompletedMemorySettings
 from gpubench.kinds.memory.worker.predict import Forecast
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, device_memory, measure, recorded
 from gpubench.kinds.training.worker.rank import set_up
@@ -22,7 +23,6 @@ from gpubench.memory.history import classify
 from gpubench.ranks import Ranks
 from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.keys import flatten
-from gpubench.settings.schema import CompletedMemorySettings
 from gpubench.temporary import folder_of_worker
 from gpubench.worker import distributed
 from gpubench.worker.environment import capture_env_metadata
