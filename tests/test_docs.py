@@ -245,3 +245,10 @@ def test_no_page_and_no_reference_holds_a_figure_of_the_simulated_gpu() -> None:
     texts = [path for path in places if path.suffix in {".md", ".json", ".jsonl", ".html", ".yaml", ".txt", ".csv"}]
     assert ROOT / "README.md" in texts
     assert [path for path in texts if "(simulated)" in path.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_modules_that_a_page_for_contributors_names_exist(page: str) -> None:
+    named = re.findall(r"`(\w+(?:/\w+)+\.py)`", (ROOT / page).read_text())
+    assert len(named) > 1
+    assert [name for name in named if not (ROOT / name).is_file() and not (ROOT / "gpubench" / name).is_file()] == []

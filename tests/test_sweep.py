@@ -23,6 +23,7 @@ def measured(results: Path, ranks: int, evaluation: float = 0.1, jitter: float =
     config = msgspec.json.encode({"experiment": "made", "precision": "fp32"} | settings).decode()
     writer = RunWriter(results, "made", config, command="pipe-infer", argv=[], world_size=ranks, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}})
+    writer.update(workload={"model": "tiny"})
     line = Line((STEPS // ranks,) * ranks, 16, evaluation=evaluation, jitter=jitter)
     # what is random in a repeat follows from its number, and differs between runs
     made = [line.repeat(number + 100 * ranks) for number in range(repeats)]
