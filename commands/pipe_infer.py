@@ -103,13 +103,14 @@ def pipe_infer(
             return
         print(f"{made} and were never verified: this run compares them with diffusers", file=sys.stderr)
 
-    from gpubench.kinds.pipeline import recorder as pipeline_recorder
+    from gpubench.kinds.pipeline import progress
+    from gpubench.kinds.pipeline.recorder import PipeRecorder
 
     report = sweep_and_report if sizes else run_and_report
     report(
         runs,
-        partial(pipeline_recorder.PipeRecorder, finished=done),
-        pipeline_recorder,
+        partial(PipeRecorder, finished=done),
+        progress,
         json=json,
         quiet=quiet,
         verbose=verbose,

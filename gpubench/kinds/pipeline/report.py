@@ -6,9 +6,9 @@ from typing import Any
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
-from gpubench.kinds.pipeline import images
+from gpubench.kinds.pipeline import gantt, images
 from gpubench.metrics import Metric
-from gpubench.report import bar_charts, phrases, timelines
+from gpubench.report import bar_charts, phrases
 from gpubench.report.charts import hue
 from gpubench.report.document import (
     EVERYWHERE,
@@ -111,14 +111,14 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
     lines = [found.assignment, found.bottleneck, lost(run.metrics)]
     yield Paragraph([line for line in lines if line], on=split)
     first = min((span.repeat for span in run.spans), default=0)
-    bars = timelines.pipeline_bars(span for span in run.spans if span.repeat == first)
-    chart = timelines.gantt(bars, len(found.stages))
+    bars = gantt.joined_bars(span for span in run.spans if span.repeat == first)
+    chart = gantt.drawing(bars, len(found.stages))
     if chart is None:
         yield Paragraph("no timeline is recorded", "missing", on=Medium.PAGE)
     else:
         note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
-        if len(bars) > timelines.MOST_BARS:
-            note += f" Only the first {timelines.MOST_BARS:,} of {len(bars):,} are drawn."
+        if len(bars) > gantt.MOST_BARS:
+            note += f" Only the first {gantt.MOST_BARS:,} of {len(bars):,} are drawn."
         yield Figure(f"What each rank did in repeat {first}", chart, note)
     if shown := list(images.of_samples(run)):
         yield Heading("Images", 3)
@@ -126,7 +126,7 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
         if (rest := len(found.samples) - len(shown)) > 0:
             yield Paragraph(f"{units.counted(rest, 'more sample')} in the folder samples", "quiet", on=Medium.PAGE)
     yield Heading("Ranks", 3)
-    if shares := timelines.shares(found.stages):
+    if shares := gantt.shares(found.stages):
         legend = [(hue(part), part.replace("_", " ")) for part in PARTS]
         yield Figure("", shares, shape="lanes", legends=[("Mean over the completed repeats", legend)])
     yield _ranks(found.stages, seconds=False, on=split & TEXT)
