@@ -89,13 +89,13 @@ def preload() -> None:
     import gpubench.commands
     import gpubench.compare.compare
     import gpubench.diagnosis.rules
-    import gpubench.memory.predicted_device
+    import gpubench.kinds.memory.footprint_report
+    import gpubench.kinds.memory.predicted_device
+    import gpubench.kinds.pipeline.defaults
+    import gpubench.kinds.pipeline.resuming
     import gpubench.memory.snapshot
-    import gpubench.pipeline.defaults
-    import gpubench.pipeline.resuming
     import gpubench.report.comparison
     import gpubench.report.markdown
-    import gpubench.report.memory
     import gpubench.report.page
     import gpubench.report.profile
     import gpubench.report.run

@@ -32,11 +32,11 @@ from processes import Spent, observe, reason
 from tables import table
 
 from gpubench.hardware import find_by_key
-from gpubench.memory.defaults import complete_memory
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.memory.footprint import Amounts, Footprints
 from gpubench.runs.directory import MEMORY
 from gpubench.settings.loading import load
-from gpubench.settings.schema import MemorySettings
 
 HERE = Path(__file__).resolve().parent
 REFERENCE = HERE / "reference" / "h200" / "summary.json"

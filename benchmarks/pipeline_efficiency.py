@@ -115,7 +115,7 @@ def bare_rank(samples: int, repeats: int, latency: float) -> None:
     import torch.distributed as dist
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 
-    from gpubench.worker.pipeline.models import _sleep_until
+    from gpubench.kinds.pipeline.worker.models import _sleep_until
 
     torch.set_num_threads(1)
     scheduler = DDIMScheduler()
@@ -182,9 +182,9 @@ def handoffs() -> Iterator[list[str]]:
     import msgspec
     import torch
 
-    from gpubench.worker.pipeline.packing import pack, unpack
-    from gpubench.worker.pipeline.sampler import Batch, build, create
-    from gpubench.worker.pipeline.verification import prove
+    from gpubench.kinds.pipeline.worker.packing import pack, unpack
+    from gpubench.kinds.pipeline.worker.sampler import Batch, build, create
+    from gpubench.kinds.pipeline.worker.verification import prove
 
     torch.set_num_threads(1)
     for name in SCHEDULERS:

@@ -26,13 +26,13 @@ import torch
 from tables import table
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.schedulers import parse_options, scheduler_names
-from gpubench.pipeline.split import assign
-from gpubench.worker.pipeline.denoiser import LOOP, Denoiser
-from gpubench.worker.pipeline.models import load, load_reference
-from gpubench.worker.pipeline.packing import pack, unpack
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create, quiet
-from gpubench.worker.pipeline.verification import TOY_LATENT, prove, toy_model
+from gpubench.kinds.pipeline.schedulers import parse_options, scheduler_names
+from gpubench.kinds.pipeline.split import assign
+from gpubench.kinds.pipeline.worker.denoiser import LOOP, Denoiser
+from gpubench.kinds.pipeline.worker.models import load, load_reference
+from gpubench.kinds.pipeline.worker.packing import pack, unpack
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create, quiet
+from gpubench.kinds.pipeline.worker.verification import TOY_LATENT, prove, toy_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 

@@ -178,8 +178,8 @@ def _command(ctx: typer.Context) -> str:
 
 
 def _fields(command: str) -> "dict[str, Any]":
+    from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import fields
-    from gpubench.settings.schema import COMMANDS
 
     return dict(fields(COMMANDS["train-bench" if command == "tune" else command]))
 

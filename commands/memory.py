@@ -22,8 +22,8 @@ from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
+    from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 
 EPILOG = """Examples:
 
@@ -113,7 +113,7 @@ def memory(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Show what uses the memory of a model or of your own program in each phase, and which batch size fits."""
-    from gpubench.settings.schema import MemorySettings
+    from gpubench.kinds.memory.settings import MemorySettings
 
     if snapshot or trace:
         file = "--snapshot" if snapshot else "--trace"
@@ -132,7 +132,7 @@ def memory(
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
 
-    from gpubench.memory.defaults import complete_memory
+    from gpubench.kinds.memory.defaults import complete_memory
     from gpubench.settings.keys import naming_origins
     from gpubench.settings.loading import complete_all, load
 
@@ -146,7 +146,7 @@ def memory(
         print_configurations(runs, "memory")
         return
     if others:
-        from gpubench.host import memory_recorder
+        from gpubench.kinds.memory import recorder as memory_recorder
 
         run_and_report(runs, memory_recorder.MemoryRecorder, memory_recorder, json=json, quiet=quiet, verbose=verbose)
         return
@@ -238,7 +238,7 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
 def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[CompletedMemorySettings]":
     """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
-    from gpubench.memory.defaults import complete_memory
+    from gpubench.kinds.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}
@@ -247,9 +247,9 @@ def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[C
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool, verbose: int) -> None:
     from gpubench.diagnosis.rules import advise
+    from gpubench.kinds.memory import footprint_report as report
     from gpubench.memory.from_trace import of_trace_file
     from gpubench.memory.snapshot import of_snapshot
-    from gpubench.report import memory as report
     from gpubench.report import page
     from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import to_json
@@ -281,7 +281,7 @@ def _of_run(
     quiet: bool,
     verbose: int,
 ) -> None:
-    from gpubench.host import memory_recorder
+    from gpubench.kinds.memory import recorder as memory_recorder
     from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
 

@@ -15,9 +15,9 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.settings.options import PIPELINE
 
 if TYPE_CHECKING:
-    from gpubench.pipeline.resuming import Finished
+    from gpubench.kinds.pipeline.resuming import Finished
+    from gpubench.kinds.pipeline.settings import PipeSettings
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import PipeSettings
 
 WORLD_SIZE, BASELINE = "distributed.world_size", "measurement.baseline"
 
@@ -70,10 +70,10 @@ def pipe_infer(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
-    from gpubench.pipeline.defaults import complete
+    from gpubench.kinds.pipeline.defaults import complete
+    from gpubench.kinds.pipeline.settings import PipeSettings
     from gpubench.settings.keys import COMMAND_LINE
     from gpubench.settings.loading import complete_all, completed, load
-    from gpubench.settings.schema import PipeSettings
 
     overrides = options.overrides(ctx, PipeSettings)
     sizes, done = options.several(overrides, PipeSettings, WORLD_SIZE), None
@@ -103,13 +103,14 @@ def pipe_infer(
             return
         print(f"{made} and were never verified: this run compares them with diffusers", file=sys.stderr)
 
-    from gpubench.host import pipeline_recorder
+    from gpubench.kinds.pipeline import progress
+    from gpubench.kinds.pipeline.recorder import PipeRecorder
 
     report = sweep_and_report if sizes else run_and_report
     report(
         runs,
-        partial(pipeline_recorder.PipeRecorder, finished=done),
-        pipeline_recorder,
+        partial(PipeRecorder, finished=done),
+        progress,
         json=json,
         quiet=quiet,
         verbose=verbose,
@@ -178,11 +179,11 @@ def resumed(
     The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
     other samples cannot be made.
     """
-    from gpubench.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
+    from gpubench.kinds.pipeline.resuming import finished, refuse_changes, refuse_other_files, run_at
+    from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipeSettings
     from gpubench.runs.directory import CONFIG
     from gpubench.settings.keys import COMMAND_LINE, flatten
     from gpubench.settings.loading import canonical, load, validate
-    from gpubench.settings.schema import CompletedPipeSettings, PipeSettings
 
     if vs:
         raise UsageError("--resume completes one run, and --vs starts two", "leave one of them out")

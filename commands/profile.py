@@ -192,12 +192,12 @@ def _of_run(
     verbose: int,
 ) -> None:
     from gpubench.host import live
-    from gpubench.host.recorder import ProfileRecorder, TrainRecorder
+    from gpubench.kinds.training.recorder import TrainRecorder
     from gpubench.report.terminal import Terminal
     from gpubench.settings.defaults import complete
 
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measure([run], ProfileRecorder, live, terminal)
+    outcomes = measure([run], TrainRecorder, live, terminal)
     stopped = try_fixes(run, outcomes[0], terminal, complete, TrainRecorder) if verify else None
     finish(outcomes, None, terminal, json=json, arranged=arranged)
     if stopped:

@@ -22,7 +22,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     if options.program(ctx) is not None:
         return True
 
-    from gpubench.kinds import OF_PROGRAMS
+    from gpubench.registry import OF_PROGRAMS
     from gpubench.settings.loading import find_config, read_settings, writer_of
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
@@ -52,8 +52,10 @@ def measure(
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
-    from gpubench.host.program_recorder import ProgramRecorder, complete_program
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
+    from gpubench.kinds.program.defaults import complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder
+    from gpubench.settings.programs import ProgramSettings
+    from gpubench.settings.schema import TrainSettings
 
     base = configuration(ctx, config, ProgramSettings, TrainSettings)
     runs = _versions(base, versus, complete_program)
@@ -99,10 +101,12 @@ def diagnose(
     `arranged` is how the tables of the profile are shown. Raises the errors of `measure`.
     """
     from gpubench.host import live
-    from gpubench.host.program_recorder import ProgramProfileRecorder, ProgramRecorder, complete_program
+    from gpubench.kinds.program.defaults import complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import complete_all
-    from gpubench.settings.schema import ProfileSettings, ProgramProfileSettings
+    from gpubench.settings.programs import ProgramProfileSettings
+    from gpubench.settings.schema import ProfileSettings
 
     base = configuration(ctx, config, ProgramProfileSettings, ProfileSettings)
     (run,) = options.labelled(ctx, complete_all(base, None, complete_program))
@@ -114,7 +118,7 @@ def diagnose(
         running.print_configurations([run], "profile")
         return
     terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    outcomes = running.measure([run], ProgramProfileRecorder, live, terminal)
+    outcomes = running.measure([run], ProgramRecorder, live, terminal)
     stopped: GpubenchError | None = None
     if verify and outcomes[0].recorder.is_spread:
         stopped = _spread("train-bench")
@@ -139,13 +143,12 @@ def follow(
 
     With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
     """
-    from gpubench.host import memory_recorder
-    from gpubench.host.program_recorder import (
-        ProgramMemoryRecorder,
-        complete_program_memory,
-    )
+    from gpubench.kinds.memory import recorder as memory_recorder
+    from gpubench.kinds.memory.settings import MemorySettings
+    from gpubench.kinds.program.defaults import complete_program_memory
+    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
     from gpubench.report.terminal import Terminal
-    from gpubench.settings.schema import MemorySettings, ProgramMemorySettings
+    from gpubench.settings.programs import ProgramMemorySettings
 
     if verify and any(versus):
         raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpubench.host.live import Drawing
     from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
+    from gpubench.kinds.memory.settings import CompletedMemorySettings
     from gpubench.report.profile_tables import Arrangement
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedMemorySettings
     from gpubench.trials import MemoryBench, Searched, TriedFixes
 
 T = TypeVar("T")
@@ -212,9 +212,9 @@ def try_memory_advice(
 
     Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
     """
-    from gpubench.host.memory_recorder import MemoryRecorder
-    from gpubench.host.recorder import TrainRecorder
-    from gpubench.memory.defaults import complete_memory
+    from gpubench.kinds.memory.defaults import complete_memory
+    from gpubench.kinds.memory.recorder import MemoryRecorder
+    from gpubench.kinds.training.recorder import TrainRecorder
     from gpubench.settings.loading import completed
     from gpubench.trials import MemoryBench, confirm
 
@@ -246,13 +246,11 @@ def try_memory_fixes_of_program(
 
     Returns the error that ended the trials, or None. Nothing is run after a failed run.
     """
-    from gpubench.host.program_recorder import (
-        ProgramMemoryRecorder,
-        ProgramRecorder,
-        complete_program_memory,
-    )
+    from gpubench.kinds.program.defaults import complete_program_memory
+    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
+    from gpubench.kinds.program.recorder import ProgramRecorder
     from gpubench.settings.loading import completed
-    from gpubench.settings.schema import CompletedProgramSettings
+    from gpubench.settings.programs import CompletedProgramSettings
     from gpubench.trials import MemoryBench
 
     bench = MemoryBench(
@@ -266,7 +264,7 @@ def try_memory_fixes_of_program(
 
 
 def _try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "MemoryBench") -> GpubenchError | None:
-    from gpubench.host.memory_recorder import FootprintRecorder
+    from gpubench.kinds.memory.recorder import FootprintRecorder
     from gpubench.trials import verify_memory
 
     recorder = outcome.recorder
@@ -310,7 +308,7 @@ def _following(
     terminal: "Terminal", recorded_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
 ) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
     """Returns a function that records the memory of configurations, one after the other."""
-    from gpubench.host import memory_recorder
+    from gpubench.kinds.memory import recorder as memory_recorder
 
     def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
         outcomes = []

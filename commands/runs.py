@@ -14,7 +14,7 @@ import typer
 from gpubench.commands import completion, options, output
 from gpubench.commands.plain_help import PlainCommand
 from gpubench.errors import GpubenchError, UsageError
-from gpubench.kinds import COMMANDS
+from gpubench.registry import COMMANDS
 from gpubench.settings.options import OUTPUT
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def train_bench(
         return
 
     from gpubench.host import live
-    from gpubench.host.recorder import TrainRecorder
+    from gpubench.kinds.training.recorder import TrainRecorder
 
     report = sweep_and_report if sizes else run_and_report
     report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)

@@ -145,9 +145,10 @@ def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
 
 
 def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
-    from gpubench.host.program_recorder import complete_program
+    from gpubench.kinds.program.defaults import complete_program
     from gpubench.settings.loading import completed
-    from gpubench.settings.schema import ProgramSettings, TrainSettings
+    from gpubench.settings.programs import ProgramSettings
+    from gpubench.settings.schema import TrainSettings
 
     return completed(program.configuration(ctx, config, ProgramSettings, TrainSettings), complete_program)
 
@@ -309,8 +310,8 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
 
     from gpubench.report.terminal import Terminal
     from gpubench.runs.catalogue import Catalogue
+    from gpubench.settings.commands import COMMANDS
     from gpubench.settings.loading import Configuration, validate
-    from gpubench.settings.schema import COMMANDS
     from gpubench.tuning.result import FILE, read
 
     given = options.given(ctx)
@@ -426,11 +427,12 @@ def _bench(
     base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal", tags: Sequence[str] = ()
 ) -> "SearchBench":
     """Returns the functions that run a search, whose run directories are in `folder` and have the tags."""
-    from gpubench.host.program_recorder import ProgramRecorder, complete_program
-    from gpubench.host.recorder import TrainRecorder
+    from gpubench.kinds.program.defaults import complete_program
+    from gpubench.kinds.program.recorder import ProgramRecorder
+    from gpubench.kinds.training.recorder import TrainRecorder
     from gpubench.settings.defaults import complete
     from gpubench.settings.loading import Labels, completed
-    from gpubench.settings.schema import ProgramSettings
+    from gpubench.settings.programs import ProgramSettings
     from gpubench.tuner import SearchBench
 
     is_program = isinstance(base.settings, ProgramSettings)

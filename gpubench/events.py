@@ -622,7 +622,7 @@ class RankLeft(Event, frozen=True):
 
     repeat: int
     how: Literal["closed", "replaced", "died"]
-    """What the host has seen of the process; see `gpubench.host.endings`."""
+    """What the host has seen of the process; see `gpubench.kinds.program.endings`."""
     steps: int
     """The number of steps that had been received."""
     wanted: int | None

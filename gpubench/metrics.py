@@ -1,12 +1,13 @@
 """The types of metrics, and the definition of every metric: what it measures, its unit and its better direction."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
 
 Better = Literal["lower", "higher"]
-LATENCIES = ("latency_p50", "latency_p95", "latency_p99")
-"""The quantiles of the latency of inference."""
+LATENCIES: Mapping[str, float] = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
+"""The quantiles of the latency of inference: the share of the steps that take at most as long."""
 TOO_WIDE = 2.0
 """The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
 
@@ -112,11 +113,11 @@ DEFINITIONS: dict[str, Definition] = {
         name: Definition(
             "s",
             "lower",
-            f"{ordinal} percentile over a repeat's steady steps of the time from a batch on the host to its result, "
-            "without the wait for the batch",
+            f"{100 * share:g}th percentile over a repeat's steady steps of the time from a batch on the host to its "
+            "result, without the wait for the batch",
             "step",
         )
-        for name, ordinal in zip(LATENCIES, ("50th", "95th", "99th"), strict=True)
+        for name, share in LATENCIES.items()
     },
     "step_time": Definition("s", "lower", "wall time of the steady window / number of its steps", "step"),
     "phase_data_wait": Definition(

@@ -12,8 +12,8 @@ from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, WorkerLost
 from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.foreign_files import TRIALS
-from gpubench.host.memory_recorder import FootprintRecorder
 from gpubench.host.schedule import Outcome
+from gpubench.kinds.memory.recorder import FootprintRecorder
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.findings import options

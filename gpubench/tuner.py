@@ -15,13 +15,14 @@ from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
-from gpubench.kinds import TUNE
+from gpubench.registry import TUNE
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import RunSettings, from_outside
+from gpubench.settings.programs import from_outside
+from gpubench.settings.schema import RunSettings
 from gpubench.tuning.claims import claim_of
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing

@@ -6,10 +6,11 @@ from typing import Any
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings, PipeSettings
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
-from gpubench.settings.schema import CompletedPipeSettings, PipeSettings, RunSettings, TrainSettings
+from gpubench.settings.schema import RunSettings, TrainSettings
 from gpubench.trace.profile import (
     CAUSES,
     HOST_PARTS,

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from gpubench.worker.pipeline import denoiser
-from gpubench.worker.pipeline.denoiser import Denoiser
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build
+from gpubench.kinds.pipeline.worker import denoiser
+from gpubench.kinds.pipeline.worker.denoiser import Denoiser
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build
 
 SCHEDULERS = (
     "PNDMScheduler",

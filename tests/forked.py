@@ -49,16 +49,16 @@ PRECISE = "PRECISE_REFERENCE"
 SECONDS_EACH = 0.1
 """The time of the steps of a repeat in place of the user's twelve seconds."""
 HOST = (
-    "gpubench.commands", "gpubench.host.schedule", "gpubench.host.pipeline_recorder", "gpubench.host.memory_recorder",
-    "gpubench.host.program", "gpubench.memory.analysis", "gpubench.memory.defaults",
-    "gpubench.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
+    "gpubench.commands", "gpubench.host.schedule", "gpubench.kinds.pipeline.recorder", "gpubench.kinds.memory.recorder",
+    "gpubench.kinds.program.processes", "gpubench.memory.analysis", "gpubench.kinds.memory.defaults",
+    "gpubench.kinds.pipeline.defaults", "gpubench.compare.inputs", "gpubench.trials", "gpubench.report.after_run",
     "gpubench.report.markdown", "gpubench.report.page", "gpubench.report.sweep", "gpubench.report.terminal",
     "pydantic_settings", "asyncio", "pynvml", "rich.live", "typer._adapters", "typer._click.decorators",
     "rich._emoji_codes", "tensorboard.summary", "tensorboard.compat", "tensorboard.plugins.hparams.summary_v2",
     "numpy.ma", "numpy.fft", "numpy.random",
 )  # fmt: skip
 WORKER = (
-    "gpubench.worker.train_bench", "gpubench.worker.memory.rank", "gpubench.worker.pipeline.rank",
+    "gpubench.kinds.training.worker.rank", "gpubench.kinds.memory.worker.rank", "gpubench.kinds.pipeline.worker.rank",
     "torch.distributed.fsdp", "torch.distributed.run", "torch.distributed.checkpoint", "gpubench.commands",
     "gpubench.host.launch",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "pydantic_settings",
@@ -439,7 +439,7 @@ def fork_programs() -> None:
         assert words[0] in ("python", sys.executable)
         return Forked([sys.executable, *words[1:]], server="program", **options)
 
-    importlib.import_module("gpubench.host.program").__dict__["subprocess"] = SimpleNamespace(
+    importlib.import_module("gpubench.kinds.program.processes").__dict__["subprocess"] = SimpleNamespace(
         Popen=start, DEVNULL=subprocess.DEVNULL
     )
 

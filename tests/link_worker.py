@@ -21,13 +21,13 @@ from torch._C._distributed_c10d import FileStore
 
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
-from gpubench.pipeline.faults import OF_THE_RANK, Fault, FaultKind, before_evaluations
+from gpubench.kinds.pipeline.faults import OF_THE_RANK, Fault, FaultKind, before_evaluations
+from gpubench.kinds.pipeline.worker import collectives
+from gpubench.kinds.pipeline.worker.background import Receiver, Sender
+from gpubench.kinds.pipeline.worker.link import Link, LinkTerms, connect, sending_link
+from gpubench.kinds.pipeline.worker.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.worker.distributed import is_broken_collective
-from gpubench.worker.pipeline import collectives
-from gpubench.worker.pipeline.background import Receiver, Sender
-from gpubench.worker.pipeline.link import Link, LinkTerms, connect, sending_link
-from gpubench.worker.pipeline.sampler import Batch
 
 SAMPLES = 6
 FAULTY_RANK, FAULTY_SAMPLE = 1, 3

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpubench.pipeline.requests import Requests
-from gpubench.worker.pipeline import link, packing
-from gpubench.worker.pipeline.link import FRAME, LinkTerms, Message, Transport, decode, encode
-from gpubench.worker.pipeline.packing import PackedBatch, pack, unpack
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.worker import link, packing
+from gpubench.kinds.pipeline.worker.link import FRAME, LinkTerms, Message, Transport, decode, encode
+from gpubench.kinds.pipeline.worker.packing import PackedBatch, pack, unpack
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create
 
 CPU = torch.device("cpu")
 RUN = b"thisrun!"

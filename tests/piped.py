@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from gpubench.events import BaselineMeasured, Handoff, PipelineBuilt, Sample, Span, SpanKind, StageDone, Verified
-from gpubench.pipeline.repeats import PipeRepeat
+from gpubench.kinds.pipeline.repeats import PipeRepeat
 
 BEGAN = 1_795_260_000.0
 PAUSE = 100.0  # from the beginning of one repeat to that of the next

@@ -21,17 +21,17 @@ from torch._C._distributed_c10d import FileStore
 
 from gpubench import events
 from gpubench.channel import Activity
-from gpubench.pipeline.defaults import complete
+from gpubench.kinds.pipeline.defaults import complete
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.pipeline.worker import packing
+from gpubench.kinds.pipeline.worker import rank as worker
+from gpubench.kinds.pipeline.worker.denoiser import Denoiser
+from gpubench.kinds.pipeline.worker.link import Transport, connect
+from gpubench.kinds.pipeline.worker.packing import PackedBatch
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
 from gpubench.worker import distributed
-from gpubench.worker.pipeline import packing
-from gpubench.worker.pipeline import rank as worker
-from gpubench.worker.pipeline.denoiser import Denoiser
-from gpubench.worker.pipeline.link import Transport, connect
-from gpubench.worker.pipeline.packing import PackedBatch
-from gpubench.worker.pipeline.sampler import Batch, Sampler
 
 CPU = torch.device("cpu")
 TAMPERED_SAMPLE = 1

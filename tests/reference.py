@@ -14,14 +14,15 @@ from typing import Any
 
 import typer
 
-from gpubench.kinds import COMMANDS as RUNS
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
 from gpubench.metrics import DEFINITIONS
+from gpubench.registry import COMMANDS as RUNS
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
 from gpubench.settings import schema
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical
 from gpubench.settings.options import Option
-from gpubench.settings.schema import COMMANDS, RunSettings
+from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
 
 DOCS = Path(__file__).parents[1] / "docs"

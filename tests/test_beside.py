@@ -13,8 +13,8 @@ from probing import Loop
 from running import gpubench
 
 from gpubench import events
-from gpubench.host import beside
-from gpubench.host.beside import StartedProcess
+from gpubench.kinds.program import beside
+from gpubench.kinds.program.beside import StartedProcess
 from gpubench.probe.hooks import Probe
 
 SHELL = StartedProcess(1, ("sh", "train.sh"))

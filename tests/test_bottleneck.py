@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piped import Line, sequential
 
-from gpubench.pipeline.repeats import PipeRepeat, completed
-from gpubench.pipeline.results import summarise
+from gpubench.kinds.pipeline.repeats import PipeRepeat, completed
+from gpubench.kinds.pipeline.results import summarise
 
 
 def said(line: Line, repeats: int = 2) -> str:

@@ -5,7 +5,7 @@ import msgspec
 from piped import Line
 
 from gpubench.events import Handoff
-from gpubench.pipeline.chrome_trace import LANES, chrome_trace
+from gpubench.kinds.pipeline.chrome_trace import LANES, chrome_trace
 
 
 def events_of(line: Line, handoffs: list[Handoff] | None = None) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_link import start_ranks
 
+from gpubench.kinds.pipeline.worker import collectives
+from gpubench.kinds.pipeline.worker.link import RUN_ID
 from gpubench.ranks import Ranks
-from gpubench.worker.pipeline import collectives
-from gpubench.worker.pipeline.link import RUN_ID
 
 WORLD_SIZE = 3
 ALONE = Ranks(0, 0, 1, 1)

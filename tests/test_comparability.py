@@ -27,11 +27,12 @@ from gpubench.runs.directory import CONFIG, RUN, RunRecord
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import NO_MEASUREMENTS
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.defaults import complete
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import COMMANDS, TrainSettings
+from gpubench.settings.schema import TrainSettings
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
 GPU = {"name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_mhz": 345, "index": 0}

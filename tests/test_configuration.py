@@ -12,7 +12,9 @@ from pydantic_settings import BaseSettings
 
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
-from gpubench.kinds import OF_PROGRAMS, kind_of
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import (
     Configuration,
@@ -23,7 +25,7 @@ from gpubench.settings.loading import (
     parse_assignments,
     parse_unknown_overrides,
 )
-from gpubench.settings.schema import COMMANDS, PipeSettings, RunSettings, TrainSettings
+from gpubench.settings.schema import RunSettings, TrainSettings
 
 
 def write(folder: Path, text: str) -> str:

@@ -14,14 +14,16 @@ from gpubench import devices, releases
 from gpubench.devices import Gpu
 from gpubench.errors import DataError, DeviceError, ModelError, SettingsError, UsageError
 from gpubench.host.launch import worker_environment
-from gpubench.memory.defaults import complete_memory
-from gpubench.pipeline import defaults
-from gpubench.pipeline.warnings import other_threads, unused_prompts
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.settings import MemorySettings
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.pipeline.warnings import other_threads, unused_prompts
 from gpubench.releases import Release
 from gpubench.settings.defaults import complete, refuse_combinations
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import Device, MemorySettings, PipeSettings, Precision, TrainSettings
+from gpubench.settings.schema import Device, Precision, TrainSettings
 from gpubench.worker.loop import optimizer_impl
 
 H200 = Gpu(0, "NVIDIA H200", "GPU-a", 150 << 30, (9, 0))

@@ -8,10 +8,10 @@ from cases_made import completed_pipeline
 from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.schedulers import RANDOM_WEIGHTS
+from gpubench.kinds.pipeline.schedulers import RANDOM_WEIGHTS
+from gpubench.kinds.pipeline.worker import denoiser, models
+from gpubench.kinds.pipeline.worker.denoiser import Denoiser
 from gpubench.settings.keys import flatten
-from gpubench.worker.pipeline import denoiser, models
-from gpubench.worker.pipeline.denoiser import Denoiser
 
 CPU = torch.device("cpu")
 

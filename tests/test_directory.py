@@ -15,11 +15,11 @@ from denoised import SCHEDULERS, assert_as_reference, run, sampler_of
 from PIL.Image import Image
 
 from gpubench.errors import ModelError, SettingsError
-from gpubench.pipeline import folders
+from gpubench.kinds.pipeline import folders
+from gpubench.kinds.pipeline.worker import denoiser, models
+from gpubench.kinds.pipeline.worker.denoiser import Denoiser
+from gpubench.kinds.pipeline.worker.sampler import quiet
 from gpubench.settings.keys import flatten
-from gpubench.worker.pipeline import denoiser, models
-from gpubench.worker.pipeline.denoiser import Denoiser
-from gpubench.worker.pipeline.sampler import quiet
 
 UNETS = ("stable_diffusion", "stable_diffusion_xl")
 TRANSFORMERS = ("pixart_alpha", "pixart_sigma", "stable_diffusion_3", "flux")

@@ -16,13 +16,14 @@ from gpubench.commands import app, options, program
 from gpubench.compare.gate import parse_condition
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError
-from gpubench.kinds import OF_PROGRAMS, kind_of
+from gpubench.kinds.pipeline import report as pipeline
 from gpubench.metrics import DEFINITIONS
-from gpubench.report import pipeline, steps
+from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.report import steps
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.options import ROWS
-from gpubench.settings.schema import COMMANDS
 
 ROOT = documents.ROOT
 PAGES = documents.pages()
@@ -244,3 +245,10 @@ def test_no_page_and_no_reference_holds_a_figure_of_the_simulated_gpu() -> None:
     texts = [path for path in places if path.suffix in {".md", ".json", ".jsonl", ".html", ".yaml", ".txt", ".csv"}]
     assert ROOT / "README.md" in texts
     assert [path for path in texts if "(simulated)" in path.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_modules_that_a_page_for_contributors_names_exist(page: str) -> None:
+    named = re.findall(r"`(\w+(?:/\w+)+\.py)`", (ROOT / page).read_text())
+    assert len(named) > 1
+    assert [name for name in named if not (ROOT / name).is_file() and not (ROOT / "gpubench" / name).is_file()] == []

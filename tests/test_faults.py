@@ -1,7 +1,7 @@
 import pytest
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.faults import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse_fault
+from gpubench.kinds.pipeline.faults import DEFAULT_SECONDS, OF_THE_RANK, TIMED, Fault, FaultKind, parse_fault
 
 
 @pytest.mark.parametrize("kind", FaultKind)

@@ -18,15 +18,16 @@ from running import gpubench
 
 from gpubench import events, probe
 from gpubench.errors import GpubenchError, InvalidEvent
-from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.host.pipeline_recorder import PipeRecorder
-from gpubench.host.program_recorder import (
-    ProgramRecorder,
-    complete_program,
-)
-from gpubench.host.recorder import Recorder, TrainRecorder
-from gpubench.memory.defaults import complete_memory
-from gpubench.pipeline import defaults
+from gpubench.host.recorder import Recorder
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.recorder import MemoryRecorder
+from gpubench.kinds.memory.settings import MemorySettings
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.recorder import PipeRecorder
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.program.defaults import complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder
+from gpubench.kinds.training.recorder import TrainRecorder
 from gpubench.report import after_run
 from gpubench.report import run as report
 from gpubench.report.terminal import Terminal
@@ -34,12 +35,8 @@ from gpubench.runs.directory import SAMPLES, STEPS, TIMELINE
 from gpubench.runs.reader import Run
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import (
-    MemorySettings,
-    PipeSettings,
-    ProgramSettings,
-    TrainSettings,
-)
+from gpubench.settings.programs import ProgramSettings
+from gpubench.settings.schema import TrainSettings
 
 BEGAN = 1_795_260_000.0
 TAKEN = 12

@@ -18,7 +18,7 @@ from traces_made import document, slice_
 
 from gpubench import foreign_files
 from gpubench.errors import DataError
-from gpubench.pipeline.resuming import _sha256_of_tensor
+from gpubench.kinds.pipeline.resuming import _sha256_of_tensor
 from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
 from gpubench.settings import yaml_text
 from gpubench.trace.file import opened

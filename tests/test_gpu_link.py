@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpubench.pipeline.requests import Requests
-from gpubench.worker.pipeline.background import Receiver, Sender, beside_evaluations
-from gpubench.worker.pipeline.link import FRAME, Link, LinkTerms, Transport
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
+from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.worker.background import Receiver, Sender, beside_evaluations
+from gpubench.kinds.pipeline.worker.link import FRAME, Link, LinkTerms, Transport
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create
 from gpubench.worker.timing import CudaClock
 
 pytestmark = [

@@ -11,8 +11,10 @@ from running import Finished, gpubench
 
 from gpubench.channel import Activity
 from gpubench.hardware import find_accelerator
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.settings import MemorySettings
+from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.analysis import footprint
-from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint, Footprints
 from gpubench.memory.history import History
 from gpubench.memory.snapshot import of_snapshot
@@ -20,8 +22,6 @@ from gpubench.ranks import Ranks
 from gpubench.releases import Release, installed
 from gpubench.runs.directory import MEMORY, SUMMARY, TRACES
 from gpubench.settings.loading import load
-from gpubench.settings.schema import MemorySettings
-from gpubench.worker.memory.tracker import AllocationTracker, measure
 
 pytestmark = [
     pytest.mark.gpu,

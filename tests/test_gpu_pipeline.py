@@ -9,10 +9,10 @@ from cases_made import completed_pipeline
 from running import Finished, gpubench
 from waiting import nothing_waits
 
-from gpubench.settings.schema import CompletedPipeSettings
-from gpubench.worker.pipeline.models import load
-from gpubench.worker.pipeline.sampler import build
-from gpubench.worker.pipeline.stage import Finiteness, SpanTimer
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
+from gpubench.kinds.pipeline.worker.models import load
+from gpubench.kinds.pipeline.worker.sampler import build
+from gpubench.kinds.pipeline.worker.stage import Finiteness, SpanTimer
 from gpubench.worker.timing import CudaClock
 
 pytestmark = [

@@ -39,7 +39,7 @@ def test_every_repeat_in_one_process_starts_with_the_memory_of_the_first(monkeyp
         held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()))
         return build(*arguments, **more)
 
-    monkeypatch.setattr("gpubench.worker.train_bench.build", weighed)
+    monkeypatch.setattr("gpubench.kinds.training.worker.rank.build", weighed)
     done = [event for event in working(repeats=3, device="cuda") if isinstance(event, events.RepeatDone)]
     assert held[0] == held[1] == held[2]
     assert [event.peak_allocated for event in done] == [pytest.approx(done[0].peak_allocated, rel=0.01)] * 3

@@ -12,11 +12,13 @@ from cli import complaint
 from running import SMALL, Finished, gpubench
 
 from gpubench.host.recorder import say_idle
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.defaults import complete
 from gpubench.settings.field import Section, fields, is_section, setting
 from gpubench.settings.loading import Configuration, complete_all, idle, load
-from gpubench.settings.schema import COMMANDS, TrainSettings, from_outside
+from gpubench.settings.programs import from_outside
+from gpubench.settings.schema import TrainSettings
 
 CommandLine = Callable[..., Finished]
 OTHER: dict[str, Any] = {

@@ -20,9 +20,10 @@ import pytest
 from gpubench import events
 from gpubench.channel import Activity, Channel, calendar, limit_silence
 from gpubench.errors import HostLost, NonFiniteLoss, ProgramFailed, UsageError, WorkerLost
-from gpubench.host import launch, machines, supervision
+from gpubench.host import launch, supervision
 from gpubench.host.launch import LONGEST_HANDSHAKE, Workers
-from gpubench.host.machines import SpreadWorkers
+from gpubench.kinds.program import machines
+from gpubench.kinds.program.machines import SpreadWorkers
 from gpubench.probe.connection import Connection
 from gpubench.probe.host import Host
 from gpubench.ranks import machine

@@ -16,10 +16,10 @@ from running import PATIENCE, ended
 
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
-from gpubench.pipeline.faults import Fault, FaultKind, before_evaluations
-from gpubench.worker.pipeline.background import Receiver, Sender
-from gpubench.worker.pipeline.link import FRAME, Link, Transport, sending_link
-from gpubench.worker.pipeline.sampler import Batch
+from gpubench.kinds.pipeline.faults import Fault, FaultKind, before_evaluations
+from gpubench.kinds.pipeline.worker.background import Receiver, Sender
+from gpubench.kinds.pipeline.worker.link import FRAME, Link, Transport, sending_link
+from gpubench.kinds.pipeline.worker.sampler import Batch
 
 TERMS = terms()
 GENERATOR = 5056  # bytes of a CPU generator's state
@@ -236,7 +236,7 @@ def test_a_late_hand_off_is_held_back_for_the_time_given(monkeypatch: pytest.Mon
     cable = Cable()
     receiving = receiver(cable, [[0], [1]])
     with monkeypatch.context() as patched:
-        patched.setattr("gpubench.worker.pipeline.link.time.sleep", held.append)
+        patched.setattr("gpubench.kinds.pipeline.worker.link.time.sleep", held.append)
         sending = sender(cable, fault=Fault(FaultKind.late, TERMS.source, 1, seconds=7.5))
         for batch in batches(2):
             sending.put(batch)
@@ -257,8 +257,8 @@ def test_a_fault_of_another_rank_changes_nothing_here() -> None:
 
 def test_faults_of_the_rank_strike_before_the_evaluations_of_their_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     struck: list[object] = []
-    monkeypatch.setattr("gpubench.pipeline.faults.os.kill", lambda pid, number: struck.append(number))
-    monkeypatch.setattr("gpubench.pipeline.faults.time.sleep", struck.append)
+    monkeypatch.setattr("gpubench.kinds.pipeline.faults.os.kill", lambda pid, number: struck.append(number))
+    monkeypatch.setattr("gpubench.kinds.pipeline.faults.time.sleep", struck.append)
     for kind in (FaultKind.kill, FaultKind.stop, FaultKind.slow):
         fault = Fault(kind, rank=0, sample=3, seconds=2.5)
         before_evaluations(fault, 0, [1, 2])

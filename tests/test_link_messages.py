@@ -10,9 +10,9 @@ from links import RUN, Cable, batch_of, decoded, framed, terms
 from torch import Tensor
 
 from gpubench.errors import HandoffError
-from gpubench.worker.pipeline import link
-from gpubench.worker.pipeline.link import FRAME, HEAD, RUN_ID, Link, Message, encode
-from gpubench.worker.pipeline.packing import PackedBatch, checksum, pack, weighted_sum
+from gpubench.kinds.pipeline.worker import link
+from gpubench.kinds.pipeline.worker.link import FRAME, HEAD, RUN_ID, Link, Message, encode
+from gpubench.kinds.pipeline.worker.packing import PackedBatch, checksum, pack, weighted_sum
 
 TERMS = terms()
 END = Message("end", RUN, 1, 2, 5)

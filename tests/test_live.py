@@ -7,7 +7,7 @@ from rich.console import Console
 from gpubench.events import Step
 from gpubench.host import live
 from gpubench.host.live import LiveTable, ProgressLines, Silence, describe, draw, view_on
-from gpubench.host.recorder import TrainProgress
+from gpubench.host.step_recorder import TrainProgress
 from gpubench.report.terminal import SilencedConsole
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 

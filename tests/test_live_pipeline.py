@@ -5,7 +5,7 @@ from piped import Line, finished
 from rich.console import Console
 
 from gpubench.events import Heartbeat, SampleFinished, SpansMeasured
-from gpubench.host.pipeline_recorder import PipeProgress, describe, draw
+from gpubench.kinds.pipeline.progress import PipeProgress, describe, draw
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)

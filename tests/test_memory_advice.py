@@ -10,6 +10,8 @@ from traces_made import PUBLIC
 
 from gpubench.diagnosis.rules import advise
 from gpubench.findings import Finding, Findings, Saving
+from gpubench.kinds.memory.settings import MemorySettings
+from gpubench.kinds.memory.worker.predict import with_prediction
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import OTHERS, Amounts, Footprint, Holder, Level, ModuleFootprint
@@ -19,8 +21,6 @@ from gpubench.memory.libraries import HANDLES, blas_workspace
 from gpubench.memory.snapshot import of_snapshot as of_snapshot_file
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import MemorySettings
-from gpubench.worker.memory.predict import with_prediction
 
 public = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 

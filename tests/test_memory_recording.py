@@ -8,10 +8,10 @@ import pytest
 from footprints_made import MIB, of_phases, phase, predicted
 
 from gpubench import events
-from gpubench.host.memory_recorder import MemoryRecorder
-from gpubench.memory.defaults import complete_memory
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.recorder import MemoryRecorder
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import MemorySettings
 from gpubench.telemetry import TelemetrySample
 
 

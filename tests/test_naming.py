@@ -1,4 +1,4 @@
-from gpubench.pipeline.headline import describe
+from gpubench.kinds.pipeline.headline import describe
 from gpubench.runs import headlines
 
 SETTINGS = {"precision": "fp32", "sampling.steps": 50, "work.samples": 1, "device": "cpu"}

@@ -11,8 +11,8 @@ import typer
 
 import gpubench
 from gpubench.commands import app
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import aliases, fields
-from gpubench.settings.schema import COMMANDS
 
 SOURCES = Path(gpubench.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")

@@ -13,11 +13,11 @@ from links import RUN, as_received, decoded, framed, handed_off
 from torch import Tensor
 
 from gpubench.errors import HandoffError, SettingsError
-from gpubench.worker.pipeline import packing
-from gpubench.worker.pipeline.link import Message
-from gpubench.worker.pipeline.packing import PackedBatch, pack, unpack
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
-from gpubench.worker.pipeline.verification import prove
+from gpubench.kinds.pipeline.worker import packing
+from gpubench.kinds.pipeline.worker.link import Message
+from gpubench.kinds.pipeline.worker.packing import PackedBatch, pack, unpack
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create
+from gpubench.kinds.pipeline.worker.verification import prove
 
 CPU = torch.device("cpu")
 SEEDS = [11, 12]

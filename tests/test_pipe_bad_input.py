@@ -12,9 +12,9 @@ from cli import complaint
 from running import Finished, gpubench
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.defaults import check_guidance_rescale, check_schedule
-from gpubench.pipeline.folders import SUPPORTED, PipelineFolder, check_negative_prompt
-from gpubench.settings.schema import PipeSettings
+from gpubench.kinds.pipeline.defaults import check_guidance_rescale, check_schedule
+from gpubench.kinds.pipeline.folders import SUPPORTED, PipelineFolder, check_negative_prompt
+from gpubench.kinds.pipeline.settings import PipeSettings
 
 CommandLine = Callable[..., Finished]
 CPU = ("--device", "cpu", "--performance.cpu_threads=1")

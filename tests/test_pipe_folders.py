@@ -10,7 +10,7 @@ from diffusers import StableDiffusionPipeline
 from PIL import Image
 from running import Finished, gpubench
 
-from gpubench.worker.pipeline.denoiser import sha256
+from gpubench.kinds.pipeline.worker.denoiser import sha256
 
 PROMPTS = ["a cat", "two dogs", "a house by the sea"]
 SAMPLES = 4

@@ -178,7 +178,7 @@ def test_the_log_says_who_each_rank_is_and_has_a_line_for_every_handoff(tiny: Fi
     ]
     assert len({line["pid"] for line in who}) == 2
     assert all(line["host"] for line in who)
-    logged = [line for line in lines if line["logger"] == "gpubench.pipeline"]
+    logged = [line for line in lines if line["logger"] == "gpubench.kinds.pipeline"]
     kept = tiny.lines("handoffs.jsonl")
     assert [(line["msg"].split()[0], line["rank"], line["sample"], line["step"]) for line in logged] == [
         ({"send": "sent", "recv": "received"}[one["direction"]], *(str(one[key]) for key in ("rank", "sample", "step")))

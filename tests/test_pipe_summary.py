@@ -5,9 +5,9 @@ import pytest
 from piped import BEGAN, PAUSE, Line, digest, finished, sequential, verified
 
 from gpubench.events import BaselineMeasured, Divergence
+from gpubench.kinds.pipeline.repeats import PipeRepeat
+from gpubench.kinds.pipeline.results import ESTIMATES, summarise
 from gpubench.metrics import DEFINITIONS
-from gpubench.pipeline.repeats import PipeRepeat
-from gpubench.pipeline.results import ESTIMATES, summarise
 from gpubench.runs.stages import Pipeline
 from gpubench.runs.summary import Summary
 from gpubench.telemetry import GpuSample, TelemetrySample

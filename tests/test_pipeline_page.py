@@ -19,10 +19,9 @@ from test_page import run_page
 from gpubench.compare.compare import compare
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Span
-from gpubench.pipeline.repeats import PipeRepeat
-from gpubench.pipeline.results import summarise
-from gpubench.report import images
-from gpubench.report import timelines as gantt
+from gpubench.kinds.pipeline import gantt, images
+from gpubench.kinds.pipeline.repeats import PipeRepeat
+from gpubench.kinds.pipeline.results import summarise
 from gpubench.report.after_run import write_up
 from gpubench.runs.directory import (
     COMPLETED,
@@ -151,7 +150,7 @@ def span(rank: int, sample: int, step: int, time: float) -> Span:
 
 
 def test_evaluations_of_one_sample_are_one_box() -> None:
-    found = gantt.pipeline_bars([span(0, 0, 0, 0.0), span(1, 7, 5, 0.5), span(0, 0, 1, 1.0), span(0, 1, 0, 2.0)])
+    found = gantt.joined_bars([span(0, 0, 0, 0.0), span(1, 7, 5, 0.5), span(0, 0, 1, 1.0), span(0, 1, 0, 2.0)])
     assert [(bar.rank, bar.sample, bar.start, bar.end, bar.first, bar.last) for bar in found] == [
         (0, 0, 0.0, 2.0, 0, 1),
         (1, 7, 0.5, 1.5, 5, 5),
@@ -160,7 +159,7 @@ def test_evaluations_of_one_sample_are_one_box() -> None:
 
 
 def test_a_wait_told_amid_the_work_does_not_cut_its_box() -> None:
-    found = gantt.pipeline_bars([span(0, 0, 0, 0.0), Span(0, 0, "send_wait", 3, 0.5, 0.1), span(0, 0, 1, 1.0)])
+    found = gantt.joined_bars([span(0, 0, 0, 0.0), Span(0, 0, "send_wait", 3, 0.5, 0.1), span(0, 0, 1, 1.0)])
     assert [(bar.part, bar.sample, bar.end) for bar in found] == [("compute", 0, 2.0), ("send_wait", 3, 0.6)]
 
 
@@ -172,8 +171,8 @@ def test_a_long_run_draws_no_more_than_a_browser_can_take(tmp_path: Path, monkey
 
 
 def test_nothing_to_draw_is_no_drawing() -> None:
-    assert gantt.gantt([], 3) is None
-    assert gantt.gantt(gantt.pipeline_bars([span(9, 0, 0, 0.0)]), 3) is None
+    assert gantt.drawing([], 3) is None
+    assert gantt.drawing(gantt.joined_bars([span(9, 0, 0, 0.0)]), 3) is None
     assert gantt.shares([]) is None
 
 

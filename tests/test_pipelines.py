@@ -9,7 +9,7 @@ import pipelines_made
 import pytest
 
 from gpubench.errors import ModelError
-from gpubench.pipeline import folders
+from gpubench.kinds.pipeline import folders
 
 
 @pytest.fixture(scope="module")

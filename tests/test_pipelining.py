@@ -13,7 +13,7 @@ from test_page import record_of
 
 from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
-from gpubench.pipeline.results import summarise
+from gpubench.kinds.pipeline.results import summarise
 from gpubench.report import run as report
 from gpubench.report import terminal
 from gpubench.report.document import Document

@@ -16,9 +16,10 @@ from running import Finished, gpubench, metrics, started
 
 from gpubench.diagnosis.rules import EAGER
 from gpubench.findings import Finding, Findings
-from gpubench.host.program_recorder import ProgramRecorder, complete_program
+from gpubench.kinds.program.defaults import complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import ProgramSettings
+from gpubench.settings.programs import ProgramSettings
 
 PROGRAM = str(Path(__file__).with_name("training_program.py"))
 

@@ -18,20 +18,21 @@ from gpubench import events, units
 from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
 from gpubench.findings import Findings
-from gpubench.host import live, pipeline_recorder, schedule
+from gpubench.host import live, schedule
 from gpubench.host import recorder as recorders
-from gpubench.host.pipeline_recorder import PipeRecorder
-from gpubench.host.recorder import TrainRecorder
 from gpubench.host.schedule import Outcome
 from gpubench.host.supervision import LONGEST_SILENCE, SHORTEST_SILENCE
-from gpubench.pipeline import defaults
+from gpubench.kinds.pipeline import defaults, progress
+from gpubench.kinds.pipeline.recorder import PipeRecorder
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.training.recorder import TrainRecorder
 from gpubench.report import after_run, terminal
 from gpubench.report import run as report
 from gpubench.runs import directory
 from gpubench.runs.directory import LOG, REPORT, RUN, SUMMARY, SUMMARY_TABLE, TRACE, TRACES
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import PipeSettings, TrainSettings
+from gpubench.settings.schema import TrainSettings
 from gpubench.telemetry import CpuSample, TelemetrySample
 
 LINE = Line((2, 3), micro_batches=4)
@@ -114,7 +115,7 @@ def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: 
             for sample in range(3):
                 recorder.take(done(sample, number))
         recorder.take(events.Heartbeat(rank=0, doing="waiting for all ranks", step=None))
-        places.append(pipeline_recorder.describe(recorder.progress).partition("  rank 0")[0])
+        places.append(progress.describe(recorder.progress).partition("  rank 0")[0])
     assert places == ["repeat 1/2  samples 3/4", "repeat 2/2  samples 3/4", "profiling  waiting for all ranks"]
     recorder.end_repeat()
     assert (recorder.writer.path / TRACE).is_file(), "of the repeats that were measured"

@@ -14,13 +14,13 @@ from running import Finished
 from gpubench import events
 from gpubench.diagnosis.rules import Diagnosis
 from gpubench.errors import RunFailed
-from gpubench.host.pipeline_recorder import PipeRecorder
 from gpubench.host.schedule import Outcome
-from gpubench.pipeline import defaults
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.recorder import PipeRecorder
+from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.report import run as report
 from gpubench.runs.directory import FINDINGS, PROFILE, RUN, RUNNING, SUMMARY, sample_file
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import PipeSettings
 
 CommandLine = Callable[..., Finished]
 LINE = Line((2, 3), micro_batches=4)

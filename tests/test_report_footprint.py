@@ -28,6 +28,8 @@ from reports import (
 from test_plots import parsed, texts
 
 from gpubench.findings import Findings
+from gpubench.kinds.memory import footprint_report as memory
+from gpubench.kinds.memory.footprint_report import document, headline
 from gpubench.memory.footprint import (
     CATEGORIES,
     Amounts,
@@ -42,10 +44,9 @@ from gpubench.memory.footprint import (
     scalars,
 )
 from gpubench.memory.history import Counts
-from gpubench.report import charts, memory, terminal
+from gpubench.report import charts, terminal
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import Breakdown, Figure, Medium, StackedBar, StackedBars, Table
-from gpubench.report.memory import document, headline
 from gpubench.runs.directory import to_json
 
 ATTACK = f"{HOSTILE}[bold]\x1b[2J\nline[/bold]"

@@ -28,7 +28,7 @@ from reports import (
 from test_page import record_of, run_of
 
 from gpubench.findings import Cost, Findings, Saving, Trial, Unanswered
-from gpubench.kinds import RUN_KINDS
+from gpubench.registry import RUN_KINDS
 from gpubench.report import charts, timelines
 from gpubench.report import findings as cards
 from gpubench.report import page as pages

@@ -21,13 +21,14 @@ from test_plots import parsed, texts
 
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import RunDirectoryError
+from gpubench.kinds.memory.batch_sizes_report import batch_sizes, batch_sizes_sentence
+from gpubench.kinds.memory.trades_report import trades
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, LinearFit, PeakPoint, Speed, Trade, Trades, weigh
 from gpubench.report import after_run, page
 from gpubench.report import memory_figures as figures
 from gpubench.report import run as report
 from gpubench.report.charts import HEAD, Scale
 from gpubench.report.document import Block, Document, Figure, Table
-from gpubench.report.memory import batch_sizes, batch_sizes_sentence, trades
 from gpubench.report.memory_figures import PLOT_HEIGHT, scatter
 from gpubench.runs.directory import BATCH_SIZES, ENVIRONMENT, MEMORY, REPORT, SCHEMA_VERSION, SUMMARY, TRADES, RunWriter
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline import defaults
-from gpubench.pipeline.requests import Requests
+from gpubench.kinds.pipeline import defaults
+from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.runs.directory import IMAGE, is_sample_file
 from gpubench.settings.loading import load
-from gpubench.settings.schema import PipeSettings
 from gpubench.settings.seeds import seeds_of, shortest
 
 

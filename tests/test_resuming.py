@@ -15,7 +15,16 @@ from safetensors.numpy import load_file, save, save_file
 
 from gpubench.errors import RunDirectoryError, RunFailed, SettingsError, UsageError
 from gpubench.events import Sample
-from gpubench.pipeline.resuming import change, files_of, finished, made_with, refuse_changes, refuse_other_files, run_at
+from gpubench.kinds.pipeline.resuming import (
+    change,
+    files_of,
+    finished,
+    made_with,
+    refuse_changes,
+    refuse_other_files,
+    run_at,
+)
+from gpubench.kinds.pipeline.settings import CompletedPipeSettings
 from gpubench.runs.directory import (
     CONFIG,
     ENVIRONMENT,
@@ -27,7 +36,6 @@ from gpubench.runs.directory import (
     RunWriter,
     sample_file,
 )
-from gpubench.settings.schema import CompletedPipeSettings
 
 
 def settings(**given: Any) -> CompletedPipeSettings:

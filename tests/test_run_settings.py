@@ -10,9 +10,9 @@ import yaml
 from cli import complaint
 from running import Finished
 
-from gpubench.kinds import OF_PROGRAMS
+from gpubench.registry import OF_PROGRAMS
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.keys import flatten
-from gpubench.settings.schema import COMMANDS
 
 CommandLine = Callable[..., Finished]
 RUN = "run/config.yaml"

@@ -20,7 +20,7 @@ from links import handed_off
 from torch import Tensor
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.schedulers import (
+from gpubench.kinds.pipeline.schedulers import (
     REFUSED,
     TORCHSDE,
     Default,
@@ -30,9 +30,9 @@ from gpubench.pipeline.schedulers import (
     parse_options,
     scheduler_names,
 )
-from gpubench.worker.pipeline import packing
-from gpubench.worker.pipeline.sampler import Batch, Sampler, build, create
-from gpubench.worker.pipeline.verification import prove, toy_model
+from gpubench.kinds.pipeline.worker import packing
+from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create
+from gpubench.kinds.pipeline.worker.verification import prove, toy_model
 
 pytestmark = [  # as `build` does for good, which in tests lasts only as long as the test that built
     pytest.mark.filterwarnings("ignore:__array:DeprecationWarning"),
@@ -323,7 +323,7 @@ def test_without_torchsde_its_two_schedulers_say_what_to_install(monkeypatch: py
 def test_the_names_are_those_of_diffusers_and_reading_them_loads_neither_it_nor_torch() -> None:
     from diffusers import schedulers
 
-    code = "import sys; from gpubench.pipeline.schedulers import scheduler_names as names; print(*names()); "
+    code = "import sys; from gpubench.kinds.pipeline.schedulers import scheduler_names as names; print(*names()); "
     code += "assert not {'torch', 'diffusers'} & sys.modules.keys()"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     listed = {name for name in dir(schedulers) if name.endswith("Scheduler") and not name.startswith("Flax")}

@@ -24,8 +24,8 @@ from gpubench.host.launch import listen
 from gpubench.probe.facts import SECRET_PARTS
 from gpubench.report.terminal import Terminal
 from gpubench.runs import directory
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import fields
-from gpubench.settings.schema import COMMANDS
 from gpubench.temporary import OwnedFolder
 from gpubench.text import cell
 

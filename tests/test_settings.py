@@ -5,14 +5,10 @@ import pytest
 import reference
 from pydantic import ValidationError
 
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.settings.field import Section, fields, of_program, setting
-from gpubench.settings.schema import (
-    CompletedTrainSettings,
-    MemorySettings,
-    ProgramSettings,
-    TrainSettings,
-    from_outside,
-)
+from gpubench.settings.programs import ProgramSettings, from_outside
+from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.settings.sections import MeasurementSettings, TrainingSettings
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from piped import Line
 
 from gpubench.errors import SettingsError
-from gpubench.pipeline.repeats import completed
-from gpubench.pipeline.split import Split, assign
+from gpubench.kinds.pipeline.repeats import completed
+from gpubench.kinds.pipeline.split import Split, assign
 
 
 def counts(total: int, world_size: int, split: str) -> list[int]:

@@ -14,14 +14,14 @@ from torch import Tensor
 from gpubench import events
 from gpubench.channel import Activity
 from gpubench.errors import NonFiniteLatent
-from gpubench.pipeline.defaults import complete
-from gpubench.pipeline.requests import Requests
+from gpubench.kinds.pipeline.defaults import complete
+from gpubench.kinds.pipeline.requests import Requests
+from gpubench.kinds.pipeline.settings import PipeSettings
+from gpubench.kinds.pipeline.worker import rank as worker
+from gpubench.kinds.pipeline.worker.background import Finisher
+from gpubench.kinds.pipeline.worker.sampler import Batch
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import apply_overrides
-from gpubench.settings.schema import PipeSettings
-from gpubench.worker.pipeline import rank as worker
-from gpubench.worker.pipeline.background import Finisher
-from gpubench.worker.pipeline.sampler import Batch
 
 CPU = torch.device("cpu")
 JOB = events.Job("", "", {}, [0], (0.0, 0.0), machine="")

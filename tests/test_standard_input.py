@@ -15,8 +15,8 @@ import pytest
 from running import environment
 
 from gpubench.errors import ProgramFailed
-from gpubench.host import standard_input
-from gpubench.host.standard_input import InputFeed, StandardInput
+from gpubench.kinds.program import standard_input
+from gpubench.kinds.program.standard_input import InputFeed, StandardInput
 
 BINARY = bytes(range(256)) * 1000
 PROGRAM = str(Path(__file__).with_name("training_program.py"))

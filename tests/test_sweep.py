@@ -9,7 +9,7 @@ from piped import Line
 from running import gpubench
 
 from gpubench.errors import WorkerLost
-from gpubench.pipeline.results import summarise
+from gpubench.kinds.pipeline.results import summarise
 from gpubench.report import sweep
 from gpubench.report.document import Command, Paragraph, Table
 from gpubench.runs.directory import COMPLETED, ENVIRONMENT, FAILED, SCHEMA_VERSION, SUMMARY, RunWriter
@@ -23,6 +23,7 @@ def measured(results: Path, ranks: int, evaluation: float = 0.1, jitter: float =
     config = msgspec.json.encode({"experiment": "made", "precision": "fp32"} | settings).decode()
     writer = RunWriter(results, "made", config, command="pipe-infer", argv=[], world_size=ranks, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}})
+    writer.update(workload={"model": "tiny"})
     line = Line((STEPS // ranks,) * ranks, 16, evaluation=evaluation, jitter=jitter)
     # what is random in a repeat follows from its number, and differs between runs
     made = [line.repeat(number + 100 * ranks) for number in range(repeats)]

@@ -15,19 +15,19 @@ from torch.utils._pytree import tree_leaves
 from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.findings import Finding, Findings, Saving
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.predicted_device import Target, target_of
+from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
+from gpubench.kinds.memory.worker import predict as forecast
+from gpubench.kinds.memory.worker.predict import build_without_memory, predict
+from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.analysis import footprint
-from gpubench.memory.defaults import complete_memory
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.history import Counts, History, classify
-from gpubench.memory.predicted_device import Target, target_of
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.loading import load
-from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.memory import predict as forecast
-from gpubench.worker.memory.predict import build_without_memory, predict
-from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.models import Workload, build
 
 CPU = torch.device("cpu")

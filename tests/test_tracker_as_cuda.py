@@ -17,11 +17,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from transformers import masking_utils
 
+from gpubench.kinds.memory.worker import attention_kernels, cuda_kernels
+from gpubench.kinds.memory.worker.attention_kernels import Call, backend
+from gpubench.kinds.memory.worker.cuda_kernels import RULES, as_cuda, registered
 from gpubench.releases import Release, installed
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.memory import attention_kernels, cuda_kernels
-from gpubench.worker.memory.attention_kernels import Call, backend
-from gpubench.worker.memory.cuda_kernels import RULES, as_cuda, registered
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)

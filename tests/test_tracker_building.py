@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpubench.errors import ModelError
-from gpubench.memory.predicted_device import Target
+from gpubench.kinds.memory.predicted_device import Target
+from gpubench.kinds.memory.worker.predict import _applied, build_without_memory
 from gpubench.settings.sections import DataSettings, ModelSettings
-from gpubench.worker.memory.predict import _applied, build_without_memory
 from gpubench.worker.models import build
 
 WIDTH = 32

@@ -23,15 +23,15 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.channel import Activity
+from gpubench.kinds.memory.predicted_device import Target
+from gpubench.kinds.memory.worker.predict import predict, simulated_ranks
+from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.history import Category, History, Phase, PhaseStart, classify
-from gpubench.memory.predicted_device import Target
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.defaults import complete
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
-from gpubench.worker.memory.predict import predict, simulated_ranks
-from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.models import build
 
 torch.set_num_threads(1)

@@ -16,7 +16,8 @@ from worked import as_in_a_fresh_process, small, working
 
 from gpubench import events
 from gpubench.channel import Activity
-from gpubench.worker import distributed, train_bench
+from gpubench.kinds.training.worker import rank as train_bench
+from gpubench.worker import distributed
 from gpubench.worker.loop import Event
 from gpubench.worker.models import Workload, build
 
@@ -49,7 +50,7 @@ def test_a_repeat_finds_nothing_left_of_the_model_before_it(monkeypatch: pytest.
         models.append(weakref.ref(built.module))
         return built
 
-    monkeypatch.setattr("gpubench.worker.train_bench.build", remembered)
+    monkeypatch.setattr("gpubench.kinds.training.worker.rank.build", remembered)
     gc.disable()  # it might come by chance
     try:
         done = [event for event in working(repeats=3) if isinstance(event, events.RepeatDone)]
@@ -132,7 +133,7 @@ def test_a_cache_that_the_users_environment_names_is_used_and_told(
     (_, first), (hits, misses) = compiled(2)
     assert first > 0
     assert (hits, misses) == (first, 0), "the second repeat takes what the first one compiled"
-    said = [record.message for record in caplog.records if record.name == "gpubench.worker.train_bench"]
+    said = [record.message for record in caplog.records if record.name == "gpubench.kinds.training.worker.rank"]
     assert said == ["TORCHINDUCTOR_CACHE_DIR is set: the time of the first step depends on the content of this cache"]
 
 
@@ -165,7 +166,7 @@ def test_what_the_models_code_sets_for_float32_products_gives_way_to_the_setting
         torch.set_float32_matmul_precision("high")
         return build(*arguments, **more)
 
-    monkeypatch.setattr("gpubench.worker.train_bench.build", faster)
+    monkeypatch.setattr("gpubench.kinds.training.worker.rank.build", faster)
     for event in working(repeats=1):
         if isinstance(event, events.RepeatDone):
             assert torch.get_float32_matmul_precision() == "highest"

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpubench import probe
-from gpubench.host.program_recorder import in_code
-from gpubench.settings.schema import from_outside
+from gpubench.kinds.program.code_of_fixes import in_code
+from gpubench.settings.programs import from_outside
 
 
 def test_treatments_change_how_a_program_runs_and_the_probe_tells_how_it_does(tmp_path: Path) -> None:

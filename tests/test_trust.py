@@ -16,13 +16,14 @@ from running import Finished
 from gpubench.commands.trust import permit
 from gpubench.errors import UsageError
 from gpubench.foreign_files import SEARCH
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY
+from gpubench.registry import PROGRAM, PROGRAM_MEMORY
 from gpubench.report.terminal import Terminal
 from gpubench.runs.directory import CONFIG, RUN
 from gpubench.settings import trust
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, is_result, load
-from gpubench.settings.schema import ProgramSettings, TrainSettings
+from gpubench.settings.programs import ProgramSettings
+from gpubench.settings.schema import TrainSettings
 from gpubench.tuning.result import Tuning
 from gpubench.tuning.treatments import Treatment
 

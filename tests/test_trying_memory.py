@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
-from gpubench.host.memory_recorder import MemoryRecorder
 from gpubench.host.schedule import Outcome
+from gpubench.kinds.memory.recorder import MemoryRecorder
+from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.memory.batch_sizes import BatchSizes, LinearFit
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric
@@ -25,7 +26,7 @@ from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
-from gpubench.settings.schema import CompletedTrainSettings, MemorySettings
+from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.trials import (
     MOST_TRIES,
     NOTABLE,

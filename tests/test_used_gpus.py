@@ -11,12 +11,13 @@ from recorded_runs import edit, write_run
 
 from gpubench import devices, events
 from gpubench.devices import Gpu
-from gpubench.host.program_recorder import ProgramRecorder, complete_program
+from gpubench.kinds.program.defaults import complete_program
+from gpubench.kinds.program.recorder import ProgramRecorder
 from gpubench.probe import gpus
 from gpubench.runs.directory import TELEMETRY
 from gpubench.runs.reader import Run
 from gpubench.settings.loading import completed, load
-from gpubench.settings.schema import ProgramSettings
+from gpubench.settings.programs import ProgramSettings
 from gpubench.telemetry import GpuSample, TelemetrySample, of_gpus
 
 GPUS = [

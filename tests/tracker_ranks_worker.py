@@ -15,10 +15,10 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from gpubench.channel import Activity
+from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker import distributed
-from gpubench.worker.memory.tracker import AllocationTracker, measure
 from gpubench.worker.process import leave
 
 RANKS = 2

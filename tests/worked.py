@@ -13,9 +13,9 @@ import torch
 
 from gpubench import events
 from gpubench.channel import Activity
+from gpubench.kinds.training.worker import rank as train_bench
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
-from gpubench.worker import train_bench
 from gpubench.worker.loop import Event
 from gpubench.worker.process import Assignment
 
@@ -43,7 +43,7 @@ def small(**sections: Any) -> CompletedTrainSettings:
 def working(activity: Activity | None = None, repeats: int = 2, **sections: Any) -> Iterator[Event]:
     """The events of `repeats` repeats in this process, with the settings of `small(**sections)`."""
     job = events.Job(
-        worker="gpubench.worker.train_bench",
+        worker="gpubench.kinds.training.worker.rank",
         lighter="",
         settings=small(**sections).model_dump(mode="json"),
         repeats=list(range(repeats)),

@@ -8,8 +8,8 @@ from random import Random
 
 from fuzzing.mutations import ESCAPES, HOSTILE, YAMLS, mutate
 from fuzzing.seeds import Seeds
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import aliases, fields
-from gpubench.settings.schema import COMMANDS
 
 FORMATS = ("terminal", "json", "html", "markdown", "csv")
 SKIPPED = {"tensorboard", "profiler_traces", "report.html", "run.log", "wandb"}

@@ -14,15 +14,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpubench.channel import Activity
+from gpubench.kinds.memory.defaults import complete_memory
+from gpubench.kinds.memory.predicted_device import Target
+from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
+from gpubench.kinds.memory.worker.predict import predict
+from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.analysis import footprint
-from gpubench.memory.defaults import complete_memory
 from gpubench.memory.history import History
-from gpubench.memory.predicted_device import Target
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
-from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
-from gpubench.worker.memory.predict import predict
-from gpubench.worker.memory.tracker import AllocationTracker, measure
 
 CPU = torch.device("cpu")
 STEPS = 3

@@ -31,8 +31,8 @@ PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 def declarations() -> "Mapping[str, Setting]":
     """Returns what is declared about each setting. One that several commands have counts as that of train-bench."""
     # Imported only for runs that differ in a setting, because pydantic takes a third of the start-up time.
+    from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import fields, setting
-    from gpubench.settings.schema import COMMANDS
 
     first_last = reversed(list(COMMANDS.values()))
     return {key: setting(field) for cls in first_last for key, field in fields(cls).items()}

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import Span
 from gpubench.findings import Findings
-from gpubench.kinds import RunKind, kind_of
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import RATES, Metric
+from gpubench.registry import RunKind, kind_of
 from gpubench.runs.directory import (
     BATCH_SIZES,
     COMPLETED,
@@ -128,6 +128,11 @@ class RunEvidence:
     @property
     def kind(self) -> RunKind:
         return kind_of(self.record.command if self.record else "")
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks; 1 if it is not recorded."""
+        return self.record.world_size if self.record else 1
 
     @property
     def untimed(self) -> bool:

@@ -20,8 +20,8 @@ from gpubench.compare.result import Difference, GateResult
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
 from gpubench.errors import GpubenchError, UsageError, did_you_mean
-from gpubench.kinds import kind_of
 from gpubench.metrics import DEFINITIONS, LEADERS, Better
+from gpubench.registry import kind_of
 from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry

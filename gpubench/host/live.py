@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gpubench import units
-from gpubench.host.recorder import Progress, Recorder, TrainProgress
+from gpubench.host.recorder import Progress, Recorder
+from gpubench.host.step_recorder import TrainProgress
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import BAR, Fitting, bar
 

@@ -3,9 +3,9 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,11 +20,11 @@ from gpubench.findings import Findings
 from gpubench.host.launch import Workers, worker_environment
 from gpubench.host.loggers import MetricLogger, RunLog
 from gpubench.host.supervision import silence
-from gpubench.kinds import kind_of
 from gpubench.logs import CHOICES, MODIFIABLE, NOTIMPORTANT, render_logfmt
 from gpubench.metrics import Metric
 from gpubench.probe.length import Length
 from gpubench.ranks import launched_by_torchrun, machine
+from gpubench.registry import kind_of
 from gpubench.runs import warnings
 from gpubench.runs.directory import (
     ENVIRONMENT,
@@ -32,22 +32,19 @@ from gpubench.runs.directory import (
     FINDINGS,
     LOG,
     PROFILE,
-    STEPS,
     TELEMETRY,
     TRACE_FILES,
     TRACES,
-    RepeatLength,
     RunWriter,
 )
 from gpubench.runs.other_load import other_load
-from gpubench.runs.steps import Repeat
-from gpubench.runs.summary import Environment, Summary, summarise, write_summary
+from gpubench.runs.summary import Environment, Summary, write_summary
 from gpubench.settings import variants
 from gpubench.settings.defaults import has_gpu_each, local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
 from gpubench.settings.loading import Configuration, idle
-from gpubench.settings.schema import CompletedProgramSettings, CompletedSettings, CompletedTrainSettings, Device
+from gpubench.settings.schema import CompletedSettings, Device
 from gpubench.telemetry import TelemetrySample, of_gpus, sampling
 from gpubench.trace.profile import shares
 
@@ -58,8 +55,6 @@ SMALLER = "lower profiling.active, or turn off profiling.with_stack, profiling.r
 log = logging.getLogger("gpubench.run")
 
 S = TypeVar("S", bound=CompletedSettings)
-Looped = TypeVar("Looped", bound=CompletedTrainSettings | CompletedProgramSettings)
-"""The settings of a run that measures the steps of a loop."""
 T = TypeVar("T")
 
 
@@ -84,7 +79,6 @@ class Progress:
 class Recorder(ABC, Generic[S]):
     """One run of any command: its directory, its metrics and its results so far."""
 
-    command: ClassVar[str]
     lighter: ClassVar[str]
     """The hint for a run that has run out of memory."""
     progress: Progress
@@ -152,6 +146,11 @@ class Recorder(ABC, Generic[S]):
         say_choices(configuration)
         say_idle(configuration)
         self.listen_to_log(False)
+
+    @property
+    def command(self) -> str:
+        """The command that run.json names, which says what kind of run it is."""
+        return self.settings.command
 
     @property
     def is_open(self) -> bool:
@@ -301,11 +300,6 @@ class Recorder(ABC, Generic[S]):
         """Returns the throughput of each repeat so far, in samples per second; empty if the command has none."""
         metric: Metric | None = self.sum_up().get("throughput")
         return metric.repeats if metric else []
-
-    def documents(self) -> dict[str, Any]:
-        """Returns the documents that --json prints in addition to the summary, by name."""
-        found = self.diagnosis
-        return {"profile": found.profile, "findings": found.findings} if found else {}
 
     @property
     def directory(self) -> Path:
@@ -539,12 +533,6 @@ def say_choices(configuration: Configuration[S]) -> None:
         logging.getLogger(CHOICES).log(MODIFIABLE, line, text, extra={"fields": chosen})
 
 
-def say_length(length: RepeatLength) -> None:
-    """Logs how many steps gpubench chose for each repeat, and how."""
-    line = "chosen for you: %s of warm-up and %s measured in each repeat, %s (change with --steps)"
-    log.log(MODIFIABLE, line, units.counted(length.warmup, "step"), f"{length.steps - length.warmup:,}", length.reason)
-
-
 def say_idle(configuration: Configuration[S]) -> None:
     """Warns of each setting that the user has put into a file or a variable, and that has no effect in this run."""
     values = flatten(configuration.settings.model_dump(mode="json"))
@@ -552,207 +540,3 @@ def say_idle(configuration: Configuration[S]) -> None:
         origin, default = configuration.origins[key], fields(type(configuration.settings))[key].get_default()
         if values[key] != default and is_elsewhere(origin) and origin not in presets():
             log.warning("%s, from %s, has no effect: %s", key, origin, reason)
-
-
-LIGHTER = (
-    "try a smaller --batch-size with training.grad_accumulation, --precision bf16, or "
-    "--model.activation_checkpointing=true"
-)
-RECENT = 20  # steps that the displayed figures are computed from
-
-
-@dataclass
-class TrainProgress(Progress):
-    planned: int = 0
-    step: events.Step | None = None
-    """The latest step of rank 0."""
-    steps: deque[events.Step] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """The last steps of rank 0 in the current repeat."""
-
-    def take(self, steps: Sequence[events.Step]) -> None:
-        """Adds the next steps of rank 0."""
-        self.step = steps[-1]
-        self.steps += steps
-
-
-class StepRecorder(Recorder[Looped]):
-    """One run whose ranks report the steps of a training loop."""
-
-    progress: TrainProgress
-
-    def __init__(self, configuration: Configuration[Looped], argv: Sequence[str]) -> None:
-        super().__init__(configuration, argv)
-        self.progress = self.at_start()
-        self._repeats: dict[int, Repeat] = {}
-        self._flops: events.FlopsCounted | None = None
-        self._peak: events.PeakMeasured | None = None
-        self._phases: set[str] = set()
-        """The names of the phases of all steps so far, at most `events.MOST_PHASES`."""
-        self._unnamed: set[str] = set()
-        """Those of the phases beyond them, as many again."""
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.settings.training.is_open)
-
-    def at_start(self) -> TrainProgress:
-        return TrainProgress(ranks=self.processes)
-
-    def begin_repeat(self, number: int, repeats: int) -> None:
-        super().begin_repeat(number, repeats)
-        self._repeats.setdefault(number, Repeat(number, self.settings.training.warmup_steps))
-
-    def keep(self, event: events.Message) -> bool:
-        if self.profiled is not None and getattr(event, "repeat", None) == self.profiled:
-            return self._keep_profiled(event)
-        match event:
-            case events.StepsMeasured():
-                self._take_steps(event)
-            case events.Heartbeat(rank=0):
-                self.progress.doing = event.doing
-            case events.ModelBuilt(rank=0):
-                self._start_repeat(event)
-            case events.Planned(rank=0):
-                self._take_length(event)
-            case events.RepeatDone():
-                self._unfinished(event.rank, event.repeat).done[event.rank] = event
-            case events.ReferenceWorkloadTimed(rank=0):
-                self._repeat(event.rank, event.repeat).reference_time = event.seconds
-            case _:
-                return self._keep_finding(event)
-        return True
-
-    def _repeat(self, rank: int, number: int) -> Repeat:
-        """Returns a repeat. Raises InvalidEvent if the run does not have it."""
-        self.refuse_unknown(rank, number)
-        return self._repeats.setdefault(number, Repeat(number, self.settings.training.warmup_steps))
-
-    def _unfinished(self, rank: int, number: int) -> Repeat:
-        """Returns a repeat that `rank` measures. Raises InvalidEvent if there is none, or the rank has ended it."""
-        repeat = self._repeat(rank, number)
-        if rank in repeat.done:
-            raise InvalidEvent.of(rank, f"it comes after the end of repeat {number}")
-        return repeat
-
-    def completed(self) -> int:
-        return sum(bool(repeat.done) for repeat in self._repeats.values())
-
-    def summary(self) -> Summary:
-        found = super().summary()
-        said = warnings.collected(*found.warnings, warnings.too_many_phases(len(self._unnamed)))
-        return msgspec.structs.replace(found, warnings=said)
-
-    def _keep_finding(self, event: events.Message) -> bool:
-        """Keeps an event that is sent once a run. Returns False if the command has no use for it."""
-        match event:
-            case events.FlopsCounted():
-                self._flops = event
-            case events.PeakMeasured():
-                self._peak = event
-            case events.GraphTraced():
-                self.metrics.graph(event.graph)
-            case _:
-                return False
-        return True
-
-    def _start_repeat(self, built: events.ModelBuilt) -> None:
-        self.refuse_unknown(built.rank, built.repeat)
-        self.turn_to(built.repeat)
-        self._repeat(built.rank, built.repeat).built = built
-        self.writer.update(**self.facts_of(built))
-
-    def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
-        """Returns the fields of run.json that describe the built model."""
-        workload = {
-            "parameters": built.parameters,
-            "trainable_parameters": built.trainable_parameters,
-            "sample_shape": built.sample_shape,
-            "tokens_per_sample": built.tokens_per_sample,
-        }
-        return {"workload": workload}
-
-    def _keep_profiled(self, event: events.Message) -> bool:
-        """Keeps only the progress of the profiled repeat, because the profiler changes its times."""
-        if isinstance(event, events.Planned) and event.rank == 0:
-            self.turn_to(event.repeat)
-            self.progress.planned = event.steps
-        return True
-
-    def _take_length(self, planned: events.Planned) -> None:
-        """Keeps the length of a repeat, which is that of all following ones, and says how it was chosen."""
-        self.progress.planned = planned.steps
-        if planned.warmup is None:
-            return
-        self._repeat(planned.rank, planned.repeat).warmup = planned.warmup
-        if self.length is not None:
-            return
-        self.length = Length(planned.warmup, planned.steps, planned.each_update)
-        chosen = RepeatLength(planned.warmup, planned.steps, seconds=self.seconds_each)
-        self.writer.update(length=chosen)
-        if chosen.reason:
-            say_length(chosen)
-
-    def _take_steps(self, event: events.StepsMeasured) -> None:
-        if event.steps and event.steps[0].repeat == self.profiled:
-            if event.rank == 0:
-                self.progress.take(event.steps)
-            return
-        steps = [self._with_known_phases(step) for step in event.steps]
-        for step in steps:
-            known = self._unfinished(event.rank, step.repeat).steps[event.rank]
-            if step.step != len(known):
-                raise InvalidEvent.of(event.rank, f"step {step.step} after {units.counted(len(known), 'step')}")
-            known.append(step)
-            self.writer.append(STEPS, step)
-        if event.rank == 0 and steps:
-            self.progress.take(steps)
-            self.metrics.steps(steps)
-
-    def _with_known_phases(self, step: events.Step) -> events.Step:
-        """Returns the step with as many phases as a run can have, and the time of all others in `other`."""
-        room = events.MOST_PHASES - 1 - len(self._phases)  # one is for `other`
-        new = [name for name in step.phases if name not in self._phases and name != events.OTHER]
-        self._phases.update(new[:room])
-        if not (beyond := new[room:]):
-            return step
-        self._unnamed.update(beyond[: events.MOST_PHASES])
-        phases = {name: seconds for name, seconds in step.phases.items() if name in self._phases}
-        rest = sum(step.phases[name] for name in step.phases.keys() - phases.keys())
-        return msgspec.structs.replace(step, phases=phases | {events.OTHER: rest})
-
-    @property
-    def _in_order(self) -> list[Repeat]:
-        return [repeat for _, repeat in sorted(self._repeats.items())]
-
-
-class TrainRecorder(StepRecorder[CompletedTrainSettings]):
-    """One run of `gpubench train-bench`."""
-
-    command = "train-bench"
-    lighter = LIGHTER
-
-    def unit_time(self, summary: Summary) -> float | None:
-        step_time, settings = summary.get("step_time"), self.settings
-        alike = settings.profiling.keep_compile or not settings.performance.compile
-        return step_time.estimate if step_time and alike and settings.profiling.unit == "step" else None
-
-    def sum_up(self) -> Summary:
-        return summarise(
-            self._in_order,
-            self.gpu_name,
-            self.settings.precision,
-            self._flops,
-            self._peak,
-            self.own_telemetry,
-            self.metered_gpus,
-            matmul_precision=self.settings.performance.matmul_precision,
-            device_memory=self.device.memory_bytes if self.device else None,
-            inference=self.settings.inference,
-            settings=self._values,
-        )
-
-
-class ProfileRecorder(TrainRecorder):
-    """One run of `gpubench profile`: the repeats of train-bench, and one more that the profiler records."""
-
-    command = "profile"

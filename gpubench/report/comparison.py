@@ -50,8 +50,7 @@ from gpubench.report.document import (
     table,
 )
 from gpubench.report.findings import NOTHING
-from gpubench.report.memory import STAGES, added
-from gpubench.report.memory_figures import category, hue, ordered, share, stack
+from gpubench.report.memory_figures import STAGES, added, category, hue, ordered, share, stack
 from gpubench.report.phrases import headline
 from gpubench.text import words
 

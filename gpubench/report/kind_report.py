@@ -5,11 +5,11 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from gpubench.compare.evidence import RunEvidence
-from gpubench.report.document import Block
+from gpubench.report.document import Block, Paragraph
 
 
 class KindReport(Protocol):
-    """The functions and constants of a module that `gpubench.kinds.RunKind.shown_by` names."""
+    """The functions and constants of a module that `gpubench.registry.RunKind.shown_by` names."""
 
     @property
     def METRICS(self) -> Sequence[str]:  # noqa: N802
@@ -22,6 +22,9 @@ class KindReport(Protocol):
     @property
     def MORE(self) -> str:  # noqa: N802
         """Where the rest is, for the end of a screen."""
+
+    def answer(self, run: RunEvidence) -> str:
+        """Returns the answer of a run in one line, if it is not the throughput; "" if it is, or is not known."""
 
     def before_metrics(self, run: RunEvidence) -> Iterator[Block]:
         """Yields what stands between the answer and the metrics."""
@@ -44,6 +47,12 @@ class KindReport(Protocol):
 
 def report_of(run: RunEvidence) -> KindReport:
     return cast("KindReport", import_module(run.kind.shown_by))
+
+
+def missing(run: RunEvidence, what: str) -> Paragraph:
+    """Returns that something is missing, with the error of the run, or else its status."""
+    error = run.record.error if run.record else None
+    return Paragraph(f"{what}: {(error or {}).get('message') or run.status!s}")
 
 
 def intervals(repeats: int) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from gpubench import units
-from gpubench.kinds import TUNE
 from gpubench.metrics import LEADERS, Metric
+from gpubench.registry import TUNE
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
 from gpubench.runs.entries import Compared, Entry, EntryFigure

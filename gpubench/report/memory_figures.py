@@ -38,6 +38,9 @@ TOP = 30.0  # pixels for the names of the steps
 STRIP = 16.0  # pixels of the row of phases under the plot
 NEAR_PEAK = 1.5  # times the peak: a capacity beyond it would compress the plot
 
+STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": "steady step"}
+"""What the stages of a run are called."""
+
 
 def style(name: str) -> str:
     """Returns the timeline's style whose colour a category has."""
@@ -107,6 +110,13 @@ def ordered(amounts: Amounts) -> list[tuple[str, int]]:
     """Returns (category, bytes) of non-zero categories in the order of CATEGORIES, unknown categories last."""
     names = [*CATEGORIES, *(name for name in amounts if name not in CATEGORIES)]
     return [(name, amounts[name]) for name in names if amounts.get(name)]
+
+
+def added(size: int | None) -> str:
+    """Returns a signed size; an empty string if it is unknown."""
+    if size is None:
+        return ""
+    return f"{'-' if size < 0 else '+'}{units.size(abs(size))}"
 
 
 def share(part: float, whole: float) -> str:

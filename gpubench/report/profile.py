@@ -17,7 +17,7 @@ from gpubench.compare.causes import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.diagnosis.headline import DISTORTED
 from gpubench.findings import Findings
-from gpubench.kinds import RunKind
+from gpubench.registry import RunKind
 from gpubench.report import bar_charts, findings, timelines
 from gpubench.report.document import (
     EVERYWHERE,

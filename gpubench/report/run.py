@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,15 +13,14 @@ from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.errors import GpubenchError, StillRunning
 from gpubench.findings import Findings
-from gpubench.kinds import kind_of
 from gpubench.memory.batch_sizes import BatchSizes, Trades
-from gpubench.memory.footprint import Footprint, Footprints
+from gpubench.memory.footprint import Footprints
 from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
-from gpubench.report import comparison, memory, phrases, profile, run_figures
+from gpubench.registry import kind_of
+from gpubench.report import comparison, phrases, profile, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
-    UNASKED,
     Block,
     Cell,
     Chip,
@@ -37,10 +35,10 @@ from gpubench.report.document import (
     Paragraph,
     table,
 )
-from gpubench.report.kind_report import KindReport, intervals, report_of
+from gpubench.report.kind_report import KindReport, intervals, missing, report_of
 from gpubench.report.profile_tables import PLAIN, Arrangement
-from gpubench.runs import directory, headlines
-from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SNAPSHOT, SUMMARY, TRACES, TRADES
+from gpubench.runs import directory
+from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
@@ -157,21 +155,15 @@ def page(
 
 
 def headline(run: RunEvidence) -> str:
-    """Returns the answer in one line: what ran and how fast; what takes the time of a profiled run; what fills the
-    memory of a memory run, or which batch fits.
-    """
+    """Returns the answer in one line: what ran and how fast, what takes the time, or what its kind of run answers."""
     if run.kind.diagnosed and run.findings:
         return run.findings.headline.rstrip(".")
-    if run.batch_sizes:
-        return memory.batch_sizes_sentence(run.batch_sizes)
-    if run.footprints and run.footprints.ranks:
-        return memory.headline(_fullest(run.footprints))
-    return _measured(run)
+    return report_of(run).answer(run) or _measured(run)
 
 
 def _measured(run: RunEvidence) -> str:
     """Returns what ran and how fast."""
-    what = run.kind.describe(run.settings, run.workload, ranks=_ranks(run), samples=run.summary.samples)
+    what = run.kind.describe(run.settings, run.workload, ranks=run.ranks, samples=run.summary.samples)
     gpu = f" ({run.device})" if run.device and run.settings.get("device") == "cuda" else ""
     return f"{what}{gpu}{_speed(run)}"
 
@@ -184,21 +176,13 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
     made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
-    if run.batch_sizes:
-        made += memory.batch_sizes(run.batch_sizes, headed=True)
-    if run.footprints and run.footprints.ranks:
-        made += _footprint(run, run.footprints)
-    if run.trades:
-        made += memory.trades(run.trades)
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
     diagnosing = run.kind.diagnosed
     if not diagnosing and run.profile and run.findings:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
         ran = Paragraph(_measured(run), on=EVERYWHERE)
-        made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [_missing(run, "no profile")]
-    elif run.untimed and not (run.batch_sizes or run.footprints or run.trades):
-        made.append(_missing(run, "nothing was recorded"))
+        made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [missing(run, "no profile")]
     made += [*own.before_metrics(run), *_metrics(run, own), *own.after_metrics(run)]
     if not diagnosing:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
@@ -206,10 +190,6 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made
-
-
-def _ranks(run: RunEvidence) -> int:
-    return run.record.world_size if run.record else 1
 
 
 def _speed(run: RunEvidence) -> str:
@@ -264,33 +244,6 @@ def beyond_latency(metrics: Mapping[str, Metric]) -> str:
     shares = {name: part / step.estimate for name, part in parts.items()}
     named = [f"{name} ({units.percent(share)})" for name, share in shares.items() if share >= NOTABLE]
     return f"the throughput counts the mean step, which consists of {units.listed(named)}" if named else ""
-
-
-def _missing(run: RunEvidence, what: str) -> Paragraph:
-    error = run.record.error if run.record else None
-    return Paragraph(f"{what}: {(error or {}).get('message') or run.status!s}")
-
-
-def _fullest(footprints: Footprints) -> Footprint:
-    """Returns the footprint of the rank with the largest peak."""
-    return max(footprints.ranks, key=lambda found: found.peak.level.total)
-
-
-def _footprint(run: RunEvidence, footprints: Footprints) -> list[Block]:
-    found, ranks = _fullest(footprints), footprints.ranks
-    batch = run.batch_sizes.largest if run.batch_sizes else run.settings.get("training.batch_size")
-    if "program.command" in run.settings:
-        label = str(run.settings["program.command"])
-    else:
-        label = headlines.training(run.settings | {"training.batch_size": batch}, _ranks(run))
-    label += f", rank {found.rank}" if len(ranks) > 1 else ""
-    files = sorted(run.path.joinpath(TRACES).glob(f"*{SNAPSHOT}"))
-    first: list[Block] = []
-    if run.batch_sizes:
-        heading = Heading("What fills the memory", anchor="memory", on=EVERYWHERE)
-        first = [heading, Paragraph(memory.headline(found), "strong")]
-    below = memory.blocks(found, run.findings, label, [str(file) for file in files])
-    return [*first, *(replace(block, on=block.on & UNASKED) if first else block for block in below)]
 
 
 def _traces(run: RunEvidence) -> list[Path]:

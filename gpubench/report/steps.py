@@ -51,10 +51,13 @@ MORE = "-v shows every metric, and report.html the steps; gpubench profile says 
 PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 
 
+def answer(run: RunEvidence) -> str:
+    """Returns "", because the answer is the throughput."""
+    return ""
+
+
 def before_metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields the steps."""
-    if run.untimed:
-        return
     side = run_figures.recording(Side(run.label, (run,)))
     yield Heading("Steps")
     yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
@@ -73,7 +76,7 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
     ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)
     whole = sum(found.values())
     drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
-    if drawing is not None and not run.untimed:
+    if drawing is not None:
         yield Heading("Phases of a step")
         yield Figure("", drawing, shape="wide")
         of = "phase of a clean step" if run.kind.diagnosed else "phase"

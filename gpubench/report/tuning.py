@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from gpubench import units
-from gpubench.kinds import kind_of
 from gpubench.memory.batch_sizes import Trade, weigh
+from gpubench.registry import kind_of
 from gpubench.report import bar_charts, memory_figures
 from gpubench.report.document import (
     EVERYWHERE,

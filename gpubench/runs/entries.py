@@ -14,8 +14,8 @@ import msgspec
 
 from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
-from gpubench.kinds import TUNE, kind_of
 from gpubench.metrics import Better
+from gpubench.registry import TUNE, kind_of
 from gpubench.runs import configuration
 from gpubench.runs.directory import COMPARISON, COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
 from gpubench.settings.keys import flatten
@@ -243,7 +243,7 @@ def _read_search(path: Path) -> Entry:
         record=record,
         name=None,
         tags=(),
-        model=_model(settings, {}),
+        model=_model(TUNE, settings, {}),
         variant="",
         others=(),
         compared=None,
@@ -288,7 +288,7 @@ def read(folder: str) -> Entry:
         record=record,
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),
-        model=_model(settings, workload),
+        model=_model(record.command, settings, workload),
         variant=(known.variant if known else None) or "",
         others=tuple(known.interleaved_with) if known else (),
         compared=pair.compared if pair else None,
@@ -370,10 +370,10 @@ def _unreadable(path: Path) -> Recorded:
     )
 
 
-def _model(settings: dict[str, Any], workload: dict[str, Any]) -> str:
-    if command := settings.get("program.command"):
-        program, _, arguments = str(command).partition(" ")
+def _model(command: str, settings: dict[str, Any], workload: dict[str, Any]) -> str:
+    """Returns a short name of the model or program of a run, or a question mark."""
+    named = str(kind_of(command).model(settings, workload) or "?")
+    if "program.command" in settings:
+        program, _, arguments = named.partition(" ")
         return f"{os.path.basename(program)} {arguments}".strip()  # noqa: PTH119
-    found = (workload.get("model"), settings.get("model.name"), settings.get("model.unet"))
-    named = next((str(name) for name in found if name), "?")
     return os.path.basename(named.rstrip("/")) or named  # noqa: PTH119

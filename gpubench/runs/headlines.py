@@ -7,6 +7,11 @@ from gpubench import units
 from gpubench.runs.steps import StepSamples
 
 
+def model(settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
+    """Returns the name of the model, or the command line of a program; None if it is unknown."""
+    return settings.get("program.command") or settings.get("model.name")
+
+
 def describe(
     settings: Mapping[str, Any], workload: Mapping[str, Any], *, ranks: int = 1, samples: StepSamples | None = None
 ) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpubench.errors import RunDirectoryError, UsageError, offer
-from gpubench.kinds import COMMANDS, OF_PROGRAMS, kind_of
+from gpubench.registry import COMMANDS, OF_PROGRAMS, kind_of
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
 from gpubench.runs.entries import RUN_ID, Entry

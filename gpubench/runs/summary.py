@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpubench import hardware
 from gpubench.events import SHORTEST, FlopsCounted, PeakMeasured, RepeatDone, StageDone, WorkCounted
-from gpubench.metrics import Distribution, Metric, definition_of
+from gpubench.metrics import LATENCIES, Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.gpu_state import energy_between, throttled
@@ -255,11 +255,10 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
 
 LATENCY = ("host_to_device", "forward")
 """The phases between a batch on the host and its result."""
-QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 
 
 def _latencies(metrics: Metrics[Measured]) -> None:
-    for name, share in QUANTILES.items():
+    for name, share in LATENCIES.items():
         metrics.add(name, lambda m, share=share: stats.quantile(_latency(m), share))  # type: ignore[misc]
 
 
@@ -278,7 +277,7 @@ def _unknown_quantiles(found: Sequence[Measured], settings: warnings.Settings) -
     """Warns of the quantiles for which the repeat with the fewest latencies has too few."""
     fewest = min((len(_latency(measured)) for measured in found), default=0)
     unknown = {
-        name: stats.least_values(share) for name, share in QUANTILES.items() if stats.least_values(share) > fewest
+        name: stats.least_values(share) for name, share in LATENCIES.items() if stats.least_values(share) > fewest
     }
     return warnings.too_few_latencies(fewest, unknown, settings) if found else None
 

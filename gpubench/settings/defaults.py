@@ -18,6 +18,7 @@ from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.callables import check_arguments, signature_in_source
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.data_sources import (
     SYNTHETIC,
     batches_each,
@@ -29,15 +30,7 @@ from gpubench.settings.data_sources import (
 )
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import validate
-from gpubench.settings.schema import (
-    COMMANDS,
-    CompletedTrainSettings,
-    Device,
-    MemorySettings,
-    Precision,
-    RunSettings,
-    TrainSettings,
-)
+from gpubench.settings.schema import CompletedTrainSettings, Device, Precision, RunSettings, TrainSettings
 from gpubench.settings.sections import DataSettings, DistributedSettings, TrainingSettings
 from gpubench.units import counted
 from gpubench.zoo import LONGEST, TASK_OF_SUFFIX, find, is_builtin
@@ -323,12 +316,9 @@ def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
             f"set data.sequence_length to {positions} or less",
             keys=["data.sequence_length"],
         )
-    ranks, training, profiling = settings.distributed.world_size, settings.training, settings.profiling
-    if isinstance(settings, MemorySettings):
-        if settings.memory.predict or settings.memory.find_batch_size:  # no batch of this size is read
-            return
-        # a memory run follows a few steps, whatever the length of an epoch
-        training = training.model_copy(update={"epochs": None})
+    ranks, training, profiling = settings.distributed.world_size, settings.reading, settings.profiling
+    if training is None:
+        return
     steps = max(training.warmup, profiling.units if profiling.enabled else 0) + 1
     enough = ranks * batch_size * (steps * training.grad_accumulation if training.epochs else 1)
     samples = samples_in(settings.data, length or usual, enough)

@@ -24,10 +24,11 @@ from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
-from gpubench.kinds import OF_PROGRAMS, kind_of
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting
 from gpubench.settings.keys import (
     COMMAND_LINE,
@@ -38,7 +39,7 @@ from gpubench.settings.keys import (
     nest,
     with_origins,
 )
-from gpubench.settings.schema import COMMANDS, KINDS, CompletedSettings, ProgramSettings, RunSettings
+from gpubench.settings.schema import CompletedSettings, RunSettings
 from gpubench.surrogates import is_text, without_surrogates
 from gpubench.units import listed
 
@@ -90,7 +91,7 @@ def owners(key: str) -> list[str]:
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     """Returns whether two commands run the same kind of work: training, sampling, or a program of the user."""
-    return any(issubclass(cls, kind) and issubclass(other, kind) for kind in KINDS)
+    return kind_of(cls.command).work == kind_of(other.command).work
 
 
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
@@ -544,11 +545,11 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
             hint = f"for example {keys[0]}"
-        elif (others := owners(key)) and issubclass(cls, ProgramSettings) and not set(others) <= OF_PROGRAMS:
+        elif (others := owners(key)) and cls.command in OF_PROGRAMS and not set(others) <= OF_PROGRAMS:
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
             hint = "leave it out, or give the program an argument of its own after --"
         elif others:
-            named = [other for other in others if not issubclass(COMMANDS[other], ProgramSettings)]
+            named = [other for other in others if other not in OF_PROGRAMS]
             named = named or ["train-bench -- PROGRAM"]
             message = f"{key!r} is a setting of {listed(named)}, not of {kind_of(cls.command).run_by}"
             hint = f"leave it out, or use gpubench {named[0]}"

@@ -1,63 +1,41 @@
-"""The settings of each command, as one frozen model with every field described.
+"""The settings of all commands that make runs, and those of train-bench and profile: frozen models of described fields.
 
 A field of type `X | Open` is chosen for the model and the device before anything runs (see `defaults.py`). It can be
 None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything that runs takes.
 """
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
+from typing import Annotated, Any, ClassVar, Generic, Never, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from gpubench.kinds import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.settings.field import (
-    AS_THE_PROGRAM,
     Conflict,
     FromOutside,
     Open,
     Section,
-    fields,
-    of_program,
-    protocol,
-    scale,
-    setting,
     treatment,
     uncompared,
-    untaken,
     workload,
 )
-from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, PIPELINE, SAMPLING, YOUR_PROGRAM, Option
+from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, Option
 from gpubench.settings.sections import (
-    CompileMode,
     DataSettings,
-    DeviceMemory,
     DistributedSettings,
     FolderName,
-    FollowSettings,
-    HasWarmup,
     LoggingSettings,
-    MatmulPrecision,
     MeasurementSettings,
-    Mebibytes,
     ModelSettings,
     Natural,
     PerformanceSettings,
-    Positive,
     ProcessSettings,
     ProfilingSettings,
     RankSettings,
     RepeatSettings,
-    Seconds,
-    Threads,
     TrainingSettings,
-    device_memory,
-    repeats,
-    warmup_steps,
 )
-from gpubench.settings.seeds import seeds_of, shortest
 
 
 class Device(StrEnum):
@@ -71,8 +49,8 @@ def _refuse_mps(device: Any) -> Any:
     return device
 
 
-def _experiment(default: str) -> Any:
-    """Returns the field of the folder that groups runs."""
+def experiment_named(default: str) -> Any:
+    """Returns the field of the folder that groups runs, which a command names."""
     option = Option(OUTPUT, "NAME", found_by="experiments")
     return uncompared(default, "subdirectory of results that groups runs", option=option)
 
@@ -108,7 +86,7 @@ class Precision(StrEnum):
     bf16 = "bf16"
 
 
-def _inference() -> Any:
+def inference_instead() -> Any:
     """Returns the field that turns a run of training into one of inference, which is other work."""
     sentence = "Measure inference instead of training: latency and throughput of forward passes."
     return workload(
@@ -122,7 +100,7 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
     """Settings of `gpubench train-bench`."""
 
     command: ClassVar[str] = "train-bench"
-    experiment: FolderName = _experiment("train-bench")
+    experiment: FolderName = experiment_named("train-bench")
     seed: Natural = treatment(
         0,
         "random seed of weights and data; each rank adds its rank number for data",
@@ -152,13 +130,18 @@ class TrainSettings(RunSettings[Open], Generic[Open]):
             "autocast",
         ),
     )
-    inference: bool = _inference()
+    inference: bool = inference_instead()
     model: ModelSettings[Open] = ModelSettings()
     data: DataSettings[Open] = DataSettings()
     training: TrainingSettings[Open] = TrainingSettings()
     performance: PerformanceSettings[Open] = PerformanceSettings()
     distributed: DistributedSettings = DistributedSettings()
     measurement: MeasurementSettings = MeasurementSettings()
+
+    @property
+    def reading(self) -> TrainingSettings[Open] | None:
+        """The settings by which the steps read the data; None if they read no batches of the given size."""
+        return self.training
 
     @model_validator(mode="after")
     def _long_enough_to_profile(self) -> Self:
@@ -190,419 +173,9 @@ class ProfileSettings(TrainSettings[Open], Generic[Open]):
     """Settings of `gpubench profile`: the run that train-bench would do, and one more repeat that is recorded."""
 
     command: ClassVar[str] = "profile"
-    experiment: FolderName = _experiment("profile")
+    experiment: FolderName = experiment_named("profile")
     profiling: RecordedSettings = RecordedSettings()
 
-
-class OnceSettings(MeasurementSettings):
-    repeats: Positive = repeats(1)
-
-
-class MemorySettings(TrainSettings[Open], Generic[Open]):
-    """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
-
-    command: ClassVar[str] = "memory"
-    FIXED: ClassVar[Mapping[str, Any]] = {
-        "measurement.count_flops": False,
-        "measurement.measure_peak": False,
-        "logging.graph": False,
-    }
-    experiment: FolderName = _experiment("memory")
-    measurement: OnceSettings = OnceSettings()
-    profiling: ProfilingSettings = untaken(ProfilingSettings())
-    """Never: what is followed is not profiled, and no setting of it is taken."""
-    memory: FollowSettings = FollowSettings()
-
-
-Pixels = Annotated[int, Field(ge=8, le=2**16)]
-Scale = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
-
-
-Somewhere = Annotated[Path, AfterValidator(Path.absolute)]  # so that a run can be gone on with from anywhere
-
-
-class PipePrecision(StrEnum):
-    """The type that weights, activations and latents are held in."""
-
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-
-class DenoiserSettings(Section):
-    name: Somewhere | None = workload(
-        None,
-        "folder of a local diffusers pipeline; default: random weights, see model.unet",
-        alias="model",
-        option=Option(MODEL, "DIR"),
-    )
-    unet: Literal["dummy", "tiny", "unet2d", "sd15", "sdxl"] | None = workload(
-        None,
-        "architecture to build with random weights; default: tiny on a CPU, sd15 on a GPU",
-        alias="unet",
-        option=Option(MODEL, help="Architecture with random weights, instead of --model."),
-    )
-    step_ms: Annotated[float, Field(ge=0, le=1e6)] = workload(
-        20.0,
-        "duration of one evaluation of the dummy model, in milliseconds",
-        alias="step_ms",
-        option=Option(MODEL, "MS", "Duration of one evaluation of the dummy, in milliseconds."),
-        idle_with={"model.unet": ("tiny", "unet2d", "sd15", "sdxl")},
-    )
-    height: Pixels | None = workload(None, "image height in pixels; default: the model's own")
-    width: Pixels | None = workload(None, "image width in pixels; default: the model's own")
-
-
-class SamplingSettings(Section, Generic[Open]):
-    scheduler: str | None = workload(
-        None,
-        "class name of the diffusers scheduler; default: the model's own",
-        alias="scheduler",
-        option=Option(SAMPLING, "CLASS", "Class name of a diffusers scheduler; the model's own by default."),
-    )
-    options: str = workload("", "settings of the scheduler as key=value,key=value")
-    steps: Positive | Open = workload(
-        None,
-        "denoising steps (num_inference_steps); default: 20 on a CPU, 50 on a GPU",
-        alias="steps",
-        option=Option(SAMPLING, "N", "Denoising steps of each sample."),
-    )
-    guidance_scale: Scale | None = workload(
-        None,
-        "scale of classifier-free guidance; 1 or less turns it off; default: 7.5, off for unconditional models",
-        alias="guidance_scale",
-        option=Option(SAMPLING, "X"),
-    )
-    guidance_rescale: Annotated[float, Field(ge=0, le=1)] = workload(
-        0.0, "share in which guidance is rescaled, against overexposure; of Stable Diffusion and SDXL"
-    )
-    eta: Scale = workload(0.0, "eta of the DDIM and TCD schedulers, the amount of noise added per step")
-
-
-class WorkSettings(Section, Generic[Open]):
-    samples: Positive | Open = workload(
-        None,
-        "images to generate; default: one for each prompt and each of work.seeds, or 8 if neither is given",
-        alias="samples",
-        option=Option(SAMPLING, "N"),
-    )
-    seeds: Annotated[str | None, BeforeValidator(shortest)] = workload(
-        None,
-        "seeds with each of which every prompt is made, such as 1,2,3 or 0-7; default: prompts are used in turn, and "
-        "sample i has seed + i",
-        alias="seeds",
-        option=Option(SAMPLING, "S,S,...", "Seeds with each of which every prompt is made: 1,2,3 or 0-7."),
-    )
-    micro_batch: Positive = scale(
-        1,
-        "images that are evaluated and handed over together",
-        alias="micro_batch",
-        option=Option(SAMPLING, "N"),
-    )
-    prompts: Somewhere | None = workload(
-        None, "text file with one prompt per line", alias="prompts", option=Option(MODEL, "FILE")
-    )
-    negative_prompt: str = workload("", "negative prompt")
-
-    @property
-    def seed_list(self) -> list[int]:
-        """The seeds with each of which every prompt is made; none if each sample has its own."""
-        return seeds_of(self.seeds)
-
-
-class PipelineSettings(Section):
-    split: str = treatment(
-        "even",
-        "evaluations per rank: even (the last rank takes the remainder), balanced, or a list such as 13,13,12,12",
-        alias="split",
-        option=Option(
-            PIPELINE,
-            "even|balanced|A,B,...",
-            "Evaluations per rank; with even, the last rank takes the remainder.",
-        ),
-    )
-    in_flight: Annotated[int, Field(ge=1, le=64)] = treatment(
-        2,
-        "maximum number of hand-offs in flight on each side of a rank: received ahead, or sent and not yet taken",
-        alias="in_flight",
-        option=Option(PIPELINE, "N", "Maximum number of hand-offs in flight on each side of a rank."),
-        idle_with={"distributed.world_size": (1,)},
-    )
-    deadline: Seconds = protocol(
-        60.0,
-        "seconds without progress after which a rank counts as stuck, in addition to three times the "
-        "duration of its evaluations in the warm-up",
-    )
-
-
-class InferencePerformance(ProcessSettings[Open], Generic[Open]):
-    cpu_threads: Threads | Open = treatment(
-        None,
-        "CPU threads of each rank; default: on a CPU, the number of physical cores for any number of "
-        "ranks, because the last bits of a sample depend on it; with a GPU, physical cores / ranks",
-        depends_on=("distributed.world_size",),
-        environment=("threads.intra_op", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"),
-    )
-    deterministic: bool | Open = treatment(
-        None,
-        "use deterministic algorithms only, which bit-identical samples on a GPU require; default: same as verify",
-        environment=("math.cudnn_deterministic", "math.deterministic_algorithms"),
-    )
-
-
-class InferenceMeasurement(RepeatSettings):
-    baseline: Literal["off", "sequential", "replicas"] = protocol(
-        "sequential",
-        "what else to measure, for comparison: one rank alone, or also one complete model on every rank (replicas)",
-        alias="baseline",
-        option=Option(MEASUREMENT, help="What to measure in addition, for comparison."),
-    )
-
-
-class OutputSettings(Section):
-    latents: bool = treatment(True, "save the final latent of every sample, as safetensors")
-    images: bool = workload(False, "decode every sample on the last rank and save it as PNG")
-
-
-class PipeSettings(RunSettings[Open], Generic[Open]):
-    """Settings of `gpubench pipe-infer`. Its profiling counts the evaluations of a rank."""
-
-    command: ClassVar[str] = "pipe-infer"
-    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": False}
-    experiment: FolderName = _experiment("pipe-infer")
-    seed: Natural = treatment(
-        0, "random seed of the weights; the noise of sample i has seed + i, or its seed in work.seeds"
-    )
-    precision: PipePrecision | Open = treatment(
-        None,
-        "type of weights and latents; default: fp16 on a GPU, else fp32",
-        depends_on=("device",),
-        option=Option(MODEL),
-    )
-    verify: bool | Open = protocol(
-        None,
-        "compare every sample bit by bit with single-process diffusers; default: true for small models",
-        option=Option(
-            PIPELINE, help="Compare each sample bit by bit with single-process diffusers; default for small models."
-        ),
-    )
-    inject: str | None = treatment(
-        None,
-        "fault to inject, for tests of the pipeline: KIND,rank=R,sample=S[,seconds=T]",
-        option=Option(PIPELINE, "FAULT", "Inject a fault, for tests: KIND,rank=R,sample=S[,seconds=T]."),
-    )
-    model: DenoiserSettings = DenoiserSettings()
-    sampling: SamplingSettings[Open] = SamplingSettings()
-    work: WorkSettings[Open] = WorkSettings()
-    pipeline: PipelineSettings = PipelineSettings()
-    performance: InferencePerformance[Open] = InferencePerformance()
-    distributed: RankSettings = RankSettings()
-    measurement: InferenceMeasurement = InferenceMeasurement()
-    output: OutputSettings = OutputSettings()
-
-    @model_validator(mode="after")
-    def _no_epochs(self) -> Self:
-        if self.profiling.enabled and self.profiling.unit == "epoch":
-            raise Conflict("profiling.unit=epoch: a pipeline has none, its steps are evaluations", "profiling.unit")
-        return self
-
-
-def _words(command: Any) -> Any:
-    """Accepts a command line as text or as a list of words, and returns it as text."""
-    if isinstance(command, list):
-        return shlex.join(map(str, command))
-    if isinstance(command, str):
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise ValueError(f"{command!r} is not a command line: {error}") from None
-        if not words:
-            raise ValueError(
-                "names no program to run: write its command after --, as in: gpubench train-bench -- python train.py"
-            )
-    return command
-
-
-class CommandSettings(Section):
-    command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
-    directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
-    ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
-    patience: Seconds = protocol(600.0, "seconds that the program may take until its first step")
-    grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
-
-    @property
-    def words(self) -> list[str]:
-        """The program and its arguments."""
-        return shlex.split(self.command)
-
-
-class ProgramOptimizer(Section):
-    optimizer_impl: Literal["loop", "foreach", "fused"] | None = of_program(TrainingSettings, "optimizer_impl")
-
-
-class ProgramTraining(ProgramOptimizer, HasWarmup):
-    steps: Positive | Literal["all"] | None = protocol(
-        None,
-        "optimizer steps, or calls of the model in inference, measured in each repeat; all: until the program ends by "
-        "itself; default: as many as fit in about a minute for all repeats",
-        alias="steps",
-    )
-    warmup_steps: Natural | None = warmup_steps()
-    samples_per_step: Positive | None = scale(
-        None,
-        "samples of one rank in each step; default: as many as the batches have that the program draws or gives to "
-        "the model",
-        alias="samples_per_step",
-        option=Option(
-            YOUR_PROGRAM, "N", "Samples of one rank in each step of the program, where they are counted otherwise."
-        ),
-        superseded_by="samples_per_step",
-    )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the number of steps is not set, and follows from the time that they take."""
-        return self.steps is None
-
-
-class ProgramData(Section):
-    workers: Natural | None = of_program(DataSettings, "workers")
-    pin_memory: bool | None = of_program(DataSettings, "pin_memory")
-    prefetch: Positive | None = of_program(DataSettings, "prefetch")
-    persistent_workers: bool | None = treatment(
-        None,
-        f"keep the DataLoader workers from one epoch to the next{AS_THE_PROGRAM}",
-        from_outside=FromOutside("DataLoader(..., persistent_workers={})", "loader", "same"),
-    )
-
-
-class ProgramArithmetic(Section):
-    channels_last: bool | None = of_program(PerformanceSettings, "channels_last")
-    cudnn_benchmark: bool | None = of_program(PerformanceSettings, "cudnn_benchmark")
-    matmul_precision: MatmulPrecision | None = of_program(PerformanceSettings, "matmul_precision")
-    sdpa: Literal["fused", "flash", "efficient", "cudnn", "math"] | None = treatment(
-        None,
-        "kernels that scaled_dot_product_attention may use: one of them, or math where it does not fit; fused: all"
-        f"{AS_THE_PROGRAM}",
-        environment=("math.sdp_flash", "math.sdp_mem_efficient", "math.sdp_cudnn", "math.sdp_math"),
-        from_outside=FromOutside(
-            {
-                "fused": "no restriction by torch.nn.attention.sdpa_kernel or torch.backends.cuda.enable_*_sdp",
-                "flash": "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):",
-                "efficient": "with torch.nn.attention.sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):",
-                "cudnn": "with torch.nn.attention.sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):",
-                "math": "with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):",
-            },
-            "model",
-            "rounding",
-        ),
-    )
-    expandable_segments: bool | None = of_program(PerformanceSettings, "expandable_segments")
-    cpu_threads: Threads | None = of_program(PerformanceSettings, "cpu_threads")
-
-
-class ProgramPerformance(ProgramArithmetic):
-    compile: bool | None = of_program(PerformanceSettings, "compile")
-    compile_mode: CompileMode | None = of_program(PerformanceSettings, "compile_mode")
-
-
-class ProgramDistributed(Section):
-    bucket_mb: Mebibytes | None = of_program(DistributedSettings, "bucket_mb")
-    gradient_as_bucket_view: bool | None = treatment(
-        None,
-        "let the gradients of DDP be views of its buckets, which saves a copy and its memory" + AS_THE_PROGRAM,
-        training_only=True,
-        from_outside=FromOutside("DistributedDataParallel(..., gradient_as_bucket_view={})", "ddp", "same"),
-    )
-
-
-class ProgramSettings(RunSettings[Open], Generic[Open]):
-    """Settings of `gpubench train-bench -- PROGRAM`, which measures a program of the user.
-
-    The program itself decides on its device and ranks.
-    """
-
-    command: ClassVar[str] = PROGRAM
-    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False, "profiling.keep_compile": True}
-    """Whatever a program compiles is recorded as it runs."""
-    experiment: FolderName = _experiment("program")
-    program: CommandSettings = CommandSettings()
-    inference: bool = _inference()
-    training: ProgramTraining = ProgramTraining()
-    data: ProgramData = ProgramData()
-    precision: Literal["fp32", "bf16"] | None = of_program(TrainSettings, "precision")
-    performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
-    distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
-    seed: Natural | None = of_program(TrainSettings, "seed")  # type: ignore[assignment]  # no setting is filled in
-    device: Device | Open = untaken(None)
-
-    @model_validator(mode="after")
-    def _counts_steps(self) -> Self:
-        if self.profiling.enabled and self.profiling.unit == "epoch":
-            raise Conflict("profiling.unit=epoch: the epochs of a program are not known", "profiling.unit")
-        return self
-
-
-class ProgramProfileSettings(ProgramSettings[Open], Generic[Open]):
-    """Settings of `gpubench profile -- PROGRAM`: the run that train-bench would do, and one more that is recorded."""
-
-    command: ClassVar[str] = PROGRAM_PROFILE
-    experiment: FolderName = _experiment("profile")
-    profiling: RecordedSettings = RecordedSettings()
-
-
-def from_outside() -> dict[str, FromOutside]:
-    """Returns how each setting that the probe changes in a program does it, by dot-key."""
-    declared = {key: setting(field).from_outside for key, field in fields(ProgramSettings).items()}
-    return {key: outside for key, outside in declared.items() if outside}
-
-
-class ProgramFollowSettings(Section):
-    """What `gpubench memory -- PROGRAM` looks at."""
-
-    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
-        5,
-        "optimizer steps to record; the first one allocates the optimizer state, the last one is reported as the "
-        "steady step, and what grows from step to step is seen from five on",
-        alias="steps",
-    )
-    device_memory: DeviceMemory | None = device_memory()
-
-
-class OnceMeasured(RepeatSettings):
-    repeats: Positive = repeats(1)
-
-
-class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
-    """Settings of `gpubench memory -- PROGRAM`, which follows the memory of a program of the user."""
-
-    command: ClassVar[str] = PROGRAM_MEMORY
-    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
-    experiment: FolderName = _experiment("memory")
-    training: ProgramOptimizer = ProgramOptimizer()  # type: ignore[assignment]  # no step is timed
-    performance: ProgramArithmetic = ProgramArithmetic()  # type: ignore[assignment]  # nothing is compiled
-    measurement: OnceMeasured = OnceMeasured()
-    memory: ProgramFollowSettings = ProgramFollowSettings()
-    inference: bool = untaken(False)
-    profiling: ProfilingSettings = untaken(ProfilingSettings())
-
-
-_OF_COMMANDS: Sequence[type[RunSettings]] = (
-    TrainSettings,
-    ProfileSettings,
-    MemorySettings,
-    PipeSettings,
-    ProgramSettings,
-    ProgramProfileSettings,
-    ProgramMemorySettings,
-)
-KINDS: Sequence[type[RunSettings]] = (TrainSettings, PipeSettings, ProgramSettings)
-"""The kinds of work. A command of one kind can run what another one of the same kind has run."""
-COMMANDS = {cls.command: cls for cls in _OF_COMMANDS}
 
 CompletedSettings = RunSettings[Never]
 CompletedTrainSettings = TrainSettings[Never]
-CompletedMemorySettings = MemorySettings[Never]
-CompletedPipeSettings = PipeSettings[Never]
-CompletedProgramSettings = ProgramSettings[Never]
-CompletedProgramMemorySettings = ProgramMemorySettings[Never]

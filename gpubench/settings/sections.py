@@ -60,7 +60,7 @@ def size_in_bytes(value: Any) -> Any:
     return int(float(match[1]) * UNITS[match[2].casefold()])
 
 
-def _fraction(value: Any) -> Any:
+def fraction(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -376,7 +376,7 @@ def repeats(default: int) -> Any:
 
 class RepeatSettings(Section):
     repeats: Positive = repeats(3)
-    target_precision: Annotated[Fraction, BeforeValidator(_fraction)] | None = protocol(
+    target_precision: Annotated[Fraction, BeforeValidator(fraction)] | None = protocol(
         None,
         "repeat until the 95 % interval of the throughput is within this fraction of it (0.01 or 1%)",
         alias="target_precision",
@@ -458,48 +458,6 @@ def device_memory() -> Any:
         "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",
         alias="device_memory",
         option=Option(MEASUREMENT, "SIZE", "Memory to fit into, such as 80GiB."),
-    )
-
-
-class FollowSettings(Section):
-    """What `gpubench memory` looks at."""
-
-    steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
-        3,
-        "optimizer steps to record; the first one allocates the optimizer state, the last one is "
-        "reported as the steady step",
-        alias="steps",
-        option=Option(
-            MEASUREMENT, "N", "Optimizer steps to record, without timing them; 3 by default, 5 for a program."
-        ),
-    )
-    predict: bool = treatment(
-        False,
-        "predict the memory on a GPU instead of measuring; needs no GPU",
-        alias="predict",
-        option=Option(MEASUREMENT, help="Predict the memory on a GPU; needs no GPU."),
-    )
-    device_model: str | None = treatment(
-        None,
-        "GPU to predict for, such as h200 or a100-80gb; default: the GPU of this machine",
-        alias="device_model",
-        option=Option(MEASUREMENT, "NAME", found_by="devices"),
-    )
-    device_memory: DeviceMemory | None = device_memory()
-    spare: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_fraction)] = uncompared(
-        0.05,
-        "fraction of the memory that the largest batch must leave free (0.05 or 5%)",
-        alias="spare",
-        option=Option(MEASUREMENT, "P%", "Share of memory that this batch must leave free; 5% by default."),
-    )
-    find_batch_size: bool = uncompared(
-        False, "find the largest batch size that fits", alias="find_batch_size", option=Option(MEASUREMENT)
-    )
-    advise: bool = uncompared(True, "propose settings that save memory and predict how much each saves")
-    explain: bool = uncompared(
-        False,
-        "repeat the prediction without each correction, to report what each one adds",
-        idle_with={"memory.predict": (False,)},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gpubench import units
 from gpubench.compare import comparability
-from gpubench.settings.schema import from_outside
+from gpubench.settings.programs import from_outside
 
 Changes = Mapping[str, Any]
 """Values by dot-key."""

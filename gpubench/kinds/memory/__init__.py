@@ -1,0 +1,1 @@
+"""Runs of `gpubench memory` with a model of gpubench: what fills the memory, and which batch size fits."""

@@ -1,0 +1,1 @@
+"""Runs of a program of the user: its time, its profile and its memory."""

@@ -1,0 +1,292 @@
+"""Keeps the events of a program of the user: what all of its runs have in common, and its steps."""
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpubench import devices, events, machine, probe
+from gpubench.errors import GpubenchError, ProgramFailed, RunFailed
+from gpubench.findings import Findings
+from gpubench.host.launch import Workers
+from gpubench.host.recorder import Recorder
+from gpubench.host.step_recorder import StepRecorder
+from gpubench.kinds.program import beside, endings
+from gpubench.kinds.program.checkout import check_out
+from gpubench.kinds.program.code_of_fixes import addressed, in_code
+from gpubench.kinds.program.machines import started_together
+from gpubench.kinds.program.processes import ProgramProcesses, step_name
+from gpubench.runs import warnings
+from gpubench.runs.directory import OUTPUT
+from gpubench.runs.summary import Summary, summarise
+from gpubench.settings.loading import Configuration
+from gpubench.settings.programs import CompletedProgramSettings, from_outside
+from gpubench.temporary import OwnedFolder
+
+P = TypeVar("P", bound=CompletedProgramSettings)
+
+
+class OfProgram(Recorder[P]):
+    """What all runs of a program of the user have in common."""
+
+    lighter = "give the program a smaller batch"
+    _ranks = 1
+    _device: str | None = None
+    _observed: Mapping[str, Any] | None = None
+    """How the program runs, by the settings that change it; None until the probe has found it out."""
+    _places: Mapping[str, str] = {}
+    _optimizers: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
+        """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        self._missed: list[events.TreatmentsMissed] = []
+        self._left: list[events.RankLeft] = []
+        self._unmeasured: list[events.Unmeasured] = []
+        self._compiled: defaultdict[int, set[int]] = defaultdict(set)
+        """The steps by repeat in which torch.compile compiled code on one rank or more."""
+        self._program = program = configuration.settings.program
+        self._directory = program.directory or Path()
+        self._clone = OwnedFolder() if program.ref else None
+        if self._clone and program.ref:
+            self._program, self._directory = check_out(program.ref, program, str(self._clone.path / "clone"))
+        super().__init__(configuration, argv)
+
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        if self._clone:
+            self._clone.cleanup()
+        if self.elsewhere:  # there are no steps that could make it unreliable
+            summary = msgspec.structs.replace(summary, warnings=[])
+        super().close(status, summary, error)
+        if self.elsewhere and not isinstance(error, RunFailed):
+            self.writer.discard()  # the directory has no measurements
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks; 1 until the first rank has told it."""
+        return self._ranks
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device == "cuda"
+
+    @property
+    def has_loaders(self) -> bool:
+        return bool((self._observed or {}).get("data.workers", True))
+
+    def in_code(self, changes: Mapping[str, Any]) -> str:
+        return in_code(changes, self._places, self._optimizers)
+
+    @property
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
+        return self.diagnosis.settings if self.diagnosis else self._observed
+
+    def addressed(self, findings: Findings) -> Findings:
+        """Returns the findings with the code for each fix, which the probe can try without it."""
+        found = [addressed(finding, self.settings, self._places, self._optimizers) for finding in findings.findings]
+        return msgspec.structs.replace(findings, findings=found)
+
+    def _observe(self, built: events.ModelBuilt) -> None:
+        """Keeps what the probe has found out about the program."""
+        self._device, self._places, self._optimizers = built.device, built.places, built.optimizers
+        self._observed = built.settings
+
+    def _treatments(self) -> dict[str, Any]:
+        """Returns the values that are given of the settings that the probe changes in the program."""
+        return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
+
+    @property
+    @abstractmethod
+    def step(self) -> str:
+        """What a step of the program is called."""
+
+    def _endings(self) -> list[str]:
+        """Returns the warnings on ranks that have left a measured repeat without a word, one for each way."""
+        first: dict[tuple[int, str], events.RankLeft] = {}
+        for one in self._left:
+            if one.repeat != self.profiled:
+                known = first.setdefault((one.rank, one.how), one)
+                first[one.rank, one.how] = min(known, one, key=lambda each: each.steps)
+        return [endings.warning(one, self.step, self._ranks) for one in first.values()]
+
+    def _beside(self) -> str | None:
+        """Returns the warning of processes that trained or inferred, and are not measured."""
+        return beside.warning(self._unmeasured, self._ranks, inference=bool(self._values.get("inference")))
+
+    def _cut_short(self, repeat: int | None = None) -> ProgramFailed | None:
+        """Returns the error of a run that has no result because a rank left without a word; None if none did.
+
+        `repeat` is the one without a result; None for any.
+        """
+        found = next((one for one in self._left if repeat in (None, one.repeat)), None)
+        if found is None:
+            return None
+        return ProgramFailed(endings.in_words(found, self.step, self._ranks), endings.hint(found, self.step))
+
+    def _with_missed(self, summary: Summary, ranks: int) -> Summary:
+        """Returns the summary with the settings that none of the `ranks` of all repeats had a use for."""
+        measured = [one for one in self._missed if one.repeat != self.profiled]
+        reasons = {key: reason for one in measured for key, reason in one.missed.items()}
+        missed = {
+            key: reason for key, reason in reasons.items() if sum(key in one.missed for one in measured) >= ranks > 0
+        }
+        said = warnings.collected(warnings.not_applied(missed), self._beside(), *summary.warnings)
+        return msgspec.structs.replace(summary, warnings=said, missed=missed)
+
+    @cached_property
+    def watched_gpus(self) -> list[devices.Gpu]:
+        """All visible GPUs, because it is not known in advance which ones the program uses.
+
+        If other hosts on this machine may each see other GPUs, they are all GPUs of the machine.
+        """
+        return (devices.machine_gpus() if started_together() > 1 else []) or devices.visible_gpus()
+
+    @property
+    @abstractmethod
+    def wanted(self) -> int | None:
+        """The number of steps after which the probe ends the program; None if the program ends by itself."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables that the program gets besides those of every run."""
+        return {}
+
+    def start(self, job: events.Job) -> Workers:
+        return ProgramProcesses(
+            job,
+            self._program,
+            self._directory,
+            self._treatments(),
+            self.wanted,
+            self.settings.measurement.stall_timeout,
+            self._keep_output,
+            self.variables,
+        )
+
+    def take(self, event: events.Message) -> None:
+        if isinstance(event, events.TreatmentsMissed):
+            self._missed.append(event)
+        elif isinstance(event, events.GraphsCompiled):
+            self._compiled[event.repeat].update(event.steps)
+        elif isinstance(event, events.RankLeft):
+            self._left.append(event)
+            self.progress.doing = "running on, unmeasured"
+        elif isinstance(event, events.Unmeasured):
+            self._unmeasured.append(event)
+        elif isinstance(event, events.Elsewhere):
+            self.elsewhere = event.host
+            self.progress.doing = f"training; {event.host} has the results"
+        elif not isinstance(event, events.Hello):
+            super().take(event)
+        else:
+            self.elsewhere, self.is_spread = None, event.ranks_here is not None
+            if event.world_size != self._ranks:
+                self._ranks = self.progress.ranks = event.world_size
+                self.writer.update(world_size=event.world_size)
+
+    def _keep_output(self, data: bytes) -> None:
+        self.writer.append_bytes(OUTPUT, data)
+
+    def _take_environment(self, event: events.EnvironmentCaptured) -> None:
+        super()._take_environment(msgspec.structs.replace(event, environment=machine.facts() | event.environment))
+
+
+class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[CompletedProgramSettings]):
+    """One run that measures the time of a program of the user; to diagnose it, another repeat is recorded."""
+
+    @property
+    def wanted(self) -> int | None:
+        training = self.settings.training
+        if training.steps is None and self.length:
+            return self.length.steps
+        return training.warmup + training.steps if isinstance(training.steps, int) else None
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
+
+    @property
+    def diagnosed_settings(self) -> Mapping[str, Any] | None:
+        if self.diagnosis or self._observed is None:
+            return super().diagnosed_settings
+        return {
+            **self._observed,
+            "inference": self.settings.inference,
+            **{key: value for key, value in self._values.items() if key.startswith("profiling.")},
+            "profiling.keep_compile": True,  # a program is recorded as it runs
+        }
+
+    def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
+        self._observe(built)
+        found = super().facts_of(built)
+        own = {"device": built.device, "samples_per_step": self._samples_per_step()}
+        return {"workload": found["workload"] | own, "observed": built.settings}
+
+    def end_repeat(self) -> None:
+        if (built := self._in_order[-1].built) is not None:
+            self.writer.update(**self.facts_of(built))
+        super().end_repeat()
+
+    @property
+    def step(self) -> str:
+        return step_name(self.settings.inference)
+
+    def completed(self) -> int:
+        left = {one.repeat for one in self._left}
+        return sum(bool(repeat.done) or repeat.number in left for repeat in self._repeats.values())
+
+    def sum_up(self) -> Summary:
+        found = summarise(
+            self._in_order,
+            None,
+            "",
+            telemetry=self.own_telemetry,
+            gpus=self.metered_gpus,
+            inference=self.settings.inference,
+            settings=self._values,
+        )
+        compiled = sum(
+            window.first <= step < window.first + window.steps
+            for window in found.steady
+            for step in self._compiled[window.repeat]
+        )
+        said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self._values)
+        all_said = warnings.collected(*self._endings(), said, *found.warnings)
+        found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said)
+        return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
+
+    def refutation(self, summary: Summary) -> GpubenchError | None:
+        if self.elsewhere or (summary.metrics and (self.profiled is None or self.traces)):
+            return None
+        if summary.metrics:
+            return self._cut_short(self.profiled) or ProgramFailed(
+                "the program ended before its recording was complete",
+                f"run the program for {self.settings.profiling.units + 4} steps or more, or lower profiling.wait, "
+                "profiling.warmup, profiling.active or profiling.repeat",
+            )
+        if cut := self._cut_short():
+            return cut
+        steps = max((len(steps) for repeat in self._in_order for steps in repeat.steps.values()), default=0)
+        warmup = max((repeat.warmup or 1 for repeat in self._in_order), default=1)
+        return ProgramFailed(
+            f"the program ended after {endings.taken(steps, self.wanted, self.step)}, and the warm-up takes {warmup}",
+            "run the program for more steps, or lower --training.warmup_steps",
+        )
+
+    def unit_time(self, summary: Summary) -> float | None:
+        step_time = summary.get("step_time")
+        return step_time.estimate if step_time else None
+
+    def _samples_per_step(self) -> int | None:
+        """Returns the usual number of samples of one rank in one step, or None before the first step."""
+        samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
+        return int(median(samples[0].tolist())) if samples else None

@@ -1,0 +1,117 @@
+"""The kinds of runs: a row for each command in a run.json, with what all readers of runs must know of it.
+
+The modules in a row are named and not imported, so that reading a run loads the code of its kind alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+PROGRAM, PROGRAM_PROFILE, PROGRAM_MEMORY = "program", "program-profile", "program-memory"
+"""The commands in the run.json of a program that was measured, of one that was diagnosed, and of one whose memory was
+followed."""
+TUNE = "tune"
+"""The command of a search, which is an entry of its own beside those of its runs."""
+PROBE = "gpubench.probe"
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """What is common to the runs with the same command in run.json."""
+
+    command: str
+    run_by: str
+    """The command of gpubench that makes them."""
+    work: str
+    """The command that times the same work. A run may be compared with runs of the same work."""
+    settings: str = "gpubench.settings.schema:TrainSettings"
+    """The module and the class of its settings."""
+    worker: str = ""
+    """The module that measures in each rank: its `work`, or the probe in a program of the user."""
+    described_by: str = "gpubench.runs.headlines"
+    """The module whose `describe` says in one line what such a run does, and whose `model` names its model."""
+    shown_by: str = "gpubench.report.steps"
+    """The module with what only the reports of this work have; see `gpubench.report.kind_report.KindReport`."""
+    swept_by: str = "gpubench.report.batch_sizes"
+    """The module with what the report of several such runs has that differ in one number; see `report.sweep.Sweep`."""
+    timed: bool = True
+    """Whether its figures are times. The others are bytes."""
+    diagnosed: bool = False
+    """Whether it is made for its findings, which come before its metrics."""
+    steps: bool = True
+    """Whether it records the time of each step in steps.jsonl."""
+    unit: str = "step"
+    """What the profiler records one after the other, where no setting says it."""
+
+    def model(self, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
+        """Returns the name of the model that a run has, or the command line of its program; None if it is unknown."""
+        named: Callable[..., str | None] = import_module(self.described_by).model
+        return named(settings, workload)
+
+    def describe(self, settings: Mapping[str, Any], workload: Mapping[str, Any], **measured: Any) -> str:
+        """Returns what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
+
+        `settings` are by dot-key, `workload` is that of run.json. Of what is `measured`, `ranks` is the number of
+        ranks, and `samples` are those of a step (`StepSamples`).
+        """
+        described: Callable[..., str] = import_module(self.described_by).describe
+        return described(settings, workload, **measured)
+
+
+def _training(command: str, **more: Any) -> RunKind:
+    return RunKind(command, command, "train-bench", worker="gpubench.kinds.training.worker.rank", **more)
+
+
+def _program(command: str, run_by: str, settings: str, **more: Any) -> RunKind:
+    return RunKind(command, run_by, PROGRAM, settings=f"gpubench.settings.programs:{settings}", worker=PROBE, **more)
+
+
+def _rows() -> Iterable[RunKind]:
+    yield _training("train-bench")
+    yield RunKind(
+        "pipe-infer",
+        "pipe-infer",
+        "pipe-infer",
+        settings="gpubench.kinds.pipeline.settings:PipeSettings",
+        worker="gpubench.kinds.pipeline.worker.rank",
+        described_by="gpubench.kinds.pipeline.headline",
+        shown_by="gpubench.kinds.pipeline.report",
+        swept_by="gpubench.kinds.pipeline.rank_counts",
+        steps=False,
+        unit="evaluation",
+    )
+    yield _training("profile", settings="gpubench.settings.schema:ProfileSettings", diagnosed=True)
+    yield RunKind(
+        "memory",
+        "memory",
+        "train-bench",
+        settings="gpubench.kinds.memory.settings:MemorySettings",
+        worker="gpubench.kinds.memory.worker.rank",
+        shown_by="gpubench.kinds.memory.report",
+        timed=False,
+        steps=False,
+    )
+    yield _program(PROGRAM, "train-bench", "ProgramSettings")
+    yield _program(PROGRAM_PROFILE, "profile", "ProgramProfileSettings", diagnosed=True)
+    yield _program(
+        PROGRAM_MEMORY,
+        "memory",
+        "ProgramMemorySettings",
+        shown_by="gpubench.kinds.memory.report",
+        timed=False,
+        steps=False,
+    )
+
+
+RUN_KINDS: Mapping[str, RunKind] = {kind.command: kind for kind in _rows()}
+"""The kinds by command."""
+OF_PROGRAMS = frozenset(command for command, kind in RUN_KINDS.items() if kind.work == PROGRAM)
+"""The commands of the runs of a user's program."""
+COMMANDS = (*dict.fromkeys(kind.run_by for kind in RUN_KINDS.values()), TUNE)
+"""The commands of gpubench that make runs."""
+
+
+def kind_of(command: str) -> RunKind:
+    """Returns the kind of the runs with a command in run.json, which may be of another version of gpubench."""
+    return RUN_KINDS.get(command) or RunKind(command, command, command)
