@@ -8,15 +8,15 @@ import pytest
 from cases_made import completed_pipeline
 
 from gpubench import errors
-from gpubench.compare.evidence import open_run
 from gpubench.errors import RunFailed, SettingsError
 from gpubench.kinds.pipeline import resuming, schedulers
 from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.registry import RUN_KINDS
-from gpubench.report import after_run, sweep
+from gpubench.report import sweep
 from gpubench.report.document import Paragraph
 from gpubench.runs.directory import ENVIRONMENT, FAILED, RunWriter
 from gpubench.settings.keys import in_words
+from gpubench.settings.variants import label
 
 GAP = re.compile(r"\bNone\b|  |\(\)|\( | \)| ,|,,|: *$|[(=,] *[,)]|\b(was|of|from|on)\)| (was|of|is|on|with)[,;]")
 
@@ -74,15 +74,8 @@ def test_several_runs_that_failed_early_are_shown_without_gaps(tmp_path: Path, c
             assert_whole(text)
 
 
-def test_settings_that_one_of_two_runs_lacks_are_told_in_words(tmp_path: Path) -> None:
-    paths = []
-    for config in ('{"work": {"prompts": null, "negative_prompt": ""}}', '{"work": {"prompts": "p.txt"}}'):
-        writer = RunWriter(tmp_path, "made", config, command="pipe-infer", argv=[], world_size=1, git=None)
-        writer.replace(ENVIRONMENT, {})
-        writer.finish(FAILED)
-        paths.append(open_run(writer.path, measured=False))
-    for said in after_run.differences(paths[0], paths[1]):
-        assert_whole(said)
+def test_a_variant_is_told_in_words() -> None:
+    assert_whole(label({"work.prompts": None, "work.negative_prompt": "", "data.workers": 0}))
 
 
 def test_a_scheduler_without_a_name_is_answered_without_a_guess() -> None:

@@ -16,10 +16,10 @@ from scipy.signal import lfilter
 from torch import nn
 
 from gpubench.compare.evidence import Series, open_run
-from gpubench.compare.losses import Judgement, LossCurve, Margin, curves_of, judge
+from gpubench.compare.losses import Claim, Judgement, LossCurve, Margin, curves_of, judge
 from gpubench.compare.work import CountedWork, less_work, work_of
 from gpubench.runs.directory import SUMMARY
-from gpubench.tuning.claims import Claim, claim_of
+from gpubench.tuning.claims import claim_of
 
 TRIALS = [5, pytest.param(500, marks=pytest.mark.stress)]
 PARTS = 10.0  # of the steps: the time in which a loss falls fastest

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.settings.loading import load
-from gpubench.settings.schema import ProgramSettings
+from gpubench.settings.programs import ProgramSettings
 from gpubench.settings.variants import asked, label_of, variants
 
 BASE = load(ProgramSettings, None, {"program.command": "python train.py"})
