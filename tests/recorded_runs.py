@@ -9,9 +9,12 @@ import msgspec
 
 from gpubench.compare.evidence import Side, open_run
 from gpubench.events import Step
+from gpubench.memory.footprint import Footprint, Footprints, peaks
+from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.runs.directory import (
     COMPLETED,
     ENVIRONMENT,
+    MEMORY,
     RUNNING,
     SCHEMA_VERSION,
     STEPS,
@@ -26,6 +29,10 @@ from gpubench.telemetry import CpuSample, TelemetrySample
 CONFIG = "experiment: made\nseed: 0\ntraining:\n  batch_size: 8\n  steps: 30 # default\n"
 FASTER = 0.999  # of rank 1 beside rank 0
 WARMUP = 10
+MEMORY_SETTINGS: dict[str, Any] = {
+    "model": {"name": "gpt2"}, "precision": "bf16", "device": "cuda", "training": {"batch_size": 16},
+    "memory": {"predict": True, "device_model": "h200"},
+}  # fmt: skip
 
 
 def side(*paths: Path) -> Side:
@@ -83,6 +90,31 @@ def write_run(
     ended_well = status in (COMPLETED, RUNNING)
     writer.finish(status, None if ended_well else {"kind": "OutOfMemory", "message": "not enough memory", "hint": None})
     return writer.path
+
+
+def write_memory_run(
+    results: Path, *ranks: Footprint, repeats: int = 1, reserved: list[float] | None = None, **changes: Any
+) -> Path:
+    """The directory of a run of `gpubench memory` that came to these footprints in every repeat."""
+    config = json.dumps(MEMORY_SETTINGS | changes)
+    writer = RunWriter(results, "memory", config, command="memory", argv=[], world_size=len(ranks), git=None)
+    writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": []})
+    writer.replace(MEMORY, Footprints(list(ranks)))
+    values = {name: [value] * repeats for name, value in peaks(ranks).items()}
+    if reserved:
+        values["peak_memory_reserved"] = reserved
+    metrics = [memory_metric(*one) for one in values.items()]
+    summary = {"schema_version": SCHEMA_VERSION, "metrics": metrics, "steady": []}
+    nothing = dict.fromkeys(("flops", "peak", "measured_peak", "pipeline"))
+    writer.replace(SUMMARY, summary | nothing | {"ranks": [], "throttled": {}, "warnings": []})
+    writer.update(repeats=repeats)
+    writer.finish("completed")
+    return writer.path
+
+
+def memory_metric(name: str, values: list[float]) -> Metric:
+    known = DEFINITIONS[name]
+    return Metric(name, known.unit, known.better, max(values), None, len(values), None, values, None)
 
 
 def edit(path: Path, **changes: Any) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from html.parser import HTMLParser
 from typing import Any, TypeVar
@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from gpubench import __version__
-from gpubench.report import markdown, page, terminal
+from gpubench.compare.evidence import Side
+from gpubench.compare.result import Comparisons
+from gpubench.report import comparison, markdown, page, terminal
 from gpubench.report.document import (
     Block,
     Command,
@@ -215,3 +217,7 @@ def everywhere(document: Document) -> str:
     }
     parts = [f"======== {medium} ========\n{text.rstrip()}\n" for medium, text in shown.items()]
     return re.sub(r"[ \t]+$", "", "\n".join(parts), flags=re.MULTILINE)
+
+
+def compare_page(found: Comparisons, sides: Sequence[Side]) -> str:
+    return page.render(comparison.document(found, sides))

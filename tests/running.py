@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -149,6 +149,16 @@ def wait_for_steps(results: Path, count: int = 1) -> Path:
                 return steps.parent
         time.sleep(0.05)
     raise TimeoutError(f"no {count} steps under {results}")
+
+
+def processes_of(words: Sequence[str]) -> list[psutil.Process]:
+    """Returns the processes with this command line."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == [*words]:
+                found.append(process)
+    return found
 
 
 @contextmanager

@@ -7,8 +7,7 @@ import msgspec
 import profiles_made as made
 import pytest
 from recorded_runs import side, write_run
-from reports import HOSTILE, Page
-from test_page import compare_page
+from reports import HOSTILE, Page, compare_page
 
 from gpubench.compare.compare import compare
 from gpubench.compare.explanation import MOST, diagnosis, finding_changes

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from cli import complaint
 from compared import comparisons
+from damages import DAMAGES, Damage
 from footprints_made import GIB, MIB, level, of_phases, of_snapshot, on_cpu, phase, predicted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import edit, side, write_run
-from reports import Page
+from recorded_runs import edit, memory_metric, side, write_run
+from recorded_runs import write_memory_run as run
+from reports import Page, compare_page
 from rich.console import Console
 from running import Finished
-from test_damaged_runs import DAMAGES, Damage
-from test_page import compare_page
 
 from gpubench.compare import result
 from gpubench.compare.compare import compare, null
@@ -29,44 +29,15 @@ from gpubench.compare.gate import parse_condition
 from gpubench.compare.inputs import find
 from gpubench.compare.result import Comparison, Memory, Verdict
 from gpubench.errors import RunDirectoryError, UsageError
-from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Footprints, peaks
-from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.memory.footprint import CATEGORIES, Amounts, Footprint, Footprints
 from gpubench.report import comparison, markdown, terminal
 from gpubench.report.after_run import page as run_report
 from gpubench.report.memory_figures import category
 from gpubench.report.phrases import headline
-from gpubench.runs.directory import ENVIRONMENT, MEMORY, SCHEMA_VERSION, SUMMARY, RunWriter
+from gpubench.runs.directory import MEMORY, SUMMARY
 
-SETTINGS: dict[str, Any] = {
-    "model": {"name": "gpt2"}, "precision": "bf16", "device": "cuda", "training": {"batch_size": 16},
-    "memory": {"predict": True, "device_model": "h200"},
-}  # fmt: skip
 MEASURED: dict[str, Any] = {"memory": {"predict": False, "device_model": None}}
 AMOUNTS = st.dictionaries(st.sampled_from(CATEGORIES), st.integers(0, 2**40))
-
-
-def run(
-    results: Path, *ranks: Footprint, repeats: int = 1, reserved: list[float] | None = None, **changes: Any
-) -> Path:
-    """The directory of a run of `gpubench memory` that came to these footprints in every repeat."""
-    config = json.dumps(SETTINGS | changes)
-    writer = RunWriter(results, "memory", config, command="memory", argv=[], world_size=len(ranks), git=None)
-    writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": []})
-    writer.replace(MEMORY, Footprints(list(ranks)))
-    values = {name: [value] * repeats for name, value in peaks(ranks).items()}
-    if reserved:
-        values["peak_memory_reserved"] = reserved
-    summary = {"schema_version": SCHEMA_VERSION, "metrics": [metric(*one) for one in values.items()], "steady": []}
-    nothing = dict.fromkeys(("flops", "peak", "measured_peak", "pipeline"))
-    writer.replace(SUMMARY, summary | nothing | {"ranks": [], "throttled": {}, "warnings": []})
-    writer.update(repeats=repeats)
-    writer.finish("completed")
-    return writer.path
-
-
-def metric(name: str, values: list[float]) -> Metric:
-    known = DEFINITIONS[name]
-    return Metric(name, known.unit, known.better, max(values), None, len(values), None, values, None)
 
 
 def checkpointed(**changes: Any) -> Footprint:
@@ -320,7 +291,7 @@ def test_of_another_model_nothing_is_said_unless_forced(tmp_path: Path) -> None:
 def timed(tmp_path: Path) -> Path:
     """A run of train-bench with two repeats that counted its peak too."""
     path = write_run(tmp_path / "timed")
-    peak = metric("peak_memory_allocated", [50.0 * GIB] * 2)
+    peak = memory_metric("peak_memory_allocated", [50.0 * GIB] * 2)
     summary = json.loads((path / SUMMARY).read_text())
     edit(path / SUMMARY, metrics=[*summary["metrics"], msgspec.to_builtins(peak)])
     return path
@@ -346,7 +317,7 @@ def test_two_timed_runs_of_one_repeat_still_have_nothing_that_tells_their_noise(
     paths = [write_run(tmp_path, repeats=1) for _ in range(2)]
     for path, size in zip(paths, (1e9, 2e9), strict=True):
         summary = json.loads((path / SUMMARY).read_text())
-        own = msgspec.to_builtins(metric("peak_memory_allocated", [size]))
+        own = msgspec.to_builtins(memory_metric("peak_memory_allocated", [size]))
         edit(path / SUMMARY, metrics=[*summary["metrics"], own])
     found = verdict(compared(*paths), "peak_memory_allocated")
     assert found.verdict == "inconclusive"
@@ -476,7 +447,8 @@ def test_whatever_happens_to_the_document_it_is_compared_or_refused_by_name(tmp_
 def test_a_summary_whose_repeats_do_not_agree_is_refused(tmp_path: Path, repeats: list[list[float]]) -> None:
     path = run(tmp_path, predicted())
     names = ["peak_memory_allocated", "peak_memory_total"]
-    own = [msgspec.to_builtins(metric(name, [1.0])) | {"repeats": of} for name, of in zip(names, repeats, strict=False)]
+    metrics = [memory_metric(name, [1.0]) for name in names[: len(repeats)]]
+    own = [msgspec.to_builtins(metric) | {"repeats": of} for metric, of in zip(metrics, repeats, strict=True)]
     edit(path / SUMMARY, metrics=own)
     with pytest.raises(RunDirectoryError, match=r"is damaged: peak_memory_\w+ has \d repeats"):
         open_run(path)

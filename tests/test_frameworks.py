@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from running import Finished, gpubench, metrics
-from test_program import running
+from running import Finished, gpubench, metrics, processes_of
 
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / ".venv-frameworks" / "bin"
@@ -94,7 +93,7 @@ def test_a_program_is_ended_without_a_trace_of_it(tmp_path: Path, words: list[st
     assert "Traceback" not in output
     assert "SystemExit" not in output
     time.sleep(0.5)
-    assert not running(words)
+    assert not processes_of(words)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
-from reports import HOSTILE, Page, paragraphs
+from reports import HOSTILE, Page, compare_page, paragraphs
 
 from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
 from gpubench.compare.result import (
@@ -30,7 +30,6 @@ from gpubench.compare.result import (
 )
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import run as run_report
-from gpubench.report.comparison import document
 from gpubench.report.page import render
 from gpubench.runs import stats
 from gpubench.runs.directory import RunRecord
@@ -200,10 +199,6 @@ def comparisons_of(*found: Comparison, text: str = "exp-b") -> Comparisons:
         GateResult("mfu>2%", "mfu", text, 0.02, None, None, None, "inconclusive"),
     ]
     return Comparisons(2, 0.95, 0.005, list(found), gate, [text])
-
-
-def compare_page(found: Comparisons, sides: Sequence[Side]) -> str:
-    return render(document(found, sides))
 
 
 def run_page(run: RunEvidence, previous: Comparison | None = None, earlier: RunEvidence | None = None) -> str:

@@ -5,14 +5,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import forked
-import psutil
 import pytest
-from running import Finished, gpubench, metrics, started
+from running import Finished, gpubench, metrics, processes_of, started
 
 from gpubench.diagnosis.rules import EAGER
 from gpubench.findings import Finding, Findings
@@ -30,16 +29,6 @@ def measure(results: Path, *words: str, options: Sequence[str] = (), cwd: Path |
 
 def takes(steps: int, end: str | int = 0) -> list[str]:
     return [sys.executable, PROGRAM, str(steps), str(end)]
-
-
-def running(words: Sequence[str]) -> list[psutil.Process]:
-    """Returns the processes with this command line."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.cmdline() == [*words]:
-                found.append(process)
-    return found
 
 
 def errors(run: Finished) -> tuple[str, str]:
@@ -232,7 +221,7 @@ def test_a_program_that_does_not_go_on_is_ended(
     run = measure(tmp_path, *words, options=options)
     assert run.code == (1 if error else 0)
     assert error is None or error in errors(run)[0]
-    assert not running(words)
+    assert not processes_of(words)
 
 
 def test_the_processes_that_a_program_leaves_behind_are_ended(tmp_path: Path) -> None:
@@ -240,7 +229,7 @@ def test_the_processes_that_a_program_leaves_behind_are_ended(tmp_path: Path) ->
     own = f"import runpy, sys; sys.argv[1:] = ['500', '0']; runpy.run_path({PROGRAM!r}, run_name='__main__')"
     run = measure(tmp_path, sys.executable, "-c", f"{stray}; {own}")
     assert run.code == 0
-    assert not running(["sleep", "7654"])
+    assert not processes_of(["sleep", "7654"])
 
 
 def test_all_ranks_of_a_program_are_measured(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from footprints_made import MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_runs import write_memory_run
 from reports import HOSTILE, everywhere, find, harmless, only, paragraphs, rows, text, titles
-from test_comparing_memory import run as followed
 from test_page import run_of
 from test_plots import parsed, texts
 
@@ -308,7 +308,7 @@ def searched(results: Path, found: Any) -> Path:
 
 
 def test_a_run_that_only_looked_for_batch_sizes_has_its_page(tmp_path: Path) -> None:
-    followed(tmp_path, made.predicted())
+    write_memory_run(tmp_path, made.predicted())
     path = searched(tmp_path, looked())
     after_run.write_up(path)
     assert (path / REPORT).is_file()
@@ -323,13 +323,13 @@ def test_such_a_run_is_nothing_to_compare_with(tmp_path: Path) -> None:
     path = searched(tmp_path, looked())
     with pytest.raises(RunDirectoryError, match="has no metrics, because nothing was measured"):
         open_run(path)
-    later = followed(tmp_path, made.predicted())
+    later = write_memory_run(tmp_path, made.predicted())
     after_run.write_up(later)
     assert "no earlier run of this work" in (later / REPORT).read_text(encoding="utf-8")
 
 
 def test_the_page_of_a_run_shows_what_was_tried(tmp_path: Path) -> None:
-    path = followed(tmp_path, made.predicted())
+    path = write_memory_run(tmp_path, made.predicted())
     (path / BATCH_SIZES).write_bytes(msgspec.json.encode(looked()))
     (path / TRADES).write_bytes(msgspec.json.encode(tried()))
     found = report.page(open_run(path))
@@ -338,7 +338,7 @@ def test_the_page_of_a_run_shows_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_a_run_that_tried_nothing_has_neither_section(tmp_path: Path) -> None:
-    run = open_run(followed(tmp_path, made.predicted()))
+    run = open_run(write_memory_run(tmp_path, made.predicted()))
     assert (run.batch_sizes, run.trades, run.problems) == (None, None, [])
     assert {"Memory against speed", "Batch sizes"}.isdisjoint(titles(report.page(run)))
     assert "Batch sizes" not in titles(report.page(run_of()))
@@ -366,7 +366,7 @@ def evidence(path: Path, name: str, content: bytes) -> RunEvidence:
     ],
 )
 def test_batch_sizes_that_cannot_be_are_a_problem(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    path = followed(tmp_path, made.predicted())
+    path = write_memory_run(tmp_path, made.predicted())
     run = evidence(path, BATCH_SIZES, json.dumps(msgspec.to_builtins(looked()) | changes).encode())
     assert run.batch_sizes is None
     assert [problem.startswith(f"{path / BATCH_SIZES} {said}") for problem in run.problems] == [True]
@@ -383,7 +383,7 @@ def test_batch_sizes_that_cannot_be_are_a_problem(tmp_path: Path, changes: dict[
     ],
 )
 def test_trades_that_cannot_be_are_a_problem(tmp_path: Path, trade: dict[str, Any], said: str) -> None:
-    path = followed(tmp_path, made.predicted())
+    path = write_memory_run(tmp_path, made.predicted())
     run = evidence(path, TRADES, json.dumps({"trades": [{"fix": {}} | trade]}).encode())
     assert run.trades is None
     assert [problem.startswith(f"{path / TRADES} {said}") for problem in run.problems] == [True]
@@ -392,6 +392,6 @@ def test_trades_that_cannot_be_are_a_problem(tmp_path: Path, trade: dict[str, An
 @pytest.mark.parametrize("name", [BATCH_SIZES, TRADES])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"trades": 1, "points": 1}'])
 def test_damage_never_costs_the_page(tmp_path: Path, name: str, content: bytes) -> None:
-    path = followed(tmp_path, made.predicted())
+    path = write_memory_run(tmp_path, made.predicted())
     run = evidence(path, name, content)
     assert any(f"{path / name} cannot be read" in line for line in paragraphs(report.page(run), "warning"))
