@@ -10,6 +10,7 @@ import pytest
 import reference
 import typer
 import yaml
+from places import ROOT
 
 from gpubench import units
 from gpubench.commands import app, options, program
@@ -24,7 +25,6 @@ from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.options import ROWS
 from gpubench.settings.schema import COMMANDS
 
-ROOT = documents.ROOT
 PAGES = documents.pages()
 HELP = {"--help", "-h"}
 
