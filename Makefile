@@ -19,9 +19,10 @@ SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API
 	$(CUDA_VENV)/bin/python -m pytest -n 1 --dist loadfile
 GPU = -m "gpu and simulated"
 # The tests of the code that imitates or extends PyTorch, which are the first to fail with another release.
-TORCH_TESTS := $(addprefix tests/, every_command.py test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
-	test_tracker_sharding.py test_distributed.py test_environment.py test_flops.py test_precision.py test_profiler.py test_timing.py)
-TORCH_GPU_TESTS := $(addprefix tests/, every_command.py test_gpu_memory.py)
+TORCH_TESTS := tests/every_command.py $(addprefix tests/memory/, test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
+	test_tracker_sharding.py) $(addprefix tests/worker/, test_distributed.py test_environment.py test_flops.py test_precision.py \
+	test_profiler.py test_timing.py)
+TORCH_GPU_TESTS := tests/every_command.py tests/memory/test_gpu_memory.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept whatever the environment asks for: hundreds of processes of the tests load the same ones.
 export PYTHONDONTWRITEBYTECODE :=
@@ -31,14 +32,14 @@ export PYTHONDONTWRITEBYTECODE :=
 bench: $(VENV)/ready
 	$(BIN)/gpubench train-bench
 
-# What all tests import is imported once, by the servers of tests/forked.py.
+# What all tests import is imported once, by the servers of tests/support/forked.py.
 test: $(VENV)/ready-for-development
-	+$(BIN)/python tests/forked.py during $(MAKE) --no-print-directory lint-and-tests
+	+$(BIN)/python tests/support/forked.py during $(MAKE) --no-print-directory lint-and-tests
 
 # Lint and the tests side by side: mypy takes half a minute of one core, and many tests wait.
 lint-and-tests: $(VENV)/ready-for-development
 	+$(MAKE) --no-print-directory -j 2 lint most-tests
-	$(BIN)/python -m pytest -m alone $$(grep -l mark.alone tests/test_*.py)
+	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 
 most-tests: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"

@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/history_peers.py [--series 200] [--peers all]
 
-All of them get the same made-up series (tests/drifting.py): 20 to 60 runs with a step of 3 %, at least eight runs from
-either end; 10 to 60 runs without one; and the same on a machine that drifts. A third of the series has noise that is
-correlated, a third has days that differ, and 2 % of all runs are outliers. A step is found if a change point is at most
-two runs away. The other libraries see the values only. gpubench also has the days, the errors from the repeats, and
-unless it says otherwise the reference workload, which follows the drift with half the noise of a run.
+All of them get the same made-up series (tests/support/drifting.py): 20 to 60 runs with a step of 3 %, at least eight
+runs from either end; 10 to 60 runs without one; and the same on a machine that drifts. A third of the series has noise
+that is correlated, a third has days that differ, and 2 % of all runs are outliers. A step is found if a change point is
+at most two runs away. The other libraries see the values only. gpubench also has the days, the errors from the repeats,
+and unless it says otherwise the reference workload, which follows the drift with half the noise of a run.
 
 Further series have no step, but two to four runs that are 3 % off, cycles of 15 runs and 1 % up and down, or runs with
 a correlation of 0.8. Their change points are all false. And two machines of one model, which differ by 3 %, take turns
@@ -32,7 +32,7 @@ from processes import reason
 from tables import table
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from drifting import (  # noqa: E402
     AFTER,

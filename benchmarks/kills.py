@@ -29,7 +29,7 @@ from wholeness import asides, complaints
 from gpubench.runs.directory import RUN
 from gpubench.runs.reader import Run
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false", "--device=cpu")
 DUMMY = ("--unet", "dummy", "--step-ms", "2", "--steps", "8", "--samples", "8", "--device=cpu")
 RUNS = {
@@ -161,7 +161,7 @@ def gpubench(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", MARK: str(os.getpid())}
 
 

@@ -34,7 +34,7 @@ from gpubench.kinds.pipeline.worker.packing import pack, unpack
 from gpubench.kinds.pipeline.worker.sampler import Batch, Sampler, build, create, quiet
 from gpubench.kinds.pipeline.worker.verification import TOY_LATENT, prove, toy_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedulers.md"
 SEED = 7
@@ -240,7 +240,7 @@ before anything is timed.
 
 This script writes the page. The figures were measured with {versions} on a CPU, in fp32, with a toy
 model as the denoiser. For each row, the loop is cut once at every border between two evaluations, and continued with a
-new scheduler and a new generator. The tests check every row (`tests/test_schedulers.py`)."""
+new scheduler and a new generator. The tests check every row (`tests/pipeline/test_schedulers.py`)."""
 
 
 CPU = torch.device("cpu")

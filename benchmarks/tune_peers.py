@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/tune_peers.py [--trials 300] [--peers all]
 
 All searches get the same made-up programs, whose speed under each of the 256 combinations of eight settings is known
-(tests/planted.py). Half of the settings help, a quarter does nothing and a quarter hurts, by up to 20 %, and two pairs
-interact; or the effects are the same in each program, and two settings help only together while two others cancel; or
-nothing has an effect. Equal runs differ by 2 or 5 %.
+(tests/support/planted.py). Half of the settings help, a quarter does nothing and a quarter hurts, by up to 20 %, and
+two pairs interact; or the effects are the same in each program, and two settings help only together while two others
+cancel; or nothing has an effect. Equal runs differ by 2 or 5 %.
 
 The regret is how much faster the best combination is than the one that was found. Optuna runs its samplers with their
 defaults, for as many runs as gpubench made on the same program, and at 2 % also for four times as many; its first trial
@@ -37,7 +37,7 @@ from processes import reason
 from tables import table
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from planted import Ending, Planted, drawn, fixed, large, levelled, nothing, solve, sparse, threefold, uneven  # noqa: E402
 

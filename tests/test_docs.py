@@ -10,6 +10,7 @@ import pytest
 import reference
 import typer
 import yaml
+from places import ROOT
 
 from gpubench import units
 from gpubench.commands import app, options, program
@@ -25,7 +26,6 @@ from gpubench.settings.field import declared_key
 from gpubench.settings.loading import canonical, load, parse_assignments
 from gpubench.settings.options import ROWS
 
-ROOT = documents.ROOT
 PAGES = documents.pages()
 HELP = {"--help", "-h"}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from places import ROOT, SUPPORT
 from running import SMALL, environment
 
-ROOT = Path(__file__).parents[1]
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "gpubench", "commands", "configs", "tests")
 
 
@@ -64,7 +64,7 @@ def test_what_is_installed_runs_from_anywhere(built: tuple[Path, Path], tmp_path
     assert done.returncode == 0, done.stderr
 
     def gpubench(*arguments: str) -> subprocess.CompletedProcess[str]:
-        paths = os.pathsep.join([str(site), str(ROOT / "tests")])
+        paths = os.pathsep.join([str(site), str(SUPPORT)])
         return run("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(elsewhere), *arguments, PYTHONPATH=paths)
 
     where = gpubench(

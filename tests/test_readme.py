@@ -9,11 +9,12 @@ from pathlib import Path
 
 import documents
 import pytest
+from places import EXAMPLES, ROOT
 from running import PATIENCE, environment
 
-PROGRAM = documents.ROOT / "examples" / "session" / "train.py"
+PROGRAM = EXAMPLES / "session" / "train.py"
 ROW = re.compile(r"^\|.*\| `(gpubench .+)` \|$", re.MULTILINE)
-COMMANDS = ROW.findall((documents.ROOT / "README.md").read_text())
+COMMANDS = ROW.findall((ROOT / "README.md").read_text())
 MET = 3
 """The exit code of a condition of --fail-on that is met, as may happen with equal programs on a busy machine."""
 
@@ -56,8 +57,8 @@ SET_UP = re.compile(r"^\| `(make \w+)` \| (.+) \| (.+ minutes?.*) \|$", re.MULTI
 
 def test_the_first_screen_of_the_readme_names_the_commands_that_set_a_clone_up() -> None:
     """Each with what it does and how long it takes, as the Makefile has it."""
-    screen = "\n".join((documents.ROOT / "README.md").read_text().splitlines()[:SCREEN])
-    makefile = (documents.ROOT / "Makefile").read_text()
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:SCREEN])
+    makefile = (ROOT / "Makefile").read_text()
     found = {command: (what, time) for command, what, time in SET_UP.findall(screen)}
     assert list(found) == ["make bench", "make test"]
     for command in found:
@@ -70,9 +71,9 @@ def test_the_first_screen_of_the_readme_names_the_commands_that_set_a_clone_up()
 
 
 def test_the_checks_of_a_change_are_those_that_the_readme_names() -> None:
-    assert "make test" in (documents.ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
 def test_the_table_of_the_readme_has_commands_of_one_line_each() -> None:
-    table = [line for line in (documents.ROOT / "README.md").read_text().splitlines() if "| `gpubench" in line]
+    table = [line for line in (ROOT / "README.md").read_text().splitlines() if "| `gpubench" in line]
     assert len(COMMANDS) == len(table) > 10

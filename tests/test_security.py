@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import snapshots_made
 from cli import complaint
+from places import TESTS
 from recorded_runs import edit, write_run
 from reports import HOSTILE, Page
 from running import SMALL, Finished, gpubench
@@ -274,4 +275,4 @@ def test_every_test_that_the_document_names_is_there() -> None:
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", DOCUMENT.read_text())
     assert len(named) > 15
     for file, name in named:
-        assert f"def {name}(" in (Path(__file__).parent / file).read_text(), f"{file}::{name}"
+        assert f"def {name}(" in next(TESTS.rglob(file)).read_text(), f"{file}::{name}"

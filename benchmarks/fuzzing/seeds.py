@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[2] / "tests"
-sys.path.append(str(TESTS))  # the makers of traces, snapshots and runs are there
+SUPPORT = Path(__file__).parents[2] / "tests" / "support"
+sys.path.append(str(SUPPORT))  # the makers of traces, snapshots and runs are there
 
 from recorded_runs import write_run  # noqa: E402
 from snapshots_made import FORWARD, STEP, alloc, block, flat, free, segment, snapshot, write  # noqa: E402
@@ -64,7 +64,7 @@ def _real_runs(results: Path) -> list[Path]:
     if not results.exists():
         aside = results.with_name("unfinished")
         shutil.rmtree(aside, ignore_errors=True)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
         for command in REAL:
             print(f"running gpubench {' '.join(command)}", file=sys.stderr)
             argv = [sys.executable, "-m", "gpubench", *command, "--results", str(aside), "--quiet"]

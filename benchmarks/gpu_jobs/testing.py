@@ -4,12 +4,13 @@ from pathlib import Path
 
 from gpu_jobs.job import Job
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def testing() -> tuple[Job, ...]:
     """First those that only a real device can judge, then those that a simulated one has judged before."""
-    files = sorted(f"tests/{path.name}" for path in TESTS.glob("test_*.py") if "mark.gpu" in path.read_text())
+    tests = (path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
+    files = sorted(str(path.relative_to(ROOT)) for path in tests)
     return tuple(
         Job(
             f"tests-{mark}",

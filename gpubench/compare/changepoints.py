@@ -7,7 +7,8 @@ model, and the models are weighted by how probable they make the series. So a st
 outliers, drift and machine do. The formulas are those of the linear model with a conjugate prior: inverse gamma for
 the variance, normal for a step. The level, and what was found before, have flat priors.
 
-The constants were chosen on series of `tests/drifting.py` with other seeds than those that its error rates are for.
+The constants were chosen on series of `tests/support/drifting.py` with other seeds than those that its error rates are
+for.
 """
 
 import math
