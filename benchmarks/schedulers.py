@@ -240,7 +240,7 @@ before anything is timed.
 
 This script writes the page. The figures were measured with {versions} on a CPU, in fp32, with a toy
 model as the denoiser. For each row, the loop is cut once at every border between two evaluations, and continued with a
-new scheduler and a new generator. The tests check every row (`tests/pipeline/test_schedulers.py`)."""
+new scheduler and a new generator. The tests check every row (`tests/kinds/pipeline/test_schedulers.py`)."""
 
 
 CPU = torch.device("cpu")
