@@ -14,6 +14,8 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
+LONGEST_SUBJECT = 100
+"""The characters of a commit's subject that are kept."""
 TIMEOUT = 2.0
 """The seconds that `state` waits for git."""
 LOCAL = frozenset(
@@ -55,7 +57,8 @@ def variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
-    """Returns the `commit` and `branch` that `folder` has checked out, and whether tracked files differ (`dirty`).
+    """Returns the `commit`, its `subject` and the `branch` that `folder` has checked out, and whether tracked files
+    differ (`dirty`).
 
     Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
     `git describe --dirty`, because results and scratch files are not part of the code. A file with a filter of the
@@ -80,9 +83,26 @@ def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
         found["dirty"] = found["dirty"] or within["dirty"]
     if commit and commit != "(initial)":
         found["commit"] = commit
+        with suppress(OSError, subprocess.SubprocessError):
+            said = _run(folder, "log", "-1", "--format=%s", commit, timeout=max(0.1, end - time.monotonic()))
+            found["subject"] = said.decode(errors="replace").strip()[:LONGEST_SUBJECT]
     if branch and branch != "(detached)":
         found["branch"] = branch
     return found
+
+
+def changes_since(ref: str, folder: Path) -> str:
+    """Returns how the tracked files below `folder` differ from a commit, such as "1 file changed, 2 insertions(+)".
+
+    "" if they do not differ, or if git does not say.
+    """
+    try:
+        command = ("diff", "--shortstat", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
+        filters = _without_own_filters(folder)
+        found = _run(folder, *command, "--end-of-options", ref, "--", ".", timeout=TIMEOUT, settings=filters)
+        return found.decode().strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _submodules(folder: Path) -> list[Path]:

@@ -88,6 +88,10 @@ IN_A_HOOK: list[Mapping[str, str]] = [
 ]
 
 
+def subject(repository: Path, ref: str) -> str:
+    return run(repository, "log", "-1", "--format=%s", ref).decode()
+
+
 @pytest.mark.parametrize("variables", IN_A_HOOK, ids=" ".join)
 def test_the_copy_of_a_commit_leaves_the_repository_as_it_is(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]
@@ -102,8 +106,12 @@ def test_the_copy_of_a_commit_leaves_the_repository_as_it_is(
     assert (there / "train.py").read_text() == "first"
     assert git.is_tracked(top, repository / "staged.py")
     found = git.state(Path())
-    assert found == {"commit": run(repository, "rev-parse", "topic").decode(), "branch": "topic", "dirty": True}
-    assert git.state(there) == {"commit": run(repository, "rev-parse", "topic~1").decode(), "dirty": False}
+    commits = [(run(repository, "rev-parse", ref).decode(), subject(repository, ref)) for ref in ("topic", "topic~1")]
+    now, then = ({"commit": commit, "subject": said} for commit, said in commits)
+    assert found == now | {"branch": "topic", "dirty": True}
+    assert git.state(there) == then | {"dirty": False}
+    assert git.changes_since("HEAD~1", Path()).startswith("2 files changed, 2 insertions(+)")
+    assert git.changes_since("nothing", Path()) == ""
     assert (content(repository), content(other)) == before
 
 

@@ -238,6 +238,8 @@ def _code(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
         both = ours.keys() & theirs.keys()
         for key, old, new in _changes(*({key: git[key] for key in git if key in both} for git in (ours, theirs))):
             yield Difference(f"git.{key}", "code", old, new)
+        if since := (ours.keys() ^ theirs.keys()) & {"changes"} and (ours.get("changes") or theirs.get("changes")):
+            yield Difference("git.changes", "code", None, since)
 
 
 def _changes(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -39,7 +39,7 @@ UNSTEADY = 2.5
 LONG = 10
 """Runs from which on their correlation is estimated."""
 NAMED = 3  # settings that tell series of one workload apart
-OF_CODE = ("git.commit", "git.dirty", "git.branch", "packages.gpubench")
+OF_CODE = ("git.commit", "git.subject", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
 """The beginnings of the facts of versions, which are named before other facts of the environment."""
 

@@ -107,7 +107,7 @@ class Recorder(ABC, Generic[S]):
         self.origins = configuration.origins
         self._values = flatten(settings.model_dump(mode="json"))
         """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
-        self._git = git.state(self.directory)
+        self._git = self._code()
         self.clock = (
             time.time(),
             time.monotonic(),
@@ -151,6 +151,10 @@ class Recorder(ABC, Generic[S]):
     def command(self) -> str:
         """The command that run.json names, which says what kind of run it is."""
         return self.settings.command
+
+    def _code(self) -> dict[str, Any] | None:
+        """Returns the state of the code that is measured; None if it is in no repository."""
+        return git.state(self.directory)
 
     @property
     def is_open(self) -> bool:

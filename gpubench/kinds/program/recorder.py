@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpubench import devices, events, machine, probe
+from gpubench import devices, events, git, machine, probe
 from gpubench.errors import GpubenchError, ProgramFailed, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers
@@ -49,7 +49,7 @@ class OfProgram(Recorder[P]):
         self._unmeasured: list[events.Unmeasured] = []
         self._compiled: defaultdict[int, set[int]] = defaultdict(set)
         """The steps by repeat in which torch.compile compiled code on one rank or more."""
-        self._program = program = configuration.settings.program
+        self._program = self._given = program = configuration.settings.program
         self._directory = program.directory or Path()
         self._clone = OwnedFolder() if program.ref else None
         if self._clone and program.ref:
@@ -64,6 +64,14 @@ class OfProgram(Recorder[P]):
         super().close(status, summary, error)
         if self.elsewhere and not isinstance(error, RunFailed):
             self.writer.discard()  # the directory has no measurements
+
+    def _code(self) -> dict[str, Any] | None:
+        """Returns the state of the code and, of a commit that was checked out, what has `changes` since."""
+        found = super()._code()
+        ref = self._given.ref
+        if found is None or ref is None:
+            return found
+        return found | {"changes": git.changes_since(ref, self._given.directory or Path())}
 
     @property
     def processes(self) -> int:
