@@ -12,11 +12,11 @@ from gpubench.commands import options, output
 from gpubench.commands.compare import exit_code, fraction_of
 from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen
 from gpubench.errors import UsageError
+from gpubench.runs.directory import HISTORY
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document
 
-PAGE = "history.html"
 THREADS = "OPENBLAS_NUM_THREADS"
 EPILOG = """Examples:
 
@@ -57,7 +57,7 @@ def history(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"Where to write the page; by default {PAGE} in the results directory.",
+            help=f"Where to write the page; by default {HISTORY} in the results directory.",
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
@@ -94,9 +94,9 @@ def history(
         raise UsageError(f"none of {units.counted(len(known), 'run')} in {results} fits", "gpubench runs lists them")
     found = histories(entries, metric, margin=fraction, conditions=conditions)
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    index.refresh(results)
-    document = report.document(found, html or results / PAGE)
+    document = report.document(found, html or results / HISTORY)
     page = _write_page(document, html, results) if found.series or html else None
+    index.refresh(results)  # which leads to the page of the history
     retry = "--html FILE writes a page instead"
     if json:
         output.write(result.to_json(found), retry)
@@ -127,7 +127,7 @@ def _write_page(document: "Document", html: Path | None, results: Path) -> Path 
     from gpubench.report.page import is_of_others, render
     from gpubench.runs.directory import write_document
 
-    target = html or results / PAGE
+    target = html or results / HISTORY
     if not html and is_of_others(target):
         return None
     text = render(document)

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
@@ -10,8 +12,9 @@ from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparisons, PairComparison, SideSummary, to_json
 from gpubench.compare.verdicts import leading
 from gpubench.errors import GpubenchError, RunDirectoryError
-from gpubench.report import comparison, phrases
+from gpubench.report import comparison, perfetto, phrases
 from gpubench.report import run as report
+from gpubench.report.document import Document
 from gpubench.report.page import render
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
@@ -40,6 +43,7 @@ def write_up(path: Path, arranged: Arrangement = PLAIN) -> None:
         alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
         if sum(one.repeats for one in alike.runs) > 1:
             noise.write(null(alike), path)
+        perfetto.write_pages((path / directory.TRACES).glob(directory.TRACE_FILES))
         previous = (other for other in earlier if comparability.judge(_alone(other), _alone(run)).comparable)
         directory.write_document(path / directory.REPORT, page(run, next(previous, None), arranged))
     except (OSError, GpubenchError) as error:
@@ -80,11 +84,23 @@ def keep_pair(paths: Sequence[Path], found: Comparisons) -> Path | None:
     )
     try:
         directory.write_document(paths[1] / directory.COMPARISON, to_json(kept))
-        directory.write_document(paths[1] / directory.COMPARISON_PAGE, render(comparison.document(found, sides)))
+        directory.write_document(paths[1] / directory.COMPARISON_PAGE, render(_pair_page(found, sides)))
     except OSError as error:
         log.warning("no comparison in %s: %s", paths[1], error)
         return None
+    for path in paths:  # their pages lead to that of the comparison
+        write_up(path)
     return paths[1] / directory.COMPARISON_PAGE
+
+
+def _pair_page(found: Comparisons, sides: Sequence[Side]) -> Document:
+    """Returns the page of a comparison, in the folder of the candidate."""
+    runs = [side.runs[0] for side in sides]
+    ours = [
+        (side.label if side.label == role else f"{role}: {side.label}", f"../{quote(run.path.name)}/{directory.REPORT}")
+        for role, side, run in zip(("baseline", "candidate"), sides, runs, strict=True)
+    ]
+    return replace(comparison.document(found, sides), links=[("All runs", "../../index.html"), *ours])
 
 
 def _sides(found: Comparisons) -> "Sequence[SideSummary]":

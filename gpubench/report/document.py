@@ -285,7 +285,8 @@ class Sided:
     @property
     def line(self) -> str:
         """All of it in one line."""
-        return f"{f'{self.name} ({self.path})' if self.path else self.name}: {'; '.join(self.lines)}"
+        names = [name for name in (self.name, f"({self.path})" if self.path else "") if name and name != self.role]
+        return f"{' '.join(names) or self.name}: {'; '.join(self.lines)}"
 
 
 @dataclass(frozen=True)
@@ -338,5 +339,7 @@ class Document:
     about: str = ""
     """A line below the headline of a page."""
     chips: Sequence[Chip] = ()
+    links: Sequence[tuple[str, str]] = ()
+    """Other pages that a page leads to: what each shows, and its address."""
     footer: Sequence[tuple[Sequence[str], Sequence[str]]] = ()
     """Lines at the end of a page, each made of paths and facts."""

@@ -28,7 +28,7 @@ from gpubench.report.document import (
     Table,
     table,
 )
-from gpubench.runs.directory import REPORT
+from gpubench.runs.directory import HISTORY, REPORT
 from gpubench.text import shorten, words
 
 LINES = "▁▂▃▄▅▆▇█"
@@ -61,7 +61,13 @@ def document(found: Histories, page: Path | None = None) -> Document:
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
     for one in series:
         blocks += _on_page(one, page.parent if page else Path())
-    return Document(_headline(series, newest_first), blocks, title="History", context="gpubench history")
+    return Document(
+        _headline(series, newest_first),
+        blocks,
+        title="History",
+        context="gpubench history",
+        links=[("All runs", "index.html")] if page and page.name == HISTORY else [],
+    )
 
 
 def _newest_change(one: Series) -> str:

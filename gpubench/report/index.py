@@ -4,28 +4,26 @@ The runs are on the page as data, which its script draws: it puts them in as tex
 other script run and nothing be loaded. Thousands of runs so cost a fraction of a second to write.
 """
 
-import base64
-import hashlib
 import logging
 import os
 import re
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from gpubench import __version__, foreign_files, units
 from gpubench.report import listing
-from gpubench.report.page import GENERATOR, is_of_others
+from gpubench.report.page import GENERATOR, digest, is_of_others, part
 from gpubench.runs.catalogue import catalogue
-from gpubench.runs.directory import COMPARISON_PAGE, REPORT, write_document
+from gpubench.runs.directory import COMPARISON_PAGE, HISTORY, REPORT, write_document
 from gpubench.runs.entries import Entry
 from gpubench.text import spelled_out
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
+"""What a browser lets the page do, with the digest of its script."""
 INDEX = "index.html"
 WAIT_SECONDS = 2.0
 """How long to wait for another process that writes the page. Then it is left to that one."""
@@ -54,21 +52,21 @@ def refresh(results: Path) -> Path | None:
 def render(results: Path, entries: Sequence[Entry]) -> str:
     """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
     whole = [entry for entry in entries if entry.part_of is None]
-    script = _part("index.js")
+    script = part("index.js")
     data = msgspec.json.encode([row for entry in whole for row in _rows(results, entry)]).decode()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = {
         "@MARK@": GENERATOR,
-        "@POLICY@": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        "@POLICY@": POLICY.format(digest(script)),
         "@FOLDER@": str(escape(spelled_out(results.resolve().name))),
+        "@HISTORY@": Markup('<a href="{0}">History</a>').format(HISTORY) if (results / HISTORY).is_file() else "",
         "@COUNT@": units.counted(len(whole), "run"),
         "@VERSION@": __version__,
-        "@STYLE@": f"{_part('style.css')}\n{_part('index.css')}",
+        "@STYLE@": f"{part('style.css')}\n{part('index.css')}",
         "@SCRIPT@": script,
         "@DATA@": data.replace("<", "\\u003c"),  # so that no name can end the element
     }
     # In one pass, so that no name of a run is taken for a mark.
-    return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], _part("index.html"))
+    return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], part("index.html"))
 
 
 def _rows(results: Path, entry: Entry) -> list[dict[str, object]]:
@@ -117,8 +115,3 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "tags": spelled_out(" ".join(entry.tags)),
         "link": quote(os.fsencode(f"{folder}/{REPORT}")) if entry.measured or entry.is_search else "",
     }
-
-
-@cache
-def _part(name: str) -> str:
-    return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")

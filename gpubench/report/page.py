@@ -1,7 +1,11 @@
-"""Renders a report as a self-contained HTML page, which loads nothing from elsewhere and runs no script."""
+"""Renders a report as a self-contained HTML page, which loads nothing from elsewhere and runs no script but its own."""
 
+import base64
+import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,12 @@ from markupsafe import Markup
 
 from gpubench import __version__, foreign_files
 from gpubench.report.charts import hue
-from gpubench.report.document import Block, Document, Medium
+from gpubench.report.document import Block, Document, Heading, Medium, NestedDocument
 from gpubench.text import shorten, spelled_out, typeset
 
 GENERATOR = Markup('<meta name="generator" content="gpubench">')
 """The mark of a page that gpubench has written, and may write again."""
+MANY = 5  # sections from which on a page has a list of them: more than two screens
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
 _COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
@@ -27,8 +32,44 @@ JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or o
 
 def render(document: Document) -> str:
     """Returns the whole page."""
-    found = _environment().get_template("page.html").render(document=document, generator=GENERATOR)
-    return found.lstrip()  # its macros leave empty lines
+    contents = [(one.anchor or anchor(one.text), one.text) for one in _headings(document.blocks) if one.text]
+    return rendered("page.html", "page.js", document=document, contents=contents if len(contents) >= MANY else [])
+
+
+def rendered(template: str, script: str, **values: Any) -> str:
+    """Returns the page that a template with a script makes of values."""
+    own = digest(part(script).removesuffix("\n"))  # as the template includes it
+    found = _environment().get_template(template).render(generator=GENERATOR, digest=own, **values)
+    return found.lstrip()  # macros leave empty lines
+
+
+@cache
+def part(name: str) -> str:
+    """Returns a file of the templates."""
+    return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def digest(script: str) -> str:
+    """Returns the digest by which the policy of a page lets a script run."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _headings(blocks: Iterable[Block]) -> Iterator[Heading]:
+    """Yields the headings of the sections of a page, which has one report in it."""
+    shown = _shown(blocks)
+    nested = [block for block in shown if isinstance(block, NestedDocument)]
+    if len(nested) > 1:  # a list of the reports comes first
+        return
+    for block in shown:
+        if isinstance(block, Heading) and block.level == 2:
+            yield block
+        elif isinstance(block, NestedDocument):
+            yield from _headings(block.blocks)
+
+
+def anchor(text: str) -> str:
+    """Returns the name of a heading in an address."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def is_of_others(page: Path) -> bool:
@@ -85,12 +126,13 @@ def _environment() -> Environment:
         hue=hue,
         kind=lambda block: type(block).__name__.lower(),
         shown=_shown,
+        anchor=anchor,
     )
     made.globals.update(version=__version__)
     return made
 
 
-def _shown(blocks: list[Block]) -> list[Block]:
+def _shown(blocks: Iterable[Block]) -> list[Block]:
     return [block for block in blocks if Medium.PAGE in block.on]
 
 

@@ -18,7 +18,7 @@ from gpubench.compare.result import Fate, FindingChange, WorkChange
 from gpubench.diagnosis.headline import DISTORTED
 from gpubench.findings import Findings
 from gpubench.registry import RunKind
-from gpubench.report import bar_charts, findings, timelines
+from gpubench.report import bar_charts, findings, perfetto, timelines
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -62,7 +62,6 @@ from gpubench.trace.profile import (
     Straggler,
 )
 
-VIEWER = "https://ui.perfetto.dev"
 PATH_PARTS = 5  # parts of the critical path that are named
 LEAST_DRAWN = 0.02  # of a step: a terminal leaves out smaller parts without -v
 
@@ -455,9 +454,10 @@ def blocks(
     own: bool = False,
     arranged: Arrangement = PLAIN,
     compared: bool = False,
+    opener: str = "",
 ) -> list[Block]:
     """Returns what stands below the headline of a profile. `compared`: only a page shows its times, as others show
-    those that changed."""
+    those that changed. `opener` is the address of a page that opens the trace."""
     first = profile.ranks[0]
     distorted = is_distorted(found.overhead)
     worth: list[Block] = [
@@ -471,10 +471,10 @@ def blocks(
         Paragraph([note for note in notes(profile) if not (own and _is_expected(note, first))], "warning", "note: "),
         *findings.blocks(found, whole(first, unit)),
         *(_on_page(times) if compared else times),
-        Heading("The trace itself", 3, on=UNASKED),
+        Heading("The trace itself", 3, on=UNASKED, link="open it in Perfetto" if opener else "", target=opener),
         Paragraph(missing(profile, own), "missing", on=UNASKED),
         Paragraph(_more(found, own), "quiet", on=Medium.BRIEF),
-        *([] if trace == STANDARD_INPUT_LABEL else [Command("open", trace, after=" at ", link=VIEWER)]),
+        *([] if trace == STANDARD_INPUT_LABEL else [Command("open", trace, after=" at ", link=perfetto.VIEWER)]),
     ]
 
 

@@ -11,13 +11,13 @@ import msgspec
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
-from gpubench.errors import GpubenchError, StillRunning
+from gpubench.errors import GpubenchError, RunDirectoryError, StillRunning
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
 from gpubench.registry import kind_of
-from gpubench.report import comparison, phrases, profile, run_figures
+from gpubench.report import comparison, perfetto, phrases, profile, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
@@ -57,6 +57,7 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "trades": (TRADES, Trades),
 }
 """What stands beside the summary in --json: name, file and type."""
+MOST_LINKS = 6  # runs of one command that a page leads to
 DAMAGED = "restore it from a copy, or leave --json out"
 
 
@@ -146,12 +147,45 @@ def page(
     return Document(
         headline(run),
         made,
-        title=f"{run.label} · {record.experiment}" if record else run.label,
+        title=_title(run),
         context=context,
         about=", ".join(about),
         chips=[] if run.status == directory.COMPLETED else [Chip(run.status, "rejected")],
+        links=links(run),
         footer=[([str(run.path)], [" ".join(record.argv)] if record and record.argv else [])],
     )
+
+
+def _title(run: RunEvidence) -> str:
+    """Returns what the user calls the run, or what was run; the id where nothing else is known."""
+    record = run.record
+    if record is None:
+        return run.label
+    called = record.name or run.kind.describe(run.settings, run.workload, ranks=run.ranks, samples=run.summary.samples)
+    return " · ".join(filter(None, (called, record.variant, record.experiment)))
+
+
+def links(run: RunEvidence) -> list[tuple[str, str]]:
+    """Returns the other pages that a run's page leads to, those of its comparison only if they are there."""
+    found = [("All runs", "../../index.html")]
+    if (run.path.parent.parent / directory.HISTORY).is_file():
+        found.append(("History", f"../../{directory.HISTORY}"))
+    others = run.record.interleaved_with if run.record else []
+    for folder in (run.path, *(run.path.parent / other for other in others[:MOST_LINKS])):
+        if (folder / directory.COMPARISON_PAGE).is_file():
+            found.append(("Comparison", f"../{quote(folder.name)}/{directory.COMPARISON_PAGE}"))
+        if folder != run.path and (folder / directory.REPORT).is_file():
+            found.append((_side(folder), f"../{quote(folder.name)}/{directory.REPORT}"))
+    return found
+
+
+def _side(folder: Path) -> str:
+    """Returns what the other side of a comparison is called."""
+    try:
+        record = open_run(folder, measured=False).record
+    except RunDirectoryError:
+        record = None
+    return (record.variant if record else None) or folder.name
 
 
 def headline(run: RunEvidence) -> str:
@@ -264,7 +298,9 @@ def _trace(run: RunEvidence) -> Iterator[Block]:
 def _profile(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:
     trace = next(map(str, _traces(run)), found.ranks[0].label)
     unit = profile.unit_of(run.kind, run.settings)
-    return profile.blocks(found, findings, trace, unit, own=True, arranged=arranged)
+    opener = next((page for one in _traces(run) if (page := perfetto.page_of(one)).is_file()), None)
+    address = quote(str(opener.relative_to(run.path))) if opener else ""
+    return profile.blocks(found, findings, trace, unit, own=True, arranged=arranged, opener=address)
 
 
 def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:

@@ -298,7 +298,7 @@ def test_minus_signs_of_numbers_are_typeset_and_those_of_code_are_not() -> None:
     cells = Table("", ("of", "what"), [(Cell("x"), Cell("-6")), (Cell("y"), Cell("-7", code=True))])
     source = page.render(whole(Paragraph("changed by -1 %"), command, blocks.FindingList([finding], ""), cells))
     assert {number for number in "1234567" if f"\u2212{number}" in source} == set("1356")
-    assert "<code>--a=-2</code>" in source
+    assert '<code class="copied">--a=-2</code>' in source
     assert "5\u00a0%" in source, "a number stays beside its unit"
 
 

@@ -125,7 +125,7 @@ def test_removing_a_run_takes_it_off_the_page(command_line: Callable[..., Finish
 def test_the_table_filters_and_sorts_in_the_browser(results: Path, tmp_path: Path) -> None:
     page = index.render(results, catalogue(results))
     script = """
-      const shown = () => [...document.querySelectorAll("#rows tr")].map((row) => row.cells[9].textContent).join(",");
+      const shown = () => [...document.querySelectorAll("#rows tr")].map((row) => row.cells[10].textContent).join(",");
       const found = [document.title, shown()];
       document.querySelector("th[data-key=result] button").click(); found.push(shown());
       document.getElementById("find").value = "COMPLETED slow"; document.getElementById("find").oninput;
