@@ -674,7 +674,7 @@ def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
     Device.now += 10
     steps = list(made.steps())
     assert len(steps) == rhythm.CERTAIN
-    assert made.measure(steps[0])[0] == {"other": 0.25, "optimizer": 0.5, "forward": 0.25}
+    assert made.measure(steps[0])[0] == {"other": 25 * 10**7, "optimizer": 5 * 10**8, "forward": 25 * 10**7}
 
 
 @pytest.mark.parametrize(("devices", "found"), [(["cuda"], None), (["cuda", "cpu"], "auto")])
