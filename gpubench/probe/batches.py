@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
@@ -94,30 +94,34 @@ class DataPass:
     row: int = 0
 
 
-@dataclass(eq=False)
 class BatchStretch:
-    """Successive batches of one pass over a DataLoader. The numbers are those of the part's marks, -1 for none."""
+    """Successive batches of one pass over a DataLoader. The numbers are those of the part's marks, -1 for none.
 
-    data_pass: DataPass
-    evaluates: bool
-    """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
-    began: int
-    samples: int = 0
-    latest: int = 0
+    The attributes of the class are their values at first, because nearly every step makes one, and changes few.
+    """
+
+    samples = 0
+    latest = 0
     """The samples of the batch that was drawn last, as far as `samples` has them."""
-    failed: int = 0
+    failed = 0
     """Those of the batch that was drawn last if the call of a module with it has raised an error."""
-    without: bool = False
+    without = False
     """Whether modules were called without gradients or in evaluation mode."""
-    forward: int = -1
+    forward = -1
     """Where the first call began that may train."""
-    drained: bool = False
+    drained = False
     """Whether the pass over the data ended with these batches; `over` if modules were called before that."""
-    over: bool = False
-    resumed: int = -1
+    over = False
+    resumed = -1
     """Where the first call began that may train after the end of the pass."""
-    left: int = -1
+    left = -1
     """Where the program has done since what is no evaluation; see `DrawnBatches.leave`."""
+
+    def __init__(self, data_pass: DataPass, evaluates: bool, began: int) -> None:
+        self.data_pass = data_pass
+        self.evaluates = evaluates
+        """Whether gradients were off, or the modules in evaluation mode, when the batches were drawn."""
+        self.began = began
 
     @property
     def called(self) -> bool:
@@ -130,6 +134,8 @@ class DrawnBatches:
     def __init__(self) -> None:
         self._passes_by_iterator: WeakKeyDictionary[Any, DataPass] = WeakKeyDictionary()
         """Those of the iterators of DataLoaders."""
+        self._latest: tuple[ref[Any] | None, DataPass] = None, DataPass(Loader())
+        """The iterator that was asked for last, and its pass."""
         self._loaders: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
         """Those of the samplers of DataLoaders, or of their datasets where these are of no class of Python."""
         self._waiting: list[BatchStretch] = []
@@ -154,7 +160,7 @@ class DrawnBatches:
 
     def begin_pass(self, iterator: Any) -> None:
         """Takes up that an iterator begins a pass over its data, also one that has made a pass before."""
-        self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
+        self._latest = ref(iterator), self._begin_pass(iterator)
 
     def index(self, iterator: Any, found: Any) -> None:
         """Takes up the indices of a batch, which may arrive later."""
@@ -168,7 +174,8 @@ class DrawnBatches:
         self.drawing = True
         data_pass = self._pass_of(iterator)
         last = self._waiting[-1] if self._waiting else None
-        self._nest(data_pass, last)
+        if last or data_pass.within:
+            self._nest(data_pass, last)
         if last is None or last.data_pass is not data_pass or last.evaluates != evaluates or last.over:
             self._waiting.append(BatchStretch(data_pass, evaluates, began))
             return True
@@ -265,6 +272,8 @@ class DrawnBatches:
         waiting, self._waiting = self._waiting, []
         self._decisions += 1
         closest = waiting[-1].data_pass
+        if closest.trains and len(waiting) == 1 and not waiting[0].evaluates:
+            return self._settle_regular(waiting[0], part)
         known = closest.loader.trains
         verdicts = []
         for stretch in waiting:
@@ -287,26 +296,35 @@ class DrawnBatches:
             self._look_inside(part, waiting[-1].began)
         return verdicts[-1]
 
+    def _settle_regular(self, stretch: BatchStretch, part: LoopPart) -> bool:
+        """Decides as `settle` does about the batches of a pass that trains, without any others: they train too."""
+        data_pass = stretch.data_pass
+        data_pass.row = data_pass.row + 1 if data_pass.seen == self._decisions - 1 else 1
+        data_pass.seen = self._decisions
+        self._doubted = None
+        self._count(stretch, part)
+        self._look_inside(part, stretch.began)
+        return True
+
     def _look_inside(self, part: LoopPart, began: int) -> None:
         """Takes no evaluation mode for evaluation that each batch has before its update, as an attack may have."""
-        evaluates = any(phase == EVALUATION for phase, _ in part.marks[began:])
+        evaluates = part.evaluates and any(phase == EVALUATION for phase, _ in part.marks[began:])
         self._inside = self._inside + 1 if evaluates else 0
         if self._inside >= REGULAR:
             _rename(part, began, len(part.marks), EVALUATION, OTHER)
 
     def update(self, part: LoopPart) -> None:
         """Decides about the batches so far, which an update follows now."""
-        passes = self._settled
-        self.settle(part)
-        self._settled = 0
+        passes, self._settled = self._settled, 0
+        if self._waiting:
+            self.settle(part)
+            self._settled = 0
         if self._undecided:
             self._undecided = [data_pass for data_pass in self._undecided if not self._decide(data_pass, passes, part)]
-        if self._doubted and not part.drawn:
-            self._doubted.doubts += 1
-            self._doubted.trains = self._doubted.doubts >= DOUBTS
-        elif self._doubted:
-            self._doubted.doubts = 0
-        self._doubted = None
+        if self._doubted:
+            self._doubted.doubts = 0 if part.drawn else self._doubted.doubts + 1
+            self._doubted.trains = self._doubted.trains if part.drawn else self._doubted.doubts >= DOUBTS
+            self._doubted = None
 
     def forget(self) -> None:
         """Forgets the batches about which nothing is decided yet."""
@@ -381,15 +399,21 @@ class DrawnBatches:
             return
         part.drawn += stretch.samples
         self.doubtful = self.doubtful or loader.doubtful
-        if stretch.samples:
-            self._counting.setdefault(id(loader), (loader.counted, loader.sampler))
+        if stretch.samples and id(loader) not in self._counting:
+            self._counting[id(loader)] = loader.counted, loader.sampler
 
     # The DataLoaders.
 
     def _pass_of(self, iterator: Any) -> DataPass:
-        found = self._passes_by_iterator.get(iterator)
-        if found is None:
-            found = self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
+        latest, found = self._latest
+        if latest is None or latest() is not iterator:
+            known = self._passes_by_iterator.get(iterator)
+            found = self._begin_pass(iterator) if known is None else known
+            self._latest = ref(iterator), found
+        return found
+
+    def _begin_pass(self, iterator: Any) -> DataPass:
+        found = self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
         return found
 
     def _loader_of(self, iterator: Any) -> Loader:
@@ -413,6 +437,7 @@ def in_words(found: Sequence[tuple[str, str]]) -> str:
 
 def _rename(part: LoopPart, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
     """Gives the time between two marks another phase: that of the phase `before`, or all that is no update."""
+    part.evaluates = part.evaluates or name == EVALUATION
     for number in range(began, min(until, len(part.marks))):
         phase, mark = part.marks[number]
         if phase == before or (before is None and phase not in UNTIMED):

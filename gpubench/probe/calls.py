@@ -26,6 +26,7 @@ from torch.utils.data import dataloader, get_worker_info
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
+from .measured import MeasuredStep
 from .modules import parameters_of
 from .observed import autocast_of, device_of
 from .timeline import LONGEST_PERIOD, LoopPart
@@ -234,10 +235,10 @@ class CallProbe(Probe):
             self._reported = len(self._roots)
             self._report_model(None)
 
-    def _described(self, parts: list[LoopPart], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
+    def _described(self, parts: list[LoopPart], number: int, time: int, *, held: bool = False) -> MeasuredStep:
         """Returns a step, whose samples are those of the module that is called first in a turn."""
         assert self._host
-        return super()._described(parts, number, self._host.unix(parts[0].began), held=held)
+        return super()._described(parts, number, round(1e9 * self._host.unix(parts[0].began)), held=held)
 
     def _samples_of(self, parts: list[LoopPart]) -> int:
         if self._samples is not None:

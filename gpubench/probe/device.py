@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from time import monotonic_ns
-from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar, Union
+from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 import torch
 
@@ -25,6 +25,8 @@ MOST_AWAY = 16
 that take turns have their results on several devices, each of which waits for the others."""
 RECORD, STATE, TIME, WAIT = "the record of an event", "the state of an event", "the time between events", "an event"
 """The queries that the timeline of a device depends on."""
+AT_ONCE = 50_000
+"""The nanoseconds of the host in which a program issues next to nothing to a device, such as a kernel or two."""
 HOST = -1
 """Stands for the host's clock where a device is meant otherwise."""
 OVERWRITTEN = "overwritten"
@@ -57,6 +59,11 @@ Point = Union[int, Mark]
 """A mark, or the value of `time.monotonic_ns` where the time is that of the host."""
 
 
+Loss = Union[float, None, Tuple[torch.Tensor, int]]
+"""What a CPU has computed, infinite if it is not finite and None if it cannot be read; or what a device may still
+compute: the tensor, detached, and its version."""
+
+
 def ns_of(point: Point) -> int:
     """Returns when a mark was set, by `time.monotonic_ns`."""
     return point.ns if isinstance(point, Mark) else point
@@ -80,21 +87,29 @@ class Timing:
         self._next: int | None = None
         """The device of the last result, if it is another one; `_away` is the number of parts since."""
         self._away = 0
+        self._expected: int | None = None
+        """The device of parameters that came after the first result; None once another result has come."""
         self._lost = False
         """Whether a query has failed, so that the host's clock is used from then on."""
         self.has_marks = False
         """Whether there are any marks but those of the host's clock, whose times need no query."""
         self._spare: dict[int, list[Any]] = {}
         self._readers: dict[int, Reader] = {}
-        self._measured: Counter[int] = Counter()
+        self.measured: Counter[int] = Counter()
         """The measured parts by the device whose timeline they are on; HOST for the host's clock."""
 
     # Which timeline it is.
 
     def expect(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Takes up the parameters of the program, whose device holds until a result is known."""
+        """Takes up the parameters of an optimizer or a module: their device holds until a result is known.
+
+        Later ones are those of a program that moves to another device, if its next result is there.
+        """
+        index = next((each.device.index for each in tensors if each.is_cuda), None)
         if not self._known:
-            self._index = next((each.device.index for each in tensors if each.is_cuda), self._index)
+            self._index = self._index if index is None else index
+        elif index is not None:
+            self._expected = index
 
     def result(self, device: torch.device) -> None:
         """Takes up the device of a result. One on the CPU may be a copy of one on the device that is known."""
@@ -106,6 +121,9 @@ class Timing:
             self._away, self._next = 0, None
         elif index is not None:
             self._next = index
+            if index == self._expected:
+                self._away = MOST_AWAY
+        self._expected = None
 
     def end_part(self) -> None:
         """Takes up the end of a part of the loop, before its last mark."""
@@ -135,6 +153,17 @@ class Timing:
         if RECORD in UNANSWERED:
             self._lose()
         return self.now()
+
+    def mark_after(self, last: Point) -> Point:
+        """Returns a mark of now, the current phase having begun with the mark `last`.
+
+        If that was just now, next to nothing was issued to the device in between, and the host's clock tells the border
+        well enough: it divides the time between two marks of the device.
+        """
+        if type(last) is int:
+            return self.mark()
+        now = self.now()
+        return now if now - ns_of(last) < AT_ONCE else self.mark()
 
     def _record(self) -> tuple[Any, tuple[int, int]] | None:
         """Returns an event and its place; None without a device, and in a capture, whose graph it would join."""
@@ -174,31 +203,27 @@ class Timing:
                 if WAIT in UNANSWERED:
                     self._lose()
 
-    def add_seconds(self, marks: Sequence[tuple[str, Point]], phases: dict[str, float]) -> int:
-        """Adds the time of each phase between the marks, which have been passed.
+    def add(self, marks: Sequence[tuple[str, Point]], phases: dict[str, int]) -> int:
+        """Adds the nanoseconds of each phase between the marks, which have been passed, to `phases`, a defaultdict.
 
-        Returns the device on whose timeline it is, or HOST. A mark of the host between those of a device begins or ends
-        a phase that issues no work to the device.
+        Returns the device on whose timeline they are, or HOST. A mark of the host between those of a device begins or
+        ends a phase that issues no work to the device.
         """
-        first = marks[0][1]
-        if self.has_marks and isinstance(first, Mark) and self.is_on_device(*(point for _, point in marks)):
-            known = ask(TIME, _on_device, marks)
-            if known is not None:
-                for phase, seconds in known.items():
-                    phases[phase] = phases.get(phase, 0.0) + seconds
-                return first.place[0]
-            self._lose()
-        times: Any = [(name, ns_of(point)) for name, point in marks] if self.has_marks else marks
-        found: dict[str, int] = defaultdict(int)
+        times: Any = marks
+        if self.has_marks:
+            first = marks[0][1]
+            if isinstance(first, Mark) and self.is_on_device(*(point for _, point in marks)):
+                known = ask(TIME, _on_device, marks)
+                if known is not None:
+                    for phase, seconds in known.items():
+                        phases[phase] += round(seconds * 1e9)
+                    return first.place[0]
+                self._lose()
+            times = [(name, ns_of(point)) for name, point in marks]
         phase, began = times[0]
         for name, ended in times:
-            found[phase] += ended - began
+            phases[phase] += ended - began
             phase, began = name, ended
-        if phases:
-            for phase, ns in found.items():
-                phases[phase] = phases.get(phase, 0.0) + ns / 1e9
-        else:
-            phases.update({phase: ns / 1e9 for phase, ns in found.items()})
         return HOST
 
     def is_on_device(self, first: Point, *points: Point) -> bool:
@@ -207,14 +232,10 @@ class Timing:
             return False
         return all(isinstance(point, int) or point.place[0] == first.place[0] for point in points)
 
-    def measured(self, place: int) -> None:
-        """Counts a part whose times are on the timeline of a device, or by the HOST."""
-        self._measured[place] += 1
-
-    def seconds(self, start: Point, end: Point) -> float:
-        """Returns the time between two passed marks: on the device if both are on the same one."""
-        found: dict[str, float] = {}
-        self.add_seconds([("", start), ("", end)], found)
+    def between(self, start: Point, end: Point) -> int:
+        """Returns the nanoseconds between two passed marks: on the device if both are on the same one."""
+        found: dict[str, int] = defaultdict(int)
+        self.add([("", start), ("", end)], found)
         return found[""]
 
     def read(self, values: Sequence[torch.Tensor]) -> list[float | None]:
@@ -251,12 +272,12 @@ class Timing:
 
     def _timed_by(self, used: Sequence[str]) -> str:
         """Returns what the times are from, as a part of a sentence; empty where no CUDA device is used."""
-        timed = {f"cuda:{place}": count for place, count in self._measured.items() if place != HOST}
+        timed = {f"cuda:{place}": count for place, count in self.measured.items() if place != HOST}
         if not used and not timed:
             return ""
         said = [f"the events of {name}" for name in timed]
-        if by_host := self._measured[HOST]:
-            said.append(f"the host's clock in {by_host} of {sum(self._measured.values())} updates")
+        if by_host := self.measured[HOST]:
+            said.append(f"the host's clock in {by_host} of {sum(self.measured.values())} updates")
         if others := [name for name in used if name not in timed]:
             said.append(f"the waits for the work on {' and '.join(others)}")
         return ", and ".join(said)
@@ -361,6 +382,14 @@ def _item(value: torch.Tensor) -> float | None:
         return float(value.item())
     except RuntimeError:
         return None
+
+
+def loss_of(tensor: torch.Tensor) -> Loss:
+    """Returns what is known now of a scalar that a backward pass is called on."""
+    if tensor.device.type == "cpu":
+        return _number(_item(tensor))
+    found = tensor.detach()
+    return found, found._version
 
 
 def _number(value: float | None) -> float | None:

@@ -108,8 +108,12 @@ class GivenSamples:
 
         It is 1 for a vector of real numbers, such as one state of an environment, and 0 without a tensor.
         """
+        dimension = self._dimensions.get(id(root), 0) if self._dimensions else 0
         try:
-            return _size(given, self._dimensions.get(id(root), 0))
+            args = given[0]
+            if args and type(args[0]) is torch.Tensor and args[0].dim() > 1:  # as in nearly every call
+                return int(args[0].shape[dimension])
+            return _size(given, dimension)
         except Exception:  # what it is given is of the program's own class, or a tensor without a shape
             return 0
 
@@ -166,6 +170,8 @@ class GivenSamples:
 
     def settle(self, losses: list[Any]) -> None:
         """Takes up a backward pass of the losses, by parameters, which the calls until now are for."""
+        if not self._given:
+            return
         calls = [(key, call) for key, mine in self._given.items() for call in mine.calls]
         if not calls:
             return
@@ -207,6 +213,8 @@ class GivenSamples:
         They are those of the module that is called first, as the generator is before its critic, unless the optimizer
         updates another one that gets larger batches, as the critic does after an actor has chosen an action.
         """
+        if not self._given:
+            return None
         self.settle([])
         given, self._given = self._given, {}
         if first not in given:

@@ -19,7 +19,6 @@ from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager, suppress
 from itertools import count
-from math import inf
 from multiprocessing.util import Finalize
 from threading import get_ident
 from time import monotonic
@@ -35,12 +34,14 @@ from torch.utils.data import dataloader
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, DrawnBatches, in_words
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
+from .device import loss_of
 from .facts import facts, open_store, peak_rss, place
 from .given import GivenSamples
 from .gpus import used_gpus
 from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
+from .measured import MeasuredStep
 from .modules import parameters_of
 from .observed import SourcePlaces, autocast_of, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
@@ -178,14 +179,18 @@ class Probe:
         self._looks = float(LONGEST_PERIOD)
         """The number of parts in which searches for more may still find nothing. One that calls a known module takes a
         small share of it, as that of a critic before the generator is called again."""
+        self._is_settled = False
+        """Whether no outermost module is looked for, and none has been found since the last part of the loop."""
+        self._settled_for: Callable[[], Any] = _nothing
+        """Returns the optimizer of that part."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._given = GivenSamples(self._roots)
         self._shared = 0
         """The steps in which several optimizers have updated with samples of their own."""
-        self._started = (0, 0, 0)
-        """Of the iterator whose workers have started and have made no batch yet: its identity, or 0 without one, and
-        the numbers of parts and of marks before that.
+        self._started: tuple[int, int, int] | None = None
+        """Of the iterator whose workers have started and have made no batch yet: its identity, and the numbers of parts
+        and of marks before that.
         """
         self._updates = 0
         self._counted = Counted()
@@ -196,6 +201,15 @@ class Probe:
         self._without_own = 0
         """The number of backward passes from which on each is a step, as no such optimizer has updated."""
         self._sample_shape = ""
+        self._needs_shape = True
+        """Whether the host does not know the shape of a sample yet."""
+        self._noted: Callable[[], Any] = _nothing
+        """Returns the iterator of a DataLoader that was noted last; None if it has gone."""
+        self._latest_root: Callable[[], Any] = _nothing
+        self._latest_model: Callable[[], Any] = _nothing
+        """Return the outermost module that was called last, and an unwrapped one that has been in training mode."""
+        self._latest_optimizer: tuple[Callable[[], Any], int] = _nothing, 0
+        """Returns the optimizer that has updated last; its number."""
         self._host: Host | None = None
         self._repeat = self._sent = 0
         self._held_at = 0.0
@@ -215,7 +229,8 @@ class Probe:
         """The time for the steps, from which their number follows; None if it is known, or not wanted."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
-        self._time = self._elapsed = self._evaluated = 0.0
+        self._time = self._elapsed = self._evaluated = 0
+        """When the next step begins, in nanoseconds since the epoch, and the time of the steps and in evaluation."""
         self._samples: int | None = None
         """The samples of each step, where the user has set them."""
 
@@ -279,18 +294,21 @@ class Probe:
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         if not self._watches() or self._drawn.drawing:
             return call(iterator)
-        self._forget_set_up()
-        (starting, part, began), self._started = self._started, (0, 0, 0)
-        started = starting == id(iterator)
-        began = began if started and part == self._timeline.ended else len(self._timeline.part.marks)
+        if self._host is None:
+            self._forget_set_up()
+        timeline, drawn = self._timeline, self._drawn
+        phase, began = DATA_WAIT, len((timeline._part or timeline.part).marks)
+        if self._started is not None:
+            (starting, part, before), self._started = self._started, None
+            if starting == id(iterator):
+                phase, began = WORKER_START, before if part == timeline.ended else began
         evaluates = self._evaluates() or not torch.is_grad_enabled()
-        timed = self._drawn.begin(iterator, began, evaluates=evaluates)
+        timed = drawn.begin(iterator, began, evaluates=evaluates)
         try:
             if timed:
                 if self._following:
                     self._following.draws(iterator._dataset)
-                timeline = self._timeline
-                timeline.enter(WORKER_START if started else DATA_WAIT)
+                timeline.enter(phase, on_host=True)
                 try:
                     batch = call(iterator)
                 finally:
@@ -298,14 +316,16 @@ class Probe:
             else:
                 batch = call(iterator)
         except StopIteration:
-            self._drawn.end_pass()
+            drawn.end_pass()
             raise
         finally:
-            self._drawn.drawing = False
-        self._drawn.take(iterator, batch, counts=not self._again)
-        if timed and self._drawn.may_train(iterator):
+            drawn.drawing = False
+        drawn.take(iterator, batch, counts=not self._again)
+        if timed and self._noted() is not iterator and drawn.may_train(iterator):
             self._note_loader(iterator)
-        self._sample_shape = self._sample_shape or samples_in(batch)[1]
+            self._noted = ref(iterator)
+        if self._needs_shape:
+            self._sample_shape = self._sample_shape or samples_in(batch)[1]
         return batch
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
@@ -318,45 +338,55 @@ class Probe:
         call(iterator, *args, **kwargs)
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not self._watches():
+        if not self._watches():
             return call(module, *args, **kwargs)
-        inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
-        if id(module) not in self._roots and (inner or not self._adopt(module)):
-            if not inner and not (module.training and torch.is_grad_enabled()):
-                self._drawn.called(len(self._timeline.part.marks), trains=False)
+        timeline = self._timeline
+        inner = timeline.is_in(FORWARD) or timeline.is_in(BACKWARD)
+        if self._module_call or self._following:
+            self._look_at(module, args, kwargs, inner=inner)
+        if inner:  # also where a backward pass computes activations again that a checkpoint has not kept
             return call(module, *args, **kwargs)
-        # A forward pass in the backward pass computes activations again that a checkpoint has not kept.
-        if inner:
+        drawn = self._drawn
+        if self._latest_root() is not module and not self._is_root(module):
+            if not (module.training and torch.is_grad_enabled()):
+                drawn.called(len(timeline.part.marks), trains=False)
             return call(module, *args, **kwargs)
-        evaluates = self._evaluates()
-        trains = not evaluates and torch.is_grad_enabled()
-        self._drawn.called(len(self._timeline.part.marks), trains=trains)
+        trains = not self._evaluates() and torch.is_grad_enabled()
+        drawn.called(len(timeline.part.marks), trains=trains)
         if not trains:
             return self._note_result(call(module, *args, **kwargs))
         samples = self._count(module, (args, kwargs))
-        timeline = self._timeline
         timeline.enter(FORWARD)
         failed = True
         try:
             if self._following:
                 self._following.called(module, (args, kwargs))
-            result = self._treatments.call(call, module, args, kwargs)
+            changes = self._treatments.changes_calls
+            result = self._treatments.call(call, module, args, kwargs) if changes else call(module, *args, **kwargs)
             failed = False
         finally:
             timeline.leave()
-            self._drawn.ended(failed=failed)
+            drawn.ended(failed=failed)
             if failed:
                 self._discount(module, samples)
-        return self._note_result(result)
+        return result if drawn.trained else self._note_result(result)
+
+    def _is_root(self, module: torch.nn.Module) -> bool:
+        """Returns whether a module that no other one calls is an outermost one, which the next call may be of too."""
+        found = id(module) in self._roots or self._adopt(module)
+        if found:
+            self._latest_root = ref(module)
+        return found
 
     def _count(self, module: torch.nn.Module, given: Any) -> int:
         """Counts the samples of a call in training, and returns those that count as forwarded."""
-        part = self._timeline.part
-        part.first = part.first or id(module)
-        samples = 0
-        if part.first == id(module):  # others get the same samples, as an actor and its critic do
+        part, identity, samples = self._timeline.part, id(module), 0
+        if not part.first:
+            part.first = identity
+        if part.first == identity:  # others get the same samples, as an actor and its critic do
             samples = self._counted.forward(self._size(module, given))
-            part.forwarded += 0 if self._again else samples
+            if not self._again:
+                part.forwarded += samples
         if not self._drawn.trained and not self._again:
             self._given.call(module, given)
         return samples
@@ -378,8 +408,7 @@ class Probe:
         if type(module) in self._wrapped and not self._following and module.training and torch.is_grad_enabled():
             first = next(parameters_of(module), None)
             if first is not None and first.requires_grad:
-                self._roots[id(module)] = module
-                self._models[id(module)] = unwrapped(module)
+                self._add_root(module)
                 return True
         return False
 
@@ -404,23 +433,28 @@ class Probe:
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches() or self._timeline.is_in(BACKWARD):
             return call(tensors, *args, **kwargs)
-        self._forget_set_up()
-        tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
-        losses = _listed(tensors)
+        if self._host is None:
+            self._forget_set_up()
+        timeline = self._timeline
+        if type(tensors) is torch.Tensor:
+            losses = [tensors]
+        else:
+            tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
+            losses = _listed(tensors)
         for loss in losses:
             self._keep_loss(loss)
         self._counted.passes += 1
         self._given.settle(losses)
-        if self._drawn.settle(self._timeline.part):
-            self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
-            self._timeline.rebase(OTHER)
-        timeline = self._timeline
+        if self._drawn.settle(timeline.part) and timeline.base != OTHER:
+            self._mode_tells = self._mode_tells and timeline.base != EVALUATION
+            timeline.rebase(OTHER)
         timeline.enter(BACKWARD)
         try:
             result = call(tensors, *args, **kwargs)
         finally:
             timeline.leave()
-        self._end_pass()
+        if not self._updates:
+            self._end_pass()
         return result
 
     def _compute_gradients(self, call: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -484,15 +518,19 @@ class Probe:
         return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(OPTIMIZER) or self._timeline.is_in(ZERO_GRAD):
+        if not self._watches():
             return call(optimizer, *args, **kwargs)
-        self._forget_set_up()
+        if self._host is None:
+            self._forget_set_up()
+        timeline = self._timeline
+        if timeline.is_in(OPTIMIZER) or timeline.is_in(ZERO_GRAD):
+            return call(optimizer, *args, **kwargs)
         frees = args[0] if args else kwargs.get("set_to_none", True)
-        self._timeline.enter(ZERO_GRAD if self._following else OPTIMIZER, on_host=frees)
+        timeline.enter(ZERO_GRAD if self._following else OPTIMIZER, on_host=frees)
         try:
             return call(optimizer, *args, **kwargs)
         finally:
-            self._timeline.leave(on_host=frees)
+            timeline.leave(on_host=frees)
 
     def _scale(self, call: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         scaled = call(scaler, outputs)
@@ -522,15 +560,16 @@ class Probe:
             if not self._watches():
                 return None
         self._chosen = True
+        timeline = self._timeline
         if self._following:
             self._following.updating(optimizer)
-        if (left_open := self._updating.get(id(optimizer))) is not None:  # its last update has raised an error
-            self._timeline.leave_all_but(left_open)
-        self._updating[id(optimizer)] = self._timeline.depth
-        self._timeline.enter(OPTIMIZER)
+        if self._updating and (left_open := self._updating.get(id(optimizer))) is not None:  # it has raised an error
+            timeline.leave_all_but(left_open)
+        self._updating[id(optimizer)] = timeline.depth
+        timeline.enter_after(OPTIMIZER)
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._counting_once(args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
+        if kwargs and callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._counting_once(kwargs["closure"])}
         return None
 
@@ -642,9 +681,10 @@ class Probe:
         if is_compiling() or self._over:
             return False
         here = get_ident()
-        if not self._thread:
-            self._thread = here
-        return self._thread == here
+        if self._thread:
+            return self._thread == here
+        self._thread = here
+        return True
 
     def _take_over(self) -> None:
         """Measures the calling thread, which updates parameters, from now on, unless another one does so already.
@@ -699,19 +739,26 @@ class Probe:
         """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
         if not self._mode_tells:
             return False
-        evaluates = False
-        for each in self._models.valuerefs():
-            model = each()
-            if model is not None:
-                evaluates = not model.training
-                if not evaluates:
-                    break
-        self._timeline.rebase(EVALUATION if evaluates else OTHER)
+        model = self._latest_model()
+        evaluates = model is None or not model.training
+        if evaluates:
+            evaluates = False
+            for each in self._models.valuerefs():
+                model = each()
+                if model is not None:
+                    evaluates = not model.training
+                    if not evaluates:
+                        self._latest_model = each
+                        break
+        base = EVALUATION if evaluates else OTHER
+        if base != self._timeline.base:
+            self._timeline.rebase(base)
         return evaluates
 
     def _size(self, module: torch.nn.Module, given: Any) -> int:
         """Returns the number of samples that a module is given, and notes their shape."""
-        self._sample_shape = self._sample_shape or samples_in(given)[1]
+        if self._needs_shape:
+            self._sample_shape = self._sample_shape or samples_in(given)[1]
         return self._given.size(module, given)
 
     def _note_loader(self, iterator: Any) -> None:
@@ -728,18 +775,22 @@ class Probe:
             self._timeline.timing.result(loss.device)
         if self._following:  # it would find its own reference among what the program keeps
             return
-        result, unscaled = self._scaled.pop(id(loss), (None, None))
-        if result and result() is loss:
-            loss = unscaled
-        if isinstance(loss, torch.Tensor) and type(loss) is not torch.Tensor and _is_plain(type(loss)):
+        if self._scaled:
+            result, unscaled = self._scaled.pop(id(loss), (None, None))
+            if result and result() is loss:
+                loss = unscaled
+        kind = type(loss)
+        if kind is not torch.Tensor and isinstance(loss, torch.Tensor) and _is_plain(kind):
             with torch._C.DisableTorchFunction():
                 loss = loss.as_subclass(torch.Tensor)
         if type(loss) is torch.Tensor and loss.numel() == 1:
-            loss = loss.detach()
-            self._timeline.part.losses.append((loss, loss._version))
+            self._timeline.part.losses.append(loss_of(loss))
 
     def _number_of(self, optimizer: Any) -> int:
         """Returns the number of an optimizer: the smallest one that no other optimizer has."""
+        latest, latest_number = self._latest_optimizer
+        if latest() is optimizer:
+            return latest_number
         if not isinstance(optimizer, Hashable):
             return -id(optimizer)
         number = self._numbers.get(optimizer)
@@ -747,20 +798,22 @@ class Probe:
             used = set(self._numbers.values())
             number = next(each for each in count() if each not in used)
             self._numbers[optimizer] = number
+        self._latest_optimizer = ref(optimizer), number
         return number
 
     def _end_part(self, optimizer: Any, *, skipped: bool = False) -> None:
         """Ends a part of the loop with an update of the optimizer."""
-        self._scaled.clear()
-        self._regions.cut(self._timeline)
-        part = self._timeline.part
+        timeline = self._timeline
+        if self._scaled:
+            self._scaled.clear()
+        if timeline.depth:
+            self._regions.cut(timeline)
+        part = timeline.part
         part.graphs = compiled_graphs()
         self._drawn.update(part)
         if (samples := self._given.update(part.first, optimizer)) is not None:
             part.forwarded = samples
-        self._timeline.end_part(
-            self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2
-        )
+        timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2)
         if self._following:
             with self._unbroken():
                 if self._host is None:
@@ -879,6 +932,9 @@ class Probe:
         and global hooks make compiled modules warn. If later a part has a backward pass and none of the modules was
         `called`, it looks for more. Where the memory is followed, it looks from the start, as nothing is compiled.
         """
+        if self._is_settled and (called or self._counted.passes == self._passes) and self._settled_for() is optimizer:
+            self._passes = self._counted.passes
+            return
         found = self._known is None or len(self._roots) > self._known
         unknown = self._counted.passes > self._passes and not called
         self._looks -= 0 if found else 1 if unknown else 1 / LONGEST_PERIOD
@@ -886,7 +942,7 @@ class Probe:
         if ended or (self._most_roots and len(self._roots) > self._most_roots):
             self._most_roots = len(self._roots)
             for cls in {type(root) for root in self._roots.values()} - self._wrapped:
-                stand_in(cls, "__call__", self._call_wrapped)
+                stand_in(cls, "__call__", self._call_module)
                 self._wrapped.add(cls)
             for cls in {type(model) for model in self._models.values()} - self._switched:
                 stand_in(cls, "train", self._change_mode)
@@ -901,6 +957,8 @@ class Probe:
         if (is_new or (unknown and self._looks > 0)) and not self._recorded and not self._module_call:
             self._known = None if is_new else len(self._roots)
             self._begin_search()  # not while the steps are recorded, which wraps the same function
+        self._is_settled = self._module_call is None
+        self._settled_for = ref(optimizer)
 
     def _begin_search(self) -> None:
         """Wraps the call of every module, to find the outermost ones."""
@@ -915,26 +973,29 @@ class Probe:
         self._module_call = self._known = None
         return True
 
-    def _call_wrapped(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (self._find if self._module_call else self._call_module)(call, module, *args, **kwargs)
-
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling() and self._watches() and module.training and torch.is_grad_enabled():
-            inner = self._timeline.is_in(FORWARD) or self._timeline.is_in(BACKWARD)
-            if inner and not self._drawn.trained:
-                self._given.layer(module, args, kwargs)
-            first = next(parameters_of(module), None)
-            if first is not None:
-                self._autocast = autocast_of(first) or self._autocast
-            if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
-                if self._following and id(module) not in self._roots:  # a timed program gets it later
-                    self._treatments.apply_to([module], updated=False)
-                self._roots[id(module)] = module
-                model = unwrapped(module)
-                self._models[id(model)] = model
-                if "model" not in self._found and (place := self._places.here()):
-                    self._found["model"] = place
         return self._call_module(call, module, *args, **kwargs)
+
+    def _look_at(self, module: torch.nn.Module, args: Any, kwargs: Any, *, inner: bool) -> None:
+        """Notes a module that is called while the outermost ones are looked for; `inner` in the call of another one."""
+        if not module.training or not torch.is_grad_enabled():
+            return
+        if inner and not self._drawn.trained:
+            self._given.layer(module, args, kwargs)
+        first = next(parameters_of(module), None)
+        if first is not None:
+            self._autocast = autocast_of(first) or self._autocast
+        if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
+            if self._following and id(module) not in self._roots:  # a timed program gets it later
+                self._treatments.apply_to([module], updated=False)
+            self._add_root(module)
+            if "model" not in self._found and (place := self._places.here()):
+                self._found["model"] = place
+
+    def _add_root(self, module: torch.nn.Module) -> None:
+        model = unwrapped(module)
+        self._roots[id(module)], self._models[id(model)] = module, model
+        self._is_settled = False
 
     # What the host is told.
 
@@ -954,7 +1015,7 @@ class Probe:
             self._wanted = settings["memory"]["steps"]
         else:
             atexit.register(self._leave)
-        self._time = host.unix(self._timeline.began)
+        self._time = round(1e9 * host.unix(self._timeline.began))
         Finalize(None, self._leave, exitpriority=0)  # processes that multiprocessing forks run no exit handlers
         if host.rank == 0:
             host.put("environmentcaptured", environment=facts())
@@ -984,6 +1045,7 @@ class Probe:
 
     def _report_model(self, optimizer: Any) -> None:
         if self._host:
+            self._needs_shape = False
             found = {id(each): each for root in self._roots.values() for each in parameters_of(root)}
             parameters = [each for each in found.values() if not is_lazy(each)]
             self._host.put(
@@ -1016,65 +1078,65 @@ class Probe:
                 "several threads of the program update parameters; the updates of the one that began are measured, and "
                 "those of the others are not counted"
             )
-        steps = [self._step(parts) for parts in self._timeline.steps(ended=ended)]
+        steps = [self._step(parts).json() for parts in self._timeline.steps(ended=ended)]
         if steps:
-            self._host.put("stepsmeasured", steps=steps)
+            self._host.put_encoded("stepsmeasured", "steps", steps)
         elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
             doing = LOOKING if len(self._made) > 1 else FIRST
             self._host.put("heartbeat", doing=doing.format(self._timeline.ended), step=None)
             if not self._recording and monotonic() - self._held_at > HELD_SECONDS:
                 self._held_at = monotonic()
-                self._host.put("stepsheld", steps=list(self._held_steps()))
+                self._host.put_encoded("stepsheld", "steps", self._held_steps())
         self._host.flush()
 
-    def _step(self, parts: list[LoopPart]) -> dict[str, Any]:
+    def _step(self, parts: list[LoopPart]) -> MeasuredStep:
         """Returns the next step to send."""
         step = self._described(parts, self._sent, self._time)
         if parts[-1].graphs > self._graphs:
             self._compiled.append(self._sent)
         self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
+        total = step.total
         if self._seconds:
-            self._durations.append(step["total"])
+            self._durations.append(total / 1e9)
         self._sent += 1
-        self._time += step["total"]
-        self._elapsed += step["total"]
-        self._evaluated += step["phases"].get(EVALUATION, 0.0)
+        self._time += total
+        self._elapsed += total
+        self._evaluated += step.phases.get(EVALUATION, 0)
         return step
 
-    def _held_steps(self) -> Iterator[dict[str, Any]]:
-        """Yields the steps that the updates that are held back would make if they were the last ones."""
+    def _held_steps(self) -> Iterator[str]:
+        """Yields the steps that the updates that are held back would make if they were the last ones, in JSON."""
         number, time = self._sent, self._time
         for parts in self._timeline.pending():
             step = self._described(parts, number, time, held=True)
-            number, time = number + 1, time + step["total"]
-            yield step
+            number, time = number + 1, time + step.total
+            yield step.json()
 
-    def _described(self, parts: list[LoopPart], number: int, time: float, *, held: bool = False) -> dict[str, Any]:
-        """Returns a step as the fields of `gpubench.events.Step`."""
+    def _described(self, parts: list[LoopPart], number: int, time: int, *, held: bool = False) -> MeasuredStep:
         assert self._host
         phases, loss, skipped = self._timeline.measure(parts, held=held)
-        return {
-            "repeat": self._repeat,
-            "rank": self._host.rank,
-            "epoch": 0,
-            "step": number,
-            "time": time,
-            "total": sum(phases.values()),
-            "phases": phases,
-            "host": (parts[-1].ended - parts[0].began) / 1e9,
-            "samples": self._samples_of(parts),
-            "loss": None if loss == inf else loss,
-            "not_finite": loss == inf,
-            "starved": parts[0].device_idle,
-            "skipped": skipped,
-        }
+        first, last = parts[0], parts[-1]
+        return MeasuredStep(
+            self._repeat,
+            self._host.rank,
+            number,
+            time,
+            phases,
+            last.ended - first.began,
+            self._samples_of(parts),
+            loss,
+            first.device_idle,
+            skipped,
+        )
 
     def _samples_of(self, parts: list[LoopPart]) -> int:
         """Returns the samples of a step."""
         if self._samples is not None:
             return self._samples
         if self._drawn.trained:
-            return sum(part.drawn for part in parts)
+            return parts[0].drawn if len(parts) == 1 else sum(part.drawn for part in parts)
+        if len(parts) == 1:
+            return parts[0].forwarded
         found: Counter[int] = Counter()
         for part in parts:
             found[part.optimizer] += part.forwarded
@@ -1159,6 +1221,10 @@ class Probe:
             self._join()  # it has ended before its first update, perhaps for lack of memory
         if not self._over and self._host:
             self._finish()
+
+
+def _nothing() -> None:
+    """Stands for a weak reference to nothing."""
 
 
 def _is_plain(kind: type) -> bool:

@@ -16,7 +16,7 @@ from json import JSONEncoder, loads
 from pathlib import Path
 from socket import gethostname
 from time import monotonic, sleep, time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 from .connection import Connection, Taken
 
@@ -91,6 +91,11 @@ class Host:
     def put(self, event: str, **fields: Any) -> None:
         """Buffers an event until the next flush."""
         self._pending.append(_line({"event": event, "rank": self.rank, **fields}))
+
+    def put_encoded(self, event: str, name: str, fields: Iterable[str]) -> None:
+        """Buffers an event with a list as its only field, whose parts are in JSON already."""
+        line = f'{{"event":"{event}","rank":{self.rank},"{name}":[{",".join(fields)}]}}\n'
+        self._pending.append(line.encode(errors="replace"))
 
     def warn(self, message: str) -> None:
         """Adds a warning to the run's log."""

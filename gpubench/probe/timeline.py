@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections import deque
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
-from .device import Mark, Point, Timing, ns_of
+from .device import Loss, Point, Timing, ns_of
 from .rhythm import Rhythm
 
 OTHER, EVALUATION = "other", "evaluation"
@@ -25,37 +24,42 @@ LONGEST_PERIOD = 16
 """The largest length of a sequence for which `period` looks."""
 
 
-@dataclass
 class LoopPart:
-    """The loop from one update of an optimizer to the next. The last mark is the first one of the next part."""
+    """The loop from one update of an optimizer to the next. The last mark is the first one of the next part.
 
-    marks: list[tuple[str, Point]]
-    optimizer: int = 0
+    The attributes of the class are their values at first, because each step makes a part, and few steps change many.
+    """
+
+    optimizer = 0
     """The identity of the optimizer whose update ends the part."""
-    losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    """What the backward passes were called on, detached, each with its version at that time."""
     infinities: torch.Tensor | None = None
     """What a fused optimizer reads to decide whether it skips the update; None without a gradient scaler."""
-    drawn: int = 0
+    drawn = 0
     """The samples that came from a DataLoader, as far as it is decided that they train."""
-    first: int = 0
+    first = 0
     """The identity of the outermost module that is called first; 0 before that."""
-    forwarded: int = 0
+    forwarded = 0
     """The samples that went through that module, or through another one that the update is of."""
-    skipped: bool = False
-    graphs: int = 0
+    skipped = False
+    evaluates = False
+    """Whether any of its time may be evaluation."""
+    graphs = 0
     """The graphs that torch.compile had compiled in this process at the end of the part."""
-    device_idle: bool | None = None
-    """Whether the device was idle when the part began; None without a device."""
-
     replay: tuple[Any, int] | None = None
     """The graph whose replay has computed the losses, with the number of its replays: its last one overwrites them."""
-    updates: int = 1
+    updates = 1
     """The number of updates that a graph has made at the end of the part, each of which has a share of its time."""
     whole: LoopPart | None = None
     """The part that the update of this one has a share of."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """The time of the phases in seconds, where other updates have a share of it."""
+    phases: dict[str, int]
+    """The time of the phases in nanoseconds, where other updates have a share of it."""
+
+    def __init__(self, marks: list[tuple[str, Point]], device_idle: bool | None = None) -> None:
+        self.marks = marks
+        self.losses: list[Loss] = []
+        """What the backward passes were called on."""
+        self.device_idle = device_idle
+        """Whether the device was idle when the part began; None without a device."""
 
     @property
     def began(self) -> int:
@@ -109,6 +113,7 @@ class Timeline:
             mark = self.timing.mark()
             self.began = ns_of(mark)
             self._part = LoopPart([(self.base, mark)])
+            self._part.evaluates = self.base == EVALUATION
         return self._part
 
     def is_in(self, phase: str) -> bool:
@@ -126,6 +131,14 @@ class Timeline:
         timing = self.timing
         part = self._part or self.part  # the property alone would take longer, at every border of every step
         part.marks.append((phase, timing.now() if on_host else timing.mark()))
+        self._open.append(phase)
+        if self._watch:
+            self._watch(phase)
+
+    def enter_after(self, phase: str) -> None:
+        """Begins a phase as `enter` does, right after another one: see `Timing.mark_after`."""
+        marks = (self._part or self.part).marks
+        marks.append((phase, self.timing.mark_after(marks[-1][1] if marks else 0)))  # a capture begins without one
         self._open.append(phase)
         if self._watch:
             self._watch(phase)
@@ -173,6 +186,7 @@ class Timeline:
         """Sets the phase of the time outside of all others."""
         if base != self.base:
             self.base = base
+            self.part.evaluates = self.part.evaluates or base == EVALUATION
             if not self._open:
                 self.part.marks.append((base, self.timing.mark()))
 
@@ -190,7 +204,7 @@ class Timeline:
         """
         part, timing = self.part, self.timing
         mark = part.marks[-1][1]
-        idle = timing.passed([mark]) if isinstance(mark, Mark) else None
+        idle = None if type(mark) is int else timing.passed([mark])
         timing.end_part()
         part.optimizer, part.skipped = optimizer, skipped
         if len(part.marks) == 1:
@@ -198,7 +212,11 @@ class Timeline:
         self._parts.append(part)
         self.ended += 1
         self.rhythm.add(optimizer, alone=alone)
-        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)], device_idle=idle)
+        self._begin_part(mark, idle)
+
+    def _begin_part(self, mark: Point, idle: bool | None = None) -> None:
+        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)], idle)
+        self._part.evaluates = self.base == EVALUATION
 
     def restart(self) -> None:
         """Begins the current part again, now: the time since the last part belongs to none."""
@@ -207,7 +225,7 @@ class Timeline:
             self._dropped.append((self.part.marks[0][1], mark))
         else:
             self.began = ns_of(mark)
-        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)])
+        self._begin_part(mark)
 
     def replace(self, part: LoopPart) -> LoopPart:
         """Makes another part the current one, without a mark. Returns the one that was."""
@@ -252,52 +270,58 @@ class Timeline:
         last = self.part.began
         self._dropped = [(start, end) for start, end in self._dropped if ns_of(start) < last]
 
-    def measure(self, step: list[LoopPart], *, held: bool = False) -> tuple[dict[str, float], float | None, bool]:
-        """Returns (phases in seconds, loss, whether the update was skipped) of a step that the device has finished.
+    def measure(self, step: list[LoopPart], *, held: bool = False) -> tuple[dict[str, int], float | None, bool]:
+        """Returns (phases in nanoseconds, loss, whether the update was skipped) of a step that the device has finished.
 
         The loss is the sum of what the backward passes were called on, and infinite if one of it is not finite. It is
         None if it is unknown: if no backward pass was seen in the step, or if its loss cannot be read any more. A step
         of updates that are still `held` can be measured again.
         """
+        known: list[float | None] = []
         losses, infinities, unchanged, skipped = [], [], True, False
         for part in step:
-            for loss, version in part.losses:
-                losses.append(loss)
-                unchanged = unchanged and loss._version == version
+            for loss in part.losses:
+                if isinstance(loss, tuple):
+                    losses.append(loss[0])
+                    unchanged = unchanged and loss[0]._version == loss[1]
+                else:
+                    known.append(loss)
             if part.losses and part.replay:
                 unchanged = unchanged and part.replay[0].replays == part.replay[1]
             if part.infinities is not None:
                 infinities.append(part.infinities)
             skipped = skipped or part.skipped
-        values = self.timing.read(losses + infinities)
-        known = [value for value in values[: len(losses)] if value is not None]
-        total = math.fsum(known) if losses and unchanged and len(known) == len(losses) else None
-        return self._phases_of(step, held), total, skipped or any(values[len(losses) :])
+        if losses or infinities:
+            values = self.timing.read(losses + infinities)
+            known += values[: len(losses)]
+            skipped = skipped or any(values[len(losses) :])
+        total = math.fsum(known) if known and unchanged and None not in known else None  # type: ignore[arg-type]
+        return self._phases_of(step, held), total, skipped
 
-    def _phases_of(self, step: list[LoopPart], held: bool) -> dict[str, float]:
-        """Returns the time of each phase of a step in seconds, and frees its marks unless the step is `held`."""
-        phases: dict[str, float] = {}
+    def _phases_of(self, step: list[LoopPart], held: bool) -> dict[str, int]:
+        """Returns the time of each phase of a step in nanoseconds, and frees its marks unless the step is `held`."""
+        phases: dict[str, int] = defaultdict(int)
         timing = self.timing
         for part in step:
             if part.whole is None and part.updates == 1:
-                place = timing.add_seconds(part.marks, phases)
+                place = timing.add(part.marks, phases)
             else:
                 place = self._share(part, phases)
             if not held:
-                timing.measured(place)
+                timing.measured[place] += 1
                 if timing.has_marks:
                     for _, mark in part.marks:
                         if mark is not part.marks[-1][1]:  # which is the first one of the next part
                             timing.release(mark)
         return phases
 
-    def _share(self, part: LoopPart, phases: dict[str, float]) -> int:
+    def _share(self, part: LoopPart, phases: dict[str, int]) -> int:
         """Adds the time of a part whose end is that of several updates, or one of these: the share of one of them."""
-        part.phases = {}
-        place = self.timing.add_seconds(part.marks, part.phases)
+        part.phases = defaultdict(int)
+        place = self.timing.add(part.marks, part.phases)
         for source in (part, part.whole) if part.whole else (part,):
-            for phase, seconds in source.phases.items():
-                phases[phase] = phases.get(phase, 0.0) + seconds / source.updates
+            for phase, ns in source.phases.items():
+                phases[phase] += round(ns / source.updates)
         return place
 
     def end(self) -> float:
@@ -305,11 +329,11 @@ class Timeline:
         timing = self.timing
         now, last = timing.mark(), self.part.marks[0][1]
         timing.wait([*(mark for part in (*self._parts, self.part) for _, mark in part.marks), now])
-        dropped = sum(timing.seconds(start, end) for start, end in self._dropped)
+        dropped = sum(timing.between(start, end) for start, end in self._dropped)
         ended = self.part.began
         if timing.is_on_device(last, now):
-            ended = timing.now() - int(timing.seconds(last, now) * 1e9)
-        return (ended - self.began) / 1e9 - dropped
+            ended = timing.now() - timing.between(last, now)
+        return (ended - self.began - dropped) / 1e9
 
 
 def period(order: Iterable[int]) -> int:
@@ -357,12 +381,17 @@ class Regions:
         """Has the regions of the program found. Torch's own, of which there are several a step, take little time."""
         region_class: Any = torch.autograd.profiler.record_function
         begin, end, opened = region_class.__enter__, region_class.__exit__, self._open
+        own: set[Any] = set()
 
         @functools.wraps(begin)
         def enter(region: Any) -> Any:
             found = begin(region)
-            if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_OWN):
-                self._enter(region)
+            name = sys._getframe(1).f_globals.get("__name__")
+            if name not in own:
+                if str(name).startswith(_OWN):
+                    own.add(name)
+                else:
+                    self._enter(region)
             return found
 
         @functools.wraps(end)

@@ -81,6 +81,8 @@ class Treatments:
         self._device = ""
         """The type of the device of the outermost modules."""
         self._compiled = False
+        self.changes_calls = False
+        """Whether `call` does anything of its own."""
         self._widens = True
         """Whether the outermost modules have no bf16 parameters, so that bf16 outputs come from the treatment."""
 
@@ -96,6 +98,7 @@ class Treatments:
             stand_in(DistributedDataParallel, "__init__", self._wrap_module)
         if kernels := values.get("performance.sdpa"):
             self._choose_kernels(kernels)
+        self.changes_calls = self._format is not None or values.get("precision") == "bf16"
         self._set_up()
         self.apply_again()
 

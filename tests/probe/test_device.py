@@ -1,5 +1,6 @@
 """The clock of the probe: which timeline the times are on, and what it does where a device answers with an error."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -59,6 +60,11 @@ def places(timing: Timing) -> int:
     return mark.place[0] if isinstance(mark, Mark) else HOST
 
 
+def parameter_on(index: int) -> torch.Tensor:
+    """Stands in for a parameter on a GPU."""
+    return SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))  # type: ignore[return-value]
+
+
 def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
     timing = Timing()
     assert places(timing) == 0, "the current device, while nothing is known"
@@ -75,6 +81,11 @@ def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
     assert places(timing) == 0
     timing.result(torch.device("cpu"))
     assert places(timing) == 0, "a copy of the result"
+    timing.expect([torch.empty(0, device="meta")])
+    timing.expect([parameter_on(1)])
+    timing.result(torch.device("cuda", 1))
+    timing.end_part()
+    assert places(timing) == 1, "where the program has moved, with an optimizer of its parameters there"
 
 
 def test_what_computes_on_the_cpu_is_timed_by_the_bare_clock(events: type[Events]) -> None:
@@ -96,9 +107,19 @@ def test_a_phase_that_issues_nothing_takes_its_share_of_an_idle_device_at_most(e
     begin.event.at, middle.event.at, end.event.at = 0.0, 1.0, 4.0
     freeing: list[tuple[str, Point]] = [("optimizer", 10**9), ("other", 15 * 10**8)]
     marks = [("other", begin), *freeing, ("forward", middle), ("end", end)]
-    found: dict[str, float] = {}
-    assert timing.add_seconds(marks, found) == 0
-    assert found == pytest.approx({"other": 0.75, "optimizer": 0.25, "forward": 3.0})
+    found: dict[str, int] = defaultdict(int)
+    assert timing.add(marks, found) == 0
+    assert found == {"other": 75 * 10**7, "optimizer": 25 * 10**7, "forward": 3 * 10**9}
+
+
+def test_a_border_right_after_another_one_takes_no_event(events: type[Events], monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = Timing()
+    first = timing.mark()
+    monkeypatch.setattr(device, "AT_ONCE", 10**12)
+    assert isinstance(timing.mark_after(first), int)
+    assert isinstance(timing.mark_after(0), Mark), "the last border was by the host's clock"
+    monkeypatch.setattr(device, "AT_ONCE", 0)
+    assert isinstance(timing.mark_after(first), Mark), "the program may have issued work since"
 
 
 @pytest.mark.parametrize("query", ["record", "query", "elapsed_time", "synchronize"])
@@ -109,9 +130,9 @@ def test_after_an_error_of_a_device_the_times_are_those_of_the_host(events: type
     second = timing.mark()
     assert timing.passed([first, second])
     timing.wait([first, second])
-    found: dict[str, float] = {}
-    assert timing.add_seconds([("a", first), ("end", second)], found) == HOST
-    assert 0 <= found["a"] < 0.25
+    found: dict[str, int] = defaultdict(int)
+    assert timing.add([("a", first), ("end", second)], found) == HOST
+    assert 0 <= found["a"] < 25 * 10**7
     assert places(timing) == HOST
     assert list(device.UNANSWERED.values()) == [f"{query} fails"]
 

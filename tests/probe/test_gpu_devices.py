@@ -412,7 +412,7 @@ def test_the_calls_a_step_with_the_probe_and_without_it(run: Run) -> None:
         "cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime", "cudaEventSynchronize",
         "cudaMemcpyAsync DeviceToHost",
     }  # fmt: skip
-    assert by_call["cudaEventRecord"] <= 9, "the borders of phases, and the end of the copies of losses"
+    assert by_call["cudaEventRecord"] <= 8, "six borders, one more if the host was held up, the end of copies of losses"
     assert by_call["cudaEventElapsedTime"] <= 6
     assert by_call["cudaEventQuery"] <= 2 * 6 + 4, "two inside of each elapsed time, and what asks whether it is time"
     assert by_call["cudaMemcpyAsync DeviceToHost"] <= 1

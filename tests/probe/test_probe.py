@@ -476,7 +476,7 @@ def test_backward_takes_an_iterator(tmp_path: Path) -> None:
     assert (found.code, {step["loss"] for step in found.steps}) == (0, {3.0})
 
 
-@pytest.mark.parametrize("seconds", [None, 2.0], ids=["all", "chosen"])
+@pytest.mark.parametrize("seconds", [None, 600.0], ids=["all", "chosen"])
 def test_updates_of_a_critic_belong_to_the_step_of_the_generator(tmp_path: Path, seconds: float | None) -> None:
     def run() -> None:
         critic, generator = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -488,8 +488,7 @@ def test_updates_of_a_critic_belong_to_the_step_of_the_generator(tmp_path: Path,
                 optimizer.step()
 
     found = probed(tmp_path, run, seconds=seconds)
-    planned = found.events["planned"]["steps"] if seconds and "planned" in found.events else 120
-    assert len(found.steps) == min(planned, 120)  # it ends before a plan that its first steps made too long
+    assert len(found.steps) == 120  # a plan for so long a time has more, however slow the machine is
     assert [step["samples"] for step in found.steps[2:4]] == [80, 20]  # what the optimizer with the most is given
     assert "heartbeat" in found.names
 
@@ -674,7 +673,7 @@ def test_phases_nest_on_the_timeline_of_the_device(device: None) -> None:
     Device.now += 10
     steps = list(made.steps())
     assert len(steps) == rhythm.CERTAIN
-    assert made.measure(steps[0])[0] == {"other": 0.25, "optimizer": 0.5, "forward": 0.25}
+    assert made.measure(steps[0])[0] == {"other": 25 * 10**7, "optimizer": 5 * 10**8, "forward": 25 * 10**7}
 
 
 @pytest.mark.parametrize(("devices", "found"), [(["cuda"], None), (["cuda", "cpu"], "auto")])
