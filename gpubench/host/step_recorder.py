@@ -15,10 +15,7 @@ from gpubench.logs import MODIFIABLE
 from gpubench.probe.length import Length
 from gpubench.registry import kind_of
 from gpubench.runs import warnings
-from gpubench.runs.directory import (
-    STEPS,
-    RepeatLength,
-)
+from gpubench.runs.directory import STEPS, RepeatLength
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import Summary
 from gpubench.settings.loading import Configuration

@@ -11,15 +11,7 @@ from typing import Annotated, Any, ClassVar, Generic, Never, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from gpubench.settings.field import (
-    Conflict,
-    FromOutside,
-    Open,
-    Section,
-    treatment,
-    uncompared,
-    workload,
-)
+from gpubench.settings.field import Conflict, FromOutside, Open, Section, treatment, uncompared, workload
 from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, Option
 from gpubench.settings.sections import (
     DataSettings,

@@ -5,14 +5,7 @@ from collections.abc import Iterator
 from gpubench import units
 from gpubench.memory.batch_sizes import MOST, BatchSizes
 from gpubench.report import memory_figures as figures
-from gpubench.report.document import (
-    Block,
-    Heading,
-    Medium,
-    Paragraph,
-    Table,
-    table,
-)
+from gpubench.report.document import Block, Heading, Medium, Paragraph, Table, table
 
 EXACT = 1e-5
 

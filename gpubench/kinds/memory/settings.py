@@ -5,14 +5,7 @@ from typing import Annotated, Any, ClassVar, Generic, Never
 
 from pydantic import BeforeValidator, Field
 
-from gpubench.settings.field import (
-    Open,
-    Section,
-    protocol,
-    treatment,
-    uncompared,
-    untaken,
-)
+from gpubench.settings.field import Open, Section, protocol, treatment, uncompared, untaken
 from gpubench.settings.options import MEASUREMENT, Option
 from gpubench.settings.schema import TrainSettings, experiment_named
 from gpubench.settings.sections import (

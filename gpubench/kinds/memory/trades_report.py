@@ -6,15 +6,7 @@ from typing import Any
 from gpubench import units
 from gpubench.memory.batch_sizes import Trade, Trades
 from gpubench.report import memory_figures as figures
-from gpubench.report.document import (
-    UNASKED,
-    Block,
-    Heading,
-    Medium,
-    Paragraph,
-    Table,
-    table,
-)
+from gpubench.report.document import UNASKED, Block, Heading, Medium, Paragraph, Table, table
 
 
 def trade_table(found: Trades) -> Table:

@@ -7,15 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gpubench.settings.field import (
-    Conflict,
-    Open,
-    Section,
-    protocol,
-    scale,
-    treatment,
-    workload,
-)
+from gpubench.settings.field import Conflict, Open, Section, protocol, scale, treatment, workload
 from gpubench.settings.options import MEASUREMENT, MODEL, PIPELINE, SAMPLING, Option
 from gpubench.settings.schema import RunSettings, experiment_named
 from gpubench.settings.sections import (
