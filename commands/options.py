@@ -21,6 +21,7 @@ from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option, options
 
 if TYPE_CHECKING:
+    from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
 
@@ -36,6 +37,11 @@ class Shown(NamedTuple):
     json: bool
     quiet: bool
     verbose: int
+
+    def terminal(self) -> "Terminal":
+        from gpubench.report.terminal import Terminal
+
+        return Terminal(quiet=self.quiet, verbosity=self.verbose)
 
 
 class Offer(NamedTuple):
@@ -317,15 +323,13 @@ def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int 
     The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags, and
     with --trust none is of received results. Raises UsageError for a name or a tag that no run there can have.
     """
-    from dataclasses import replace
-
     found = labels(ctx, runs[0].settings.results)
     runs = [trusted(ctx, run) for run in runs]
     if name := found.name:
         others = (f"{name}-{number}" for number in range(2, len(runs) + 1))
         names = [name if index == own else next(others) for index in range(len(runs))]
-        return [replace(run, labels=found._replace(name=one)) for run, one in zip(runs, names, strict=True)]
-    return [replace(run, labels=found) for run in runs]
+        return [run.called(name=one, tags=found.tags) for run, one in zip(runs, names, strict=True)]
+    return [run.called(tags=found.tags) for run in runs]
 
 
 def trusted(ctx: typer.Context, run: "Configuration[Any]") -> "Configuration[Any]":

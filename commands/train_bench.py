@@ -1,13 +1,21 @@
 """gpubench train-bench"""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from gpubench.commands import options, program
-from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
+from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands.variants import Versus, of_values
 from gpubench.configs import presets
 from gpubench.errors import UsageError
+from gpubench.kinds import PROGRAM, kind_of
 from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
+
+if TYPE_CHECKING:
+    from gpubench.settings.loading import Configuration
+    from gpubench.settings.schema import TrainSettings
 
 BATCH_SIZE = "training.batch_size"
 
@@ -66,38 +74,40 @@ def train_bench(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
-    versus = program.Versus(vs, vs_args, vs_ref)
-    if program.is_given(ctx, config):
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.measure(ctx, config, shown, versus, print_config=print_config)
+    shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
+    is_program = program.is_given(ctx, config)
+    kind = kind_of(PROGRAM if is_program else "train-bench")
+
+    # Which variants? The run that is asked for, that and another version of it, or one run for each batch size.
+    if is_program:
+        sizes: list[str] = []
+        variants = versus.variants(program.configuration(ctx, config, kind), kind.complete)
+    else:
+        versus.refuse_without_program(ctx)
+        base, sizes = _of_model(ctx, config, versus)
+        variants = of_values(base, BATCH_SIZE, sizes, kind.complete) if sizes else versus.variants(base, kind.complete)
+    variants = options.labelled(ctx, variants, versus.own)
+    if print_config:
+        print_configurations(variants, "train-bench")
         return
-    versus.refuse_without_program(ctx)
-    # Settings are imported here, and the modules that measure and draw only once the settings are valid.
-    from gpubench.settings.defaults import complete
-    from gpubench.settings.keys import COMMAND_LINE
-    from gpubench.settings.loading import complete_all, completed, load, refuse_idle
+
+    # Run them interleaved, each repeat in fresh processes, until each has its repeats; then say what they show.
+    from gpubench.bench import Bench  # not loaded for settings that are refused
+
+    run_and_report(Bench(kind, shown.terminal()), variants, shown, swept=bool(sizes))
+
+
+def _of_model(
+    ctx: typer.Context, config: str | None, versus: Versus
+) -> "tuple[Configuration[TrainSettings], list[str]]":
+    """Returns the settings from all sources, and the batch sizes if there are several."""
+    from gpubench.settings.loading import load
     from gpubench.settings.schema import TrainSettings
 
     given = options.overrides(ctx, TrainSettings)
     sizes = options.several(given, TrainSettings, BATCH_SIZE)
-    if sizes and vs:
+    if sizes and versus.settings:
         raise UsageError("--vs and several batch sizes are different comparisons", "give one of them")
     if sizes and launched_by_torchrun():
         raise UsageError("several batch sizes take fresh processes, which torchrun does not start", "give one")
-    base = load(TrainSettings, config, given)
-    if sizes:
-        runs = refuse_idle(
-            [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
-        )
-    else:
-        runs = complete_all(base, vs, complete)
-    runs = options.labelled(ctx, runs)
-    if print_config:
-        print_configurations(runs, "train-bench")
-        return
-
-    from gpubench.host import live
-    from gpubench.host.recorder import TrainRecorder
-
-    report = sweep_and_report if sizes else run_and_report
-    report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+    return load(TrainSettings, config, given), sizes

@@ -14,6 +14,7 @@ followed."""
 TUNE = "tune"
 """The command of a search, which is an entry of its own beside those of its runs."""
 PROBE = "gpubench.probe"
+OF_A_PROGRAM = "gpubench.host.program_recorder"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class RunKind:
     """The command that times the same work. A run may be compared with runs of the same work."""
     worker: str = ""
     """The module that measures in each rank: its `work`, or the probe in a program of the user."""
+    completed_by: str = "gpubench.settings.defaults:complete"
+    """The function that completes its settings. It returns them with the reasons for what it chose, by dot-key."""
+    recorded_by: str = "gpubench.host.recorder:TrainRecorder"
+    """The class that opens its run directory and records its events."""
+    drawn_by: str = "gpubench.host.live"
+    """The module that draws its progress; see `gpubench.host.live.Drawing`."""
     described_by: str = "gpubench.runs.headlines"
     """The module whose `describe` says in one line what such a run does."""
     shown_by: str = "gpubench.report.steps"
@@ -42,6 +49,18 @@ class RunKind:
     unit: str = "step"
     """What the profiler records one after the other, where no setting says it."""
 
+    @property
+    def complete(self) -> Callable[[Any], tuple[Any, dict[str, str]]]:
+        """The function `completed_by`."""
+        found: Callable[[Any], tuple[Any, dict[str, str]]] = _named(self.completed_by)
+        return found
+
+    @property
+    def recorder(self) -> Callable[..., Any]:
+        """The class `recorded_by`, which takes a complete configuration and the command line."""
+        found: Callable[..., Any] = _named(self.recorded_by)
+        return found
+
     def describe(self, settings: Mapping[str, Any], workload: Mapping[str, Any], **measured: Any) -> str:
         """Returns what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
 
@@ -52,8 +71,19 @@ class RunKind:
         return described(settings, workload, **measured)
 
 
+def _named(name: str) -> Any:
+    """Returns what "module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def _training(command: str, **more: Any) -> RunKind:
     return RunKind(command, command, "train-bench", "gpubench.worker.train_bench", **more)
+
+
+def _program(command: str, run_by: str, recorder: str, **more: Any) -> RunKind:
+    found = {"completed_by": f"{OF_A_PROGRAM}:complete_program", "recorded_by": f"{OF_A_PROGRAM}:{recorder}"}
+    return RunKind(command, run_by, PROGRAM, PROBE, **found | more)
 
 
 def _rows() -> Iterable[RunKind]:
@@ -63,17 +93,38 @@ def _rows() -> Iterable[RunKind]:
         "pipe-infer",
         "pipe-infer",
         "gpubench.worker.pipeline.rank",
+        "gpubench.pipeline.defaults:complete",
+        "gpubench.host.pipeline_recorder:PipeRecorder",
+        "gpubench.host.pipeline_recorder",
         described_by="gpubench.pipeline.headline",
         shown_by="gpubench.report.pipeline",
         swept_by="gpubench.report.rank_counts",
         steps=False,
         unit="evaluation",
     )
-    yield _training("profile", diagnosed=True)
-    yield RunKind("memory", "memory", "train-bench", "gpubench.worker.memory.rank", timed=False, steps=False)
-    yield RunKind(PROGRAM, "train-bench", PROGRAM, PROBE)
-    yield RunKind(PROGRAM_PROFILE, "profile", PROGRAM, PROBE, diagnosed=True)
-    yield RunKind(PROGRAM_MEMORY, "memory", PROGRAM, PROBE, timed=False, steps=False)
+    yield _training("profile", recorded_by="gpubench.host.recorder:ProfileRecorder", diagnosed=True)
+    yield RunKind(
+        "memory",
+        "memory",
+        "train-bench",
+        "gpubench.worker.memory.rank",
+        "gpubench.memory.defaults:complete_memory",
+        "gpubench.host.memory_recorder:MemoryRecorder",
+        "gpubench.host.memory_recorder",
+        timed=False,
+        steps=False,
+    )
+    yield _program(PROGRAM, "train-bench", "ProgramRecorder")
+    yield _program(PROGRAM_PROFILE, "profile", "ProgramProfileRecorder", diagnosed=True)
+    yield _program(
+        PROGRAM_MEMORY,
+        "memory",
+        "ProgramMemoryRecorder",
+        completed_by=f"{OF_A_PROGRAM}:complete_program_memory",
+        drawn_by="gpubench.host.memory_recorder",
+        timed=False,
+        steps=False,
+    )
 
 
 RUN_KINDS: Mapping[str, RunKind] = {kind.command: kind for kind in _rows()}

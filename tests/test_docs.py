@@ -132,8 +132,10 @@ def _refused_settings(name: str, context: Any) -> str | None:
         return None
     cls = of_models
     if options.program(context) is not None:
-        cls = COMMANDS[next(one for one in OF_PROGRAMS if kind_of(one).run_by == name.replace("tune", "train-bench"))]
-        program.configuration(context, None, cls, of_models)
+        run_by = name.replace("tune", "train-bench")
+        kind = next(kind for kind in map(kind_of, OF_PROGRAMS) if kind.run_by == run_by)
+        cls = COMMANDS[kind.command]
+        program.configuration(context, None, kind)
     config = context.params.get("config") or ""
     known = {*presets(), *(path.name for path in (ROOT / "examples").rglob("*.yaml"))}
     if not (config.isupper() or "/" in config or config in {"", *known}):

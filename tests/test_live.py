@@ -37,7 +37,7 @@ def test_the_table_shows_where_the_run_stands() -> None:
     text = rendered(progress())
     for expected in (
         "trial",
-        "repeat 2/3",
+        "repeat 2 of 3",
         "10 of 60",
         "epoch 1",
         "2.5000",
@@ -62,11 +62,11 @@ def test_on_a_narrow_terminal_bars_give_way_to_figures() -> None:
 
 def test_before_the_first_step_the_table_says_what_is_being_done() -> None:
     assert "building the model" in rendered(TrainProgress(0, 3, doing="building the model"))
-    assert describe(TrainProgress(0, 3, doing="counting_FLOPs")) == "repeat 1/3  counting FLOPs"
+    assert describe(TrainProgress(0, 3, doing="counting_FLOPs")) == "repeat 1 of 3  counting FLOPs"
 
 
 def test_a_line_holds_the_same_figures() -> None:
-    assert describe(progress()) == "repeat 2/3  step 10/60  loss 2.5000  640 samples/s  100 ms"
+    assert describe(progress()) == "repeat 2 of 3  step 10/60  loss 2.5000  640 samples/s  100 ms"
 
 
 @pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, ProgressLines)])

@@ -1,9 +1,10 @@
 """Shows the progress of a run: a table if stderr is a terminal, and otherwise plain lines."""
 
 import time
+from importlib import import_module
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from gpubench import units
 from gpubench.host.recorder import Progress, Recorder, TrainProgress
+from gpubench.kinds import RunKind
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import BAR, Fitting, bar
 
@@ -187,6 +189,11 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
         used = f"   {units.size(memory)} in the workers" if memory else ""
         rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{used}"))
     return rows
+
+
+def drawing_of(kind: RunKind) -> Drawing[Any]:
+    """Returns the drawing of the runs of a kind."""
+    return cast("Drawing[Any]", import_module(kind.drawn_by))
 
 
 def view_on(console: Console, drawing: Drawing[Any], *, quiet: bool) -> View:

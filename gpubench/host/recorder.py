@@ -68,6 +68,8 @@ class Progress:
     repeat: int = 0
     repeats: int = 1
     ranks: int = 1
+    variant: str = ""
+    """The name of the run among those that it is interleaved with, such as "data.workers=2"; empty for a run alone."""
     doing: str = "starting"
     telemetry: TelemetrySample | None = None
     recorded: bool = False
@@ -75,8 +77,9 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """The name of the current repeat, such as "repeat 2/5"."""
-        return "profiling" if self.recorded else f"repeat {self.repeat + 1}/{self.repeats}"
+        """The name of the current repeat, such as "data.workers=2, repeat 2 of 5"."""
+        repeat = "profiling" if self.recorded else f"repeat {self.repeat + 1} of {self.repeats}"
+        return f"{self.variant}, {repeat}" if self.variant else repeat
 
 
 class Recorder(ABC, Generic[S]):
@@ -109,6 +112,7 @@ class Recorder(ABC, Generic[S]):
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
         self.origins = configuration.origins
+        self.variant = configuration.labels.variant
         self._values = flatten(settings.model_dump(mode="json"))
         """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
         self._git = git.state(self.directory)
@@ -172,7 +176,8 @@ class Recorder(ABC, Generic[S]):
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Begins repeat `number` of `repeats`, in a new process or in the current one."""
         then = self.progress
-        self.progress = replace(self.at_start(), repeat=number, repeats=repeats, telemetry=then.telemetry)
+        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant)
+        self.progress = replace(begun, telemetry=then.telemetry)
 
     def begin_recorded(self) -> None:
         """Begins the repeat that the profiler records, in a new process."""

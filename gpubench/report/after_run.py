@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
@@ -14,7 +13,7 @@ from gpubench.report import run as report
 from gpubench.report.page import render
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
-from gpubench.settings.keys import in_words, is_empty
+from gpubench.settings.keys import distinguished
 
 REMEMBERED = 20  # previous runs that a new one is compared with
 
@@ -63,14 +62,8 @@ def differences(base: RunEvidence, other: RunEvidence) -> tuple[str, str]:
 
     Settings that were filled in on both sides are left out, because they follow from other settings.
     """
-    given = [key for key in base.settings if key not in base.chosen & other.chosen]
-    keys = [key for key in given if base.settings[key] != other.settings.get(key)]
-    first, second = (" ".join(_assigned(key, run.settings.get(key)) for key in keys) for run in (base, other))
+    first, second = distinguished([base.settings, other.settings], [base.chosen, other.chosen])
     return first or "the first", second or "the same again"
-
-
-def _assigned(key: str, value: Any) -> str:
-    return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
 
 
 def page(run: RunEvidence, previous: RunEvidence | None, arranged: Arrangement = PLAIN) -> str:
