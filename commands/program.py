@@ -8,7 +8,7 @@ import typer
 from gpubench.commands import options
 from gpubench.configs import presets
 from gpubench.errors import UsageError
-from gpubench.kinds import OF_PROGRAMS, RunKind
+from gpubench.kinds import OF_PROGRAMS, RunKind, kind_of
 from gpubench.ranks import launched_by_torchrun
 
 if TYPE_CHECKING:
@@ -28,6 +28,23 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     return writer_of(path) in OF_PROGRAMS or "program.command" in read_settings(path)
 
 
+def _refusal(name: str, kind: RunKind) -> tuple[str, str]:
+    """Returns why a program does not take an option of a model, and what to do instead."""
+    option = f"--{name.replace('_', '-')}"
+    if name == "inference":  # of memory alone
+        return (
+            f"{option}: memory follows a program from one optimizer step to the next, and inference has none",
+            f"gpubench {kind_of(kind.work).run_by} {option} -- PROGRAM measures the peak memory of its inference",
+        )
+    if name == "device":
+        return f"{option}: a program chooses its device itself", "choose it in the program, or by CUDA_VISIBLE_DEVICES"
+    if name == "world_size":
+        start = f"gpubench {kind.run_by} -- torchrun --nproc-per-node 2 train.py"
+        return f"{option}: a program starts its ranks itself", start
+    configures = f"{option} configures a model of gpubench, not a program"
+    return configures, "leave it out, or give the program an argument of its own after --"
+
+
 def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Configuration[Any]":
     """Returns the settings of a run of the program from all sources.
 
@@ -44,10 +61,7 @@ def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Con
     cls, of_models = COMMANDS[kind.command], COMMANDS[kind.run_by]
     others = fields(of_models).keys() - fields(cls)
     if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
-        raise UsageError(
-            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
-            "leave it out, or give the program an argument of its own after --",
-        )
+        raise UsageError(*_refusal(foreign[0], kind))
     given = options.overrides(ctx, cls)
     if words is not None:
         given["program.command"] = shlex.join(words)

@@ -1,6 +1,6 @@
 """gpubench train-bench"""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -9,13 +9,12 @@ from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.commands.variants import Versus, of_values
 from gpubench.configs import presets
 from gpubench.errors import UsageError
-from gpubench.kinds import PROGRAM, kind_of
+from gpubench.kinds import PROGRAM, RunKind, kind_of
 from gpubench.ranks import launched_by_torchrun
 from gpubench.zoo import MODELS
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import TrainSettings
 
 BATCH_SIZE = "training.batch_size"
 
@@ -75,17 +74,11 @@ def train_bench(
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
     shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
-    is_program = program.is_given(ctx, config)
-    kind = kind_of(PROGRAM if is_program else "train-bench")
+    kind = kind_of(PROGRAM if program.is_given(ctx, config) else "train-bench")
 
-    # Which variants? The run that is asked for, that and another version of it, or one run for each batch size.
-    if is_program:
-        sizes: list[str] = []
-        variants = versus.variants(program.configuration(ctx, config, kind), kind.complete)
-    else:
-        versus.refuse_without_program(ctx)
-        base, sizes = _of_model(ctx, config, versus)
-        variants = of_values(base, BATCH_SIZE, sizes, kind.complete) if sizes else versus.variants(base, kind.complete)
+    # Which variants? The run that is asked for, alone or beside another version of it, or a run for each batch size.
+    variants = _variants(ctx, config, kind, versus)
+    swept = len(variants) > 1 and not any(versus)
     variants = options.labelled(ctx, variants, versus.own)
     if print_config:
         print_configurations(variants, "train-bench")
@@ -94,20 +87,23 @@ def train_bench(
     # Run them interleaved, each repeat in fresh processes, until each has its repeats; then say what they show.
     from gpubench.bench import Bench  # not loaded for settings that are refused
 
-    run_and_report(Bench(kind, shown.terminal()), variants, shown, swept=bool(sizes))
+    bench = Bench(kind, shown.terminal())
+    run_and_report(bench, variants, shown, swept=swept)
 
 
-def _of_model(
-    ctx: typer.Context, config: str | None, versus: Versus
-) -> "tuple[Configuration[TrainSettings], list[str]]":
-    """Returns the settings from all sources, and the batch sizes if there are several."""
+def _variants(ctx: typer.Context, config: str | None, kind: RunKind, versus: Versus) -> "list[Configuration[Any]]":
+    """Returns the variants to run, complete and named. Raises an error for what cannot be run."""
     from gpubench.settings.loading import load
     from gpubench.settings.schema import TrainSettings
 
+    if kind.command == PROGRAM:
+        return versus.variants(program.configuration(ctx, config, kind), kind.complete)
+    versus.refuse_without_program(ctx)
     given = options.overrides(ctx, TrainSettings)
     sizes = options.several(given, TrainSettings, BATCH_SIZE)
     if sizes and versus.settings:
         raise UsageError("--vs and several batch sizes are different comparisons", "give one of them")
     if sizes and launched_by_torchrun():
         raise UsageError("several batch sizes take fresh processes, which torchrun does not start", "give one")
-    return load(TrainSettings, config, given), sizes
+    base = load(TrainSettings, config, given)
+    return of_values(base, BATCH_SIZE, sizes, kind.complete) if sizes else versus.variants(base, kind.complete)

@@ -1,6 +1,6 @@
 """gpubench tune"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,7 +155,8 @@ def _wishes(
     only: str | None,
     tried: Sequence[str] | None,
     loss_margin: str | None,
-    **more: Any,
+    *,
+    keep_arithmetic: bool,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
     from gpubench.settings.field import fields
@@ -182,12 +183,7 @@ def _wishes(
         for value in values.split(","):
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
-    for flag, names in (("--only", named), ("--try", asked)):
-        if fixed := [name for name in names if not _is_tuned(cls, name)]:
-            raise UsageError(
-                f"{flag} {fixed[0]}: it changes the work itself, so it cannot be tried",
-                "name settings of performance, data, training or distributed",
-            )
+    _refuse_idle(settings, {"--only": dict.fromkeys(named, ()), "--try": asked}, keep_arithmetic=keep_arithmetic)
     try:
         most_peak = size_in_bytes(memory) if memory is not None else None
     except ValueError as error:
@@ -201,8 +197,37 @@ def _wishes(
         frozenset(named),
         asked,
         loss_margin=_loss_margin(loss_margin) if loss_margin is not None else DEFAULT,
-        **more,
+        keep_arithmetic=keep_arithmetic,
     )
+
+
+def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any]]], *, keep_arithmetic: bool) -> None:
+    """Raises UsageError for a setting that no run would change although the user names it.
+
+    `requests` has the settings that each option names, with the values to try.
+    """
+    from gpubench.settings.keys import assigned, flatten
+    from gpubench.settings.schema import ProgramSettings
+    from gpubench.tuner import changeable
+    from gpubench.tuning.treatments import KEPT, OF_ARITHMETIC, numbers_of
+
+    known, now = changeable(settings), flatten(settings.model_dump())
+    for flag, key, values in ((flag, key, values) for flag, asked in requests.items() for key, values in asked.items()):
+        if not _is_tuned(type(settings), key):
+            raise UsageError(
+                f"{flag} {key}: it changes the work itself, so it cannot be tried",
+                "name settings of performance, data, training or distributed",
+            )
+        if key not in known and isinstance(settings, ProgramSettings):
+            raise UsageError(f"{flag} {key}: it cannot be changed in a program from outside", "leave it out")
+        if key not in known:
+            hint = "leave it out, or tune training without --inference"
+            raise UsageError(f"{flag} {key}: inference does not use it", hint)
+        if keep_arithmetic and numbers_of(key) in OF_ARITHMETIC:
+            hint = f"leave out {KEPT}, or {flag} {key}"
+            raise UsageError(f"{flag} {key}: {KEPT} tries no other precision and no other batch size", hint)
+        if values and all(value == now[key] for value in values):
+            raise UsageError(f"{flag} {assigned(key, now[key])}: that is its value already", "give another value")
 
 
 def _loss_margin(text: str) -> "Margin":

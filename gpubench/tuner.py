@@ -21,7 +21,7 @@ from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import RunSettings, from_outside
+from gpubench.settings.schema import ProgramSettings, RunSettings, from_outside
 from gpubench.tuning import losses
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing
@@ -85,21 +85,15 @@ class SearchFolder:
 def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: Wishes, argv: Sequence[str]) -> Tuning:
     """Profiles the program once, and chooses the treatments to try. Raises the error of the run if it fails."""
     began = time.monotonic()
-    settings = flatten(base.settings.model_dump())
     outcome = _profiled(base, bench, folder)
     if outcome.error:
         raise outcome.error
     recorder = outcome.recorder
     run = open_run(recorder.writer.path)
     subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome, wishes.most_peak)
-    cls: type[RunSettings] = type(base.settings)
-    infers = bool(settings.get("inference"))
-    known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
-    is_program = "program.command" in settings
-    if is_program:
-        known &= from_outside().keys()
+    settings, of_program = flatten(base.settings.model_dump()), isinstance(base.settings, ProgramSettings)
     treatments, untried = choose(
-        subject, known, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
+        subject, changeable(base.settings), only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
     )
     codes = {
         f"{treatment.name} {level}": code
@@ -109,7 +103,7 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
     }
     return Tuning(
         status="running",
-        command=cls.command,
+        command=base.settings.command,
         argv=list(argv),
         started=timestamp(),
         seconds=(took := time.monotonic() - began),
@@ -118,7 +112,7 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
         workload=dict(run.workload),
         world_size=_ranks(run),
         device=run.summary.environment.device if run.summary.environment else None,
-        precision=None if is_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
+        precision=None if of_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
         untried=untried,
         most_peak=wishes.most_peak,
@@ -128,6 +122,13 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
         look=recorder.writer.path.name,
         codes=codes,
     )
+
+
+def changeable(settings: RunSettings) -> frozenset[str]:
+    """Returns the settings that a search can change: of inference not those of training, of a program not its own."""
+    infers, cls = getattr(settings, "inference", False), type(settings)
+    known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
+    return known & from_outside().keys() if issubclass(cls, ProgramSettings) else known
 
 
 def _steps(outcome: Outcome) -> dict[str, int]:

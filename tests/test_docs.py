@@ -1,6 +1,9 @@
 """The documentation against the code: links that lead somewhere, commands that exist, tables that are up to date."""
 
+import ast
 import functools
+import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -246,3 +249,19 @@ def test_no_page_and_no_reference_holds_a_figure_of_the_simulated_gpu() -> None:
     texts = [path for path in places if path.suffix in {".md", ".json", ".jsonl", ".html", ".yaml", ".txt", ".csv"}]
     assert ROOT / "README.md" in texts
     assert [path for path in texts if "(simulated)" in path.read_text(errors="replace")] == []
+
+
+STORY = 25
+"""Lines of code that a command's own function takes at the most to tell its story."""
+
+
+def test_the_architecture_begins_with_a_function_that_tells_the_story_of_a_command() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"\[`(\w+)`\]\(\.\./(gpubench/[\w/]+)\.py\)", text)
+    found = [getattr(importlib.import_module(module.replace("/", ".")), name) for name, module in named]
+    assert [named[0][0], named[1][0]] == ["train_bench", "Bench"]
+    assert text.index("`train_bench`") < text.index("## ")
+    (command,) = ast.parse(inspect.getsource(inspect.unwrap(found[0]))).body
+    assert isinstance(command, ast.FunctionDef)
+    body = command.body[1:]
+    assert (body[-1].end_lineno or 0) - body[0].lineno < STORY

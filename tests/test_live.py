@@ -1,12 +1,15 @@
 import io
 from collections import deque
+from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from gpubench.events import Step
-from gpubench.host import live
+from gpubench.host import live, memory_recorder
 from gpubench.host.live import LiveTable, ProgressLines, Silence, describe, draw, view_on
+from gpubench.host.memory_recorder import MemoryProgress
 from gpubench.host.recorder import TrainProgress
 from gpubench.report.terminal import SilencedConsole
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
@@ -67,6 +70,23 @@ def test_before_the_first_step_the_table_says_what_is_being_done() -> None:
 
 def test_a_line_holds_the_same_figures() -> None:
     assert describe(progress()) == "repeat 2 of 3  step 10/60  loss 2.5000  640 samples/s  100 ms"
+
+
+def test_samples_that_are_unknown_give_no_rate() -> None:
+    found = progress()
+    found.steps = deque(msgspec.structs.replace(step, samples=0) for step in found.steps)
+    found.step = found.steps[-1]
+    assert describe(found) == "repeat 2 of 3  step 10/60  loss 2.5000  100 ms"
+    assert "samples/s" not in rendered(found)
+    assert "100 ms a step" in rendered(found)
+
+
+def test_a_variant_is_named_before_its_repeat() -> None:
+    found = replace(progress(), variant="data.workers=2")
+    assert describe(found).startswith("data.workers=2, repeat 2 of 3  step 10/60")
+    assert "data.workers=2, repeat 2 of 3" in rendered(found)
+    following = MemoryProgress(variant="data.workers=2", step=1, steps=5, doing="recording")
+    assert memory_recorder.describe(following) == "data.workers=2, step 2/5  recording"
 
 
 @pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, ProgressLines)])

@@ -115,8 +115,7 @@ def describe(progress: TrainProgress) -> str:
     parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
     if progress.step.loss is not None:
         parts.append(f"loss {progress.step.loss:.4f}")
-    parts += [units.rate(progress.ranks * progress.step.samples / step_time, "samples/s"), units.seconds(step_time)]
-    return "  ".join(parts)
+    return "  ".join([*parts, *_speed(progress), units.seconds(step_time)])
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
@@ -134,10 +133,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
     if step.loss is not None:
         table.add_row("loss", f"{step.loss:.4f}")
-    table.add_row(
-        "speed",
-        f"{units.rate(progress.ranks * step.samples / step_time, 'samples/s')}   {units.seconds(step_time)} a step",
-    )
+    table.add_row("speed", "   ".join([*_speed(progress), f"{units.seconds(step_time)} a step"]))
     for name, share, seconds in _phases(progress):
         figures = f"{units.whole_percent(share):>5}  {units.seconds(seconds)}"
         table.add_row(units.words(name), bar(share, name, length).append(" " * bool(length) + figures))
@@ -159,6 +155,12 @@ def head(now: str) -> Table:
 
 def _step_time(progress: TrainProgress) -> float:
     return fmean(step.total for step in progress.steps)
+
+
+def _speed(progress: TrainProgress) -> list[str]:
+    """Returns the samples per second of all ranks over the recent steps; nothing if they are unknown."""
+    samples = fmean(step.samples for step in progress.steps)
+    return [units.rate(progress.ranks * samples / _step_time(progress), "samples/s")] if samples else []
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:

@@ -236,7 +236,8 @@ class Recorder(ABC, Generic[S]):
             on_cpu=not self.on_gpu,
         )
         # That one repeat only was completed of several is said by the status of the run.
-        own = [one for one in found.warnings if wanted.repeats == 1 or one != warnings.lone_repeat(1)]
+        lone = warnings.lone_repeat(1, warnings.more_repeats(self._values))
+        own = [one for one in found.warnings if wanted.repeats == 1 or one != lone]
         noisy = warnings.on_noise(beside, throughput, found.steady, self._values)
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(
