@@ -150,7 +150,7 @@ def memory(
 
 
 def _run_and_try(bench: "Bench", run: "Configuration[Any]", shown: options.Shown, *, verify: bool) -> None:
-    """Runs a configuration and, with `verify`, each fix, or else the batch sizes that may fit, and reports."""
+    """Runs a configuration, tries its fixes (`verify`) or the batch sizes that were predicted to fit, and reports."""
     (outcome,) = bench.run([run])
     stopped = try_memory_fixes(run, outcome, bench) if verify else try_batch_sizes(run, outcome, bench)
     found = outcome.recorder.findings if bench.kind.command == PROGRAM_MEMORY and not stopped else None

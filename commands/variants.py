@@ -1,6 +1,7 @@
 """The variants that a command is to run: the run that is asked for, another one beside it, or one for each value."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 Complete = Callable[[Any], tuple[Any, dict[str, str]]]
 AS_GIVEN, HERE = "as given", "this directory"
+VS_REF = "--vs-ref"
 
 
 class Versus(NamedTuple):
@@ -24,7 +26,7 @@ class Versus(NamedTuple):
 
     def refuse_without_program(self, ctx: typer.Context) -> None:
         """Raises UsageError for what only a program has."""
-        for name, given in (("--vs-args", self.arguments), ("--vs-ref", self.ref)):
+        for name, given in (("--vs-args", self.arguments), (VS_REF, self.ref)):
             if given is not None:
                 raise UsageError(f"{name} needs a program", f"gpubench {ctx.info_name} {name} ... -- python train.py")
 
@@ -40,7 +42,7 @@ class Versus(NamedTuple):
         """
         from gpubench.settings.loading import VS, complete_all, parse_assignments
 
-        for name, text in (("--vs-args", self.arguments), ("--vs-ref", self.ref)):
+        for name, text in (("--vs-args", self.arguments), (VS_REF, self.ref)):
             if text is not None and not text.strip():
                 raise UsageError(f"{name} is empty", "leave it out, or say what to compare with")
         if sum(map(bool, self)) > 1:
@@ -58,7 +60,7 @@ class Versus(NamedTuple):
             runs = complete_all([base, base.with_overrides(more, "--vs-args")], complete)
             names = [AS_GIVEN, f"with {self.arguments}"]
         elif self.ref:
-            runs = complete_all([base.with_overrides({"program.ref": self.ref}, "--vs-ref"), base], complete)
+            runs = complete_all([base.with_overrides({"program.ref": self.ref}, VS_REF), base], complete)
             names = [self.ref, HERE]
         else:
             return complete_all([base], complete)
@@ -83,20 +85,27 @@ def named(variants: "list[Configuration[Any]]") -> "list[Configuration[Any]]":
     chosen = [{key for key, origin in one.origins.items() if origin.startswith(FILLED_IN)} for one in variants]
     names = distinguished(values, chosen)
     if not any(names):
-        names = ["the first", "the same again"]
+        names = ["the first", *["the same again"] * (len(variants) - 1)]
     return [one.called(variant=name) for one, name in zip(variants, names, strict=True)]
 
 
 def without_change(variants: "Sequence[Configuration[Any]]") -> str | None:
-    """Returns what --vs asks for that is so already; None if it changes all that it names, or is not given."""
-    from gpubench.settings.keys import assigned, flatten
+    """Returns what --vs or --vs-ref asks for that is so already; None if all of it is a change, or nothing is asked."""
+    from gpubench import git
+    from gpubench.settings.keys import flatten, in_words
     from gpubench.settings.loading import VS
 
+    if variants[0].origins.get("program.ref") == VS_REF:
+        program = variants[0].settings.program
+        if not git.is_at(program.ref, program.directory or Path()):
+            return None
+        found = f"{VS_REF} {program.ref} is what is checked out, and no tracked file differs"
+        return f"{found}: two equal versions are compared"
     (first, *others), asked = variants, [key for key, origin in variants[-1].origins.items() if origin == VS]
     if not (others and asked):
         return None
     before, after = (flatten(one.settings.model_dump(mode="json")) for one in (first, others[0]))
-    same = [assigned(key, after.get(key)) for key in asked if before.get(key) == after.get(key)]
+    same = [f"{key}={in_words(after.get(key))}" for key in asked if before.get(key) == after.get(key)]
     if not same:
         return None
     said = f"--vs {' '.join(same)} is what is set already"

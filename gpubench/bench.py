@@ -102,8 +102,8 @@ class Bench:
         Returns None if one of them measured nothing.
         """
         recorders = [outcome.recorder for outcome in outcomes]
-        names = [recorder.variant for recorder in recorders if recorder.variant]
-        return after_run.judge_pair([recorder.writer.path for recorder in recorders], names, metrics)
+        names = [recorder.variant for recorder in recorders]
+        return after_run.judge_pair([one.writer.path for one in recorders], names if all(names) else (), metrics)
 
     def throughput(self, without: Outcome, with_change: Outcome) -> Verdict | None:
         """Returns the verdict on the throughput alone, because a change may alter the work of a step.

@@ -368,9 +368,9 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> Iterato
     if not good:
         return
     sizes = sorted(worth_timing(good))
-    runs = [timed(base, overrides(size, flat), SPEED_REPEATS, bench.timing) for size in sizes]
-    named = [run.called(variant=f"batch {size}") for size, run in zip(sizes, runs, strict=True)]
-    outcomes = bench.timing.run(named, independent=True)
+    each = {size: base.called(variant=f"batch {size}") for size in sizes}
+    runs = [timed(run, overrides(size, flat), SPEED_REPEATS, bench.timing) for size, run in each.items()]
+    outcomes = bench.timing.run(runs, independent=True)
     stop_if_interrupted(outcomes)
     speeds = [
         Speed(size, throughput.estimate)
