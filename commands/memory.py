@@ -1,27 +1,23 @@
 """gpubench memory"""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT
-from gpubench.commands.running import (
-    check_trial_name,
-    finish,
-    measure,
-    print_configurations,
-    run_and_report,
-    try_memory_advice,
-)
+from gpubench.commands.running import finish, print_configurations, run_and_report
+from gpubench.commands.trying import check_trial_name, try_batch_sizes, try_memory_fixes
+from gpubench.commands.variants import Versus
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.registry import PROGRAM_MEMORY, RunKind, kind_of
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
+    from gpubench.bench import Bench
     from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
     from gpubench.settings.loading import Configuration
 
@@ -122,49 +118,75 @@ def memory(
         options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
         _of_file(snapshot, trace, html, json=json, verbose=verbose)
         return
-    versus = program.Versus(vs, vs_args, vs_ref)
-    if program.is_given(ctx, config):
-        _refuse_beside_program(ctx)
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.follow(ctx, config, shown, versus, verify=verify, print_config=print_config)
-        return
-    versus.refuse_without_program(ctx)
+    shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
+    is_program = program.is_given(ctx, config)
+    kind = kind_of(PROGRAM_MEMORY if is_program else "memory")
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
-
-    from gpubench.kinds.memory.defaults import complete_memory
-    from gpubench.settings.keys import naming_origins
-    from gpubench.settings.loading import complete_all, load
-
-    base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
-    with naming_origins(base.origins):
-        _refuse_idle(base, verify=verify, check=check, vs=bool(vs))
-    run, *others = runs = options.labelled(ctx, complete_all(base, vs, complete_memory))
-    if verify or (base.settings.memory.find_batch_size and not base.settings.memory.predict):
+    if is_program:
+        _refuse_beside_program(ctx, versus, verify=verify)
+        base = program.configuration(ctx, config, kind)
+    else:
+        versus.refuse_without_program(ctx)
+        base = _of_model(ctx, config, versus, verify=verify, check=check)
+    variants = options.labelled(ctx, versus.variants(base, kind.complete), versus.own)
+    run = variants[versus.own]
+    searches = not is_program and run.settings.memory.find_batch_size and not run.settings.memory.predict
+    if verify or searches:
         check_trial_name(run)
     if print_config:
-        print_configurations(runs, "memory")
+        print_configurations(variants, "memory")
         return
-    if others:
-        from gpubench.kinds.memory import recorder as memory_recorder
 
-        run_and_report(runs, memory_recorder.MemoryRecorder, memory_recorder, json=json, quiet=quiet, verbose=verbose)
-        return
-    run, *measurements = options.labelled(ctx, [run, *([_checking(run)] if check else [])])
-    _of_run(run, measurements, verify=verify, json=json, quiet=quiet, verbose=verbose)
+    from gpubench.bench import Bench
+
+    if check:
+        variants = options.labelled(ctx, [run.called(variant="predicted"), _measured(run, kind)])
+    bench = Bench(kind, shown.terminal())
+    if verify or searches:
+        _run_and_try(bench, run, shown, verify=verify)
+    else:
+        run_and_report(bench, variants, shown)
 
 
-def _refuse_beside_program(ctx: typer.Context) -> None:
-    """Raises UsageError for options that need a model of gpubench, or that no run takes."""
+def _run_and_try(bench: "Bench", run: "Configuration[Any]", shown: options.Shown, *, verify: bool) -> None:
+    """Runs a configuration, tries its fixes (`verify`) or the batch sizes that were predicted to fit, and reports."""
+    (outcome,) = bench.run([run])
+    stopped = try_memory_fixes(run, outcome, bench) if verify else try_batch_sizes(run, outcome, bench)
+    found = outcome.recorder.findings if bench.kind.command == PROGRAM_MEMORY and not stopped else None
+    if found and not any(one.measured for one in found.findings):
+        bench.terminal.err.print("no finding has a fix that gpubench can try without an edit of the program")
+    # The summary may have changed to that of the batch size found.
+    finish([replace(outcome, summary=outcome.recorder.summary())], None, bench.terminal, json=shown.json)
+    if stopped:
+        raise stopped
+
+
+def _refuse_beside_program(ctx: typer.Context, versus: Versus, *, verify: bool) -> None:
+    """Raises UsageError for options that need a model of gpubench, or that contradict each other."""
     given = options.given(ctx)
+    if verify and any(versus):
+        raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
     for name in ("predict", "find_batch_size", "check", "spare", "device_model"):
         if name in given:
             raise UsageError(
                 f"--{name.replace('_', '-')} needs a model that gpubench can build, and a program builds its own",
                 "leave it out, or give the model as --model module:callable",
             )
-    if "html" in given:
-        raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
+
+
+def _of_model(
+    ctx: typer.Context, config: str | None, versus: Versus, *, verify: bool, check: bool
+) -> "Configuration[MemorySettings]":
+    """Returns the settings from all sources. Raises UsageError as `_refuse_idle` does."""
+    from gpubench.kinds.memory.settings import MemorySettings
+    from gpubench.settings.keys import naming_origins
+    from gpubench.settings.loading import load
+
+    base = load(MemorySettings, config, options.overrides(ctx, MemorySettings))
+    with naming_origins(base.origins):
+        _refuse_idle(base, verify=verify, check=check, vs=bool(versus.settings))
+    return base
 
 
 def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: bool, vs: bool) -> None:
@@ -236,13 +258,12 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
             raise UsageError(message, hint, keys=keys)
 
 
-def _checking(run: "Configuration[CompletedMemorySettings]") -> "Configuration[CompletedMemorySettings]":
+def _measured(run: "Configuration[CompletedMemorySettings]", kind: RunKind) -> "Configuration[CompletedMemorySettings]":
     """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
-    from gpubench.kinds.memory.defaults import complete_memory
     from gpubench.settings.loading import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}
-    return completed(run.with_overrides(changes, "--check"), complete_memory)
+    return completed(run.with_overrides(changes, "--check"), kind.complete).called(variant="measured")
 
 
 def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool, verbose: int) -> None:
@@ -270,29 +291,3 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     else:
         text = Terminal(quiet=False, verbosity=verbose).render(report.document(found, findings, label))
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")
-
-
-def _of_run(
-    run: "Configuration[CompletedMemorySettings]",
-    measurements: "Sequence[Configuration[CompletedMemorySettings]]",
-    *,
-    verify: bool,
-    json: bool,
-    quiet: bool,
-    verbose: int,
-) -> None:
-    from gpubench.kinds.memory import recorder as memory_recorder
-    from gpubench.report import after_run
-    from gpubench.report.terminal import Terminal
-
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measure([run, *measurements], memory_recorder.MemoryRecorder, memory_recorder, terminal)
-    stopped = try_memory_advice(run, outcomes[0], terminal, verify=verify)
-    outcomes[0] = replace(
-        outcomes[0], summary=outcomes[0].recorder.summary()
-    )  # it may have changed to that of the batch size found
-    paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = after_run.judge_pair(paths, ("predicted", "measured")) if measurements else None
-    finish(outcomes, pair, terminal, json=json)
-    if stopped:
-        raise stopped

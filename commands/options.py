@@ -21,6 +21,7 @@ from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option, options
 
 if TYPE_CHECKING:
+    from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
 
@@ -36,6 +37,11 @@ class Shown(NamedTuple):
     json: bool
     quiet: bool
     verbose: int
+
+    def terminal(self) -> "Terminal":
+        from gpubench.report.terminal import Terminal
+
+        return Terminal(quiet=self.quiet, verbosity=self.verbose)
 
 
 class Offer(NamedTuple):

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import completion, options, output
-from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
+from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands.variants import Versus, of_values
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import kind_of
 from gpubench.settings.options import PIPELINE
 
 if TYPE_CHECKING:
@@ -70,11 +72,11 @@ def pipe_infer(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Split the denoising steps of a diffusion model over ranks: measure speed and idle time, and verify samples."""
-    from gpubench.kinds.pipeline.defaults import complete
     from gpubench.kinds.pipeline.settings import PipeSettings
     from gpubench.settings.keys import COMMAND_LINE
-    from gpubench.settings.loading import complete_all, completed, load
+    from gpubench.settings.loading import load
 
+    kind, shown = kind_of("pipe-infer"), options.Shown(json=json, quiet=quiet, verbose=verbose)
     overrides = options.overrides(ctx, PipeSettings)
     sizes, done = options.several(overrides, PipeSettings, WORLD_SIZE), None
     if sizes:
@@ -86,35 +88,27 @@ def pipe_infer(
     if sizes:
         # one rank alone is a row of the table, so that its time need not be measured for the others as well
         quicker = {} if BASELINE in base.origins else {BASELINE: "off"}
-        several = [base.with_overrides({WORLD_SIZE: size} | quicker, COMMAND_LINE) for size in sizes]
-        runs = [completed(one, complete) for one in several]
+        base = base.with_overrides(quicker, COMMAND_LINE)
+        variants = of_values(base, WORLD_SIZE, sizes, kind.complete)
     else:
-        runs = complete_all(base, vs, complete)
-    runs = options.labelled(ctx, runs)
+        variants = Versus(vs).variants(base, kind.complete)
+    variants = options.labelled(ctx, variants)
     if print_config:
-        print_configurations(runs, "pipe-infer")
+        print_configurations(variants, "pipe-infer")
         return
-    total = runs[0].settings.work.samples
+    total = variants[0].settings.work.samples
     if done and not done.missing(total):
         made = f"all {total} samples of {resume} are finished"
-        if not (runs[0].settings.verify and unverified(done.path)):
+        if not (variants[0].settings.verify and unverified(done.path)):
             print(f"nothing to do: {made}", file=sys.stderr)
-            show_finished(done.path, json=json, quiet=quiet, verbose=verbose)
+            show_finished(done.path, shown)
             return
         print(f"{made} and were never verified: this run compares them with diffusers", file=sys.stderr)
 
-    from gpubench.kinds.pipeline import progress
-    from gpubench.kinds.pipeline.recorder import PipeRecorder
+    from gpubench.bench import Bench
 
-    report = sweep_and_report if sizes else run_and_report
-    report(
-        runs,
-        partial(PipeRecorder, finished=done),
-        progress,
-        json=json,
-        quiet=quiet,
-        verbose=verbose,
-    )
+    bench = Bench(kind, shown.terminal(), recorder=partial(kind.recorder, finished=done))
+    run_and_report(bench, variants, shown, swept=bool(sizes))
 
 
 def refuse_beside_several(vs: list[str] | None, resume: str | None) -> None:
@@ -145,20 +139,25 @@ def unverified(path: Path) -> bool:
     return not (summary and summary.pipeline and summary.pipeline.verification)
 
 
-def show_finished(path: Path, *, json: bool, quiet: bool, verbose: int) -> None:
+def show_finished(path: Path, shown: options.Shown) -> None:
     """Shows the results of the run at `path`, whose samples are complete, and says how it ended if it did not complete.
 
     Raises the error of a run whose verification found samples that differ: to make them again would change nothing.
     """
     from gpubench.errors import recorded
     from gpubench.report import run
-    from gpubench.report.terminal import Terminal
     from gpubench.runs.directory import COMPLETED, FAILED
     from gpubench.runs.reader import Run
 
     found = Run.open(path)
-    summary, error, terminal = found.summary, found.record.error, Terminal(quiet=quiet, verbosity=verbose)
-    text = run.to_json([path]) if json else terminal.render(run.document([path])) if summary else f"samples: {path}\n"
+    summary, error, terminal = found.summary, found.record.error, shown.terminal()
+    text = (
+        run.to_json([path])
+        if shown.json
+        else terminal.render(run.document([path]))
+        if summary
+        else f"samples: {path}\n"
+    )
     output.write(text, "the run directory has all results")
     verification = summary.pipeline.verification if summary and summary.pipeline else None
     if error and verification and verification.identical < verification.samples:

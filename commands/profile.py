@@ -7,15 +7,18 @@ import typer
 
 from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT
-from gpubench.commands.running import check_trial_name, finish, measure, print_configurations, try_fixes
+from gpubench.commands.running import finish, print_configurations
+from gpubench.commands.trying import check_trial_name, try_fixes
+from gpubench.commands.variants import Versus
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.registry import PROGRAM_PROFILE, kind_of
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
     from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import CompletedTrainSettings
+    from gpubench.settings.schema import ProfileSettings
 
 EPILOG = """Examples:
 
@@ -117,18 +120,14 @@ def profile(
         return
     if html:
         raise UsageError("--html belongs to --trace", "a run's own page is report.html in its directory")
-    if program.is_given(ctx, config):
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.diagnose(ctx, config, shown, arranged, verify=verify, print_config=print_config)
-        return
-    from gpubench.settings.defaults import complete
     from gpubench.settings.keys import naming_origins
-    from gpubench.settings.loading import complete_all, load
 
-    if launched_by_torchrun() and verify:
+    shown, is_program = options.Shown(json=json, quiet=quiet, verbose=verbose), program.is_given(ctx, config)
+    kind = kind_of(PROGRAM_PROFILE if is_program else "profile")
+    if launched_by_torchrun() and verify and not is_program:
         raise UsageError("--verify starts fresh processes, which torchrun does not", "run it without torchrun")
-    base = load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
-    (run,) = options.labelled(ctx, complete_all(base, None, complete))
+    base = program.configuration(ctx, config, kind) if is_program else _of_model(ctx, config)
+    (run,) = options.labelled(ctx, Versus().variants(base, kind.complete))
     if not run.settings.profiling.enabled:
         with naming_origins(run.origins):
             message = "profiling.enabled=false records no profile to diagnose"
@@ -138,7 +137,22 @@ def profile(
     if print_config:
         print_configurations([run], "profile")
         return
-    _of_run(run, arranged, verify=verify, json=json, quiet=quiet, verbose=verbose)
+
+    from gpubench.bench import Bench
+
+    bench = Bench(kind, shown.terminal())
+    (outcome,) = bench.run([run])
+    stopped = try_fixes(run, outcome, bench) if verify else None
+    finish([outcome], None, bench.terminal, json=json, arranged=arranged)
+    if stopped:
+        raise stopped
+
+
+def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[ProfileSettings]":
+    from gpubench.settings.loading import load
+    from gpubench.settings.schema import ProfileSettings
+
+    return load(ProfileSettings, config, options.overrides(ctx, ProfileSettings))
 
 
 def _of_files(
@@ -180,25 +194,3 @@ def _of_files(
     else:
         text = terminal.render(report.document(profile, findings, arranged=arranged, against=before))
     output.write(text, "gpubench profile --trace FILE --html PAGE")
-
-
-def _of_run(
-    run: "Configuration[CompletedTrainSettings]",
-    arranged: "Arrangement",
-    *,
-    verify: bool,
-    json: bool,
-    quiet: bool,
-    verbose: int,
-) -> None:
-    from gpubench.host import live
-    from gpubench.kinds.training.recorder import TrainRecorder
-    from gpubench.report.terminal import Terminal
-    from gpubench.settings.defaults import complete
-
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measure([run], TrainRecorder, live, terminal)
-    stopped = try_fixes(run, outcomes[0], terminal, complete, TrainRecorder) if verify else None
-    finish(outcomes, None, terminal, json=json, arranged=arranged)
-    if stopped:
-        raise stopped

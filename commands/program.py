@@ -1,20 +1,18 @@
-"""Runs a program of the user, which stands behind `--` on the command line of train-bench, profile and memory."""
+"""A program of the user, which stands behind `--` on the command line of train-bench, profile, memory and tune."""
 
 import shlex
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.commands import options, running
+from gpubench.commands import options
 from gpubench.configs import presets
-from gpubench.errors import GpubenchError, UsageError
+from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import OF_PROGRAMS, RunKind, kind_of
 
 if TYPE_CHECKING:
-    from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import RunSettings
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
@@ -22,7 +20,6 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     if options.program(ctx) is not None:
         return True
 
-    from gpubench.registry import OF_PROGRAMS
     from gpubench.settings.loading import find_config, read_settings, writer_of
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
@@ -31,162 +28,29 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
     return writer_of(path) in OF_PROGRAMS or "program.command" in read_settings(path)
 
 
-class Versus(NamedTuple):
-    """The version to compare with: other settings, more arguments, or another commit."""
+def _refusal(name: str, kind: RunKind) -> tuple[str, str]:
+    """Returns why a program does not take an option of a model, and what to do instead."""
+    option = f"--{name.replace('_', '-')}"
+    if name == "inference":  # of memory alone
+        return (
+            f"{option}: memory follows a program from one optimizer step to the next, and inference has none",
+            f"gpubench {kind_of(kind.work).run_by} {option} -- PROGRAM measures the peak memory of its inference",
+        )
+    if name == "device":
+        return f"{option}: a program chooses its device itself", "choose it in the program, or by CUDA_VISIBLE_DEVICES"
+    if name == "world_size":
+        start = f"gpubench {kind.run_by} -- torchrun --nproc-per-node 2 train.py"
+        return f"{option}: a program starts its ranks itself", start
+    configures = f"{option} configures a model of gpubench, not a program"
+    return configures, "leave it out, or give the program an argument of its own after --"
 
-    settings: list[str] | None
-    arguments: str | None
-    ref: str | None
 
-    def refuse_without_program(self, ctx: typer.Context) -> None:
-        """Raises UsageError for what only a program has."""
-        if self.arguments or self.ref:
-            name = "--vs-args" if self.arguments else "--vs-ref"
-            raise UsageError(f"{name} needs a program", f"gpubench {ctx.info_name} {name} ... -- python train.py")
-
-
-def measure(
-    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, *, print_config: bool
-) -> None:
-    """Measures the program, or two versions of it interleaved.
+def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Configuration[Any]":
+    """Returns the settings of a run of the program from all sources.
 
     Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
     """
-    from gpubench.kinds.program.defaults import complete_program
-    from gpubench.kinds.program.recorder import ProgramRecorder
-    from gpubench.settings.programs import ProgramSettings
-    from gpubench.settings.schema import TrainSettings
-
-    base = configuration(ctx, config, ProgramSettings, TrainSettings)
-    runs = _versions(base, versus, complete_program)
-    runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
-    if print_config:
-        running.print_configurations(runs, "train-bench")
-        return
-
-    from gpubench.host import live
-
-    running.run_and_report(runs, ProgramRecorder, live, **shown._asdict())
-
-
-def _versions(
-    base: "Configuration[Any]", versus: Versus, complete: "Callable[[Any], tuple[Any, dict[str, str]]]"
-) -> "list[Configuration[Any]]":
-    """Returns the complete configurations, one or two."""
-    from gpubench.settings.loading import complete_all
-
-    if sum(map(bool, versus)) > 1:
-        raise UsageError("--vs, --vs-args and --vs-ref are different comparisons", "give one of them")
-    runs = complete_all(base, versus.settings, complete)
-    (first, *_) = runs
-    if versus.arguments:
-        more = {"program.command": f"{first.settings.program.command} {versus.arguments}"}
-        return [first, first.with_overrides(more, "--vs-args")]
-    if versus.ref:
-        return [first.with_overrides({"program.ref": versus.ref}, "--vs-ref"), first]
-    return runs
-
-
-def diagnose(
-    ctx: typer.Context,
-    config: str | None,
-    shown: options.Shown,
-    arranged: "Arrangement",
-    *,
-    verify: bool,
-    print_config: bool,
-) -> None:
-    """Measures and records the program, and diagnoses the recording; with `verify`, tries each fix without an edit.
-
-    `arranged` is how the tables of the profile are shown. Raises the errors of `measure`.
-    """
-    from gpubench.host import live
-    from gpubench.kinds.program.defaults import complete_program
-    from gpubench.kinds.program.recorder import ProgramRecorder
-    from gpubench.report.terminal import Terminal
-    from gpubench.settings.loading import complete_all
-    from gpubench.settings.programs import ProgramProfileSettings
-    from gpubench.settings.schema import ProfileSettings
-
-    base = configuration(ctx, config, ProgramProfileSettings, ProfileSettings)
-    (run,) = options.labelled(ctx, complete_all(base, None, complete_program))
-    if not run.settings.profiling.enabled:
-        raise UsageError("profiling.enabled=false records no profile to diagnose", "add --profiling.enabled=true")
-    if verify:
-        running.check_trial_name(run)
-    if print_config:
-        running.print_configurations([run], "profile")
-        return
-    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    outcomes = running.measure([run], ProgramRecorder, live, terminal)
-    stopped: GpubenchError | None = None
-    if verify and outcomes[0].recorder.is_spread:
-        stopped = _spread("train-bench")
-    elif verify:
-        stopped = running.try_fixes(run, outcomes[0], terminal, complete_program, ProgramRecorder)
-    running.finish(outcomes, None, terminal, json=shown.json, arranged=arranged)
-    if stopped:
-        raise stopped
-
-
-def _spread(command: str) -> UsageError:
-    return UsageError(
-        "--verify needs all ranks of the program on one machine, because other machines do not know the fixes",
-        f"try a fix with {command} --vs KEY=VALUE on every machine",
-    )
-
-
-def follow(
-    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, *, verify: bool, print_config: bool
-) -> None:
-    """Runs a few steps of the program, or of two versions of it, and reports what fills its memory.
-
-    With `verify`, tries each fix without an edit, and times them. Raises the errors of `measure`.
-    """
-    from gpubench.kinds.memory import recorder as memory_recorder
-    from gpubench.kinds.memory.settings import MemorySettings
-    from gpubench.kinds.program.defaults import complete_program_memory
-    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
-    from gpubench.report.terminal import Terminal
-    from gpubench.settings.programs import ProgramMemorySettings
-
-    if verify and any(versus):
-        raise UsageError("--verify tries the fixes of one program, and --vs compares two", "leave one out")
-    base = configuration(ctx, config, ProgramMemorySettings, MemorySettings)
-    runs = _versions(base, versus, complete_program_memory)
-    runs = options.labelled(ctx, runs, own=1 if versus.ref else 0)
-    if verify:
-        running.check_trial_name(runs[0])
-    if print_config:
-        running.print_configurations(runs, "memory")
-        return
-    if not verify:
-        running.run_and_report(runs, ProgramMemoryRecorder, memory_recorder, **shown._asdict())
-        return
-    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
-    outcomes = running.measure(runs, ProgramMemoryRecorder, memory_recorder, terminal)
-    stopped: GpubenchError | None
-    if outcomes[0].recorder.is_spread:
-        stopped = _spread("memory")
-    else:
-        stopped = running.try_memory_fixes_of_program(runs[0], outcomes[0], terminal)
-        if (found := outcomes[0].recorder.findings) and not any(one.measured for one in found.findings):
-            terminal.err.print("no finding has a fix that gpubench can try without an edit of the program")
-    running.finish(outcomes, None, terminal, json=shown.json)
-    if stopped:
-        raise stopped
-
-
-def configuration(
-    ctx: typer.Context,
-    config: str | None,
-    cls: "type[RunSettings]",
-    of_models: "type[RunSettings]",
-) -> "Configuration[Any]":
-    """Returns the settings `cls` of the program from all sources.
-
-    `of_models` are the settings that the command takes without a program.
-    """
+    from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import fields
     from gpubench.settings.loading import canonical, load
 
@@ -194,12 +58,10 @@ def configuration(
         command = f"gpubench {ctx.info_name} -- torchrun train.py"
         raise UsageError("torchrun started gpubench, and the program is started by gpubench", command)
     words = options.program(ctx)
+    cls, of_models = COMMANDS[kind.command], COMMANDS[kind.run_by]
     others = fields(of_models).keys() - fields(cls)
     if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
-        raise UsageError(
-            f"--{foreign[0].replace('_', '-')} configures a model of gpubench, not a program",
-            "leave it out, or give the program an argument of its own after --",
-        )
+        raise UsageError(*_refusal(foreign[0], kind))
     given = options.overrides(ctx, cls)
     if words is not None:
         given["program.command"] = shlex.join(words)

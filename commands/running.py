@@ -1,126 +1,45 @@
-"""Runs configurations and reports their results: what all commands that start workers share."""
+"""What the commands have in common that run variants: they print the settings, or run them and print the results."""
 
-import math
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-import typer
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpubench.commands import output
-from gpubench.commands.trust import permit
-from gpubench.errors import GpubenchError, Interrupted, RunDirectoryLost, SettingsError
-from gpubench.ranks import is_rank_zero, launched_by_torchrun
+from gpubench.commands.options import Shown
+from gpubench.commands.variants import without_change
+from gpubench.errors import RunDirectoryLost
+from gpubench.ranks import is_rank_zero
 
 if TYPE_CHECKING:
+    from gpubench.bench import Bench
     from gpubench.compare.result import Comparisons
-    from gpubench.host.live import Drawing
-    from gpubench.host.recorder import Recorder
     from gpubench.host.schedule import Outcome
-    from gpubench.kinds.memory.settings import CompletedMemorySettings
     from gpubench.report.profile_tables import Arrangement
     from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration
-    from gpubench.trials import MemoryBench, Searched, TriedFixes
 
-T = TypeVar("T")
+log = logging.getLogger("gpubench.run")
 
 
-def print_configurations(runs: "Sequence[Configuration[Any]]", command: str) -> None:
+def print_configurations(variants: "Sequence[Configuration[Any]]", command: str) -> None:
     """Prints the configurations on stdout, one after the other; under torchrun on one rank only."""
     if is_rank_zero():
-        output.write("---\n".join(run.to_yaml() for run in runs), f"gpubench {command} --print-config > FILE")
+        output.write("---\n".join(one.to_yaml() for one in variants), f"gpubench {command} --print-config > FILE")
 
 
 def run_and_report(
-    runs: "Sequence[Configuration[Any]]",
-    recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
-    drawing: "Drawing[Any]",
-    *,
-    json: bool,
-    quiet: bool,
-    verbose: int,
+    bench: "Bench", variants: "Sequence[Configuration[Any]]", shown: Shown, *, swept: bool = False
 ) -> None:
-    """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error."""
-    from gpubench.report import after_run
-    from gpubench.report.terminal import Terminal
+    """Runs the variants, compares two of them, shows the results, and raises the error of the runs.
 
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    outcomes = measure(runs, recorder, drawing, terminal)
-    paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = after_run.judge_pair(paths) if len(paths) == 2 else None
-    finish(outcomes, pair, terminal, json=json)
-
-
-def sweep_and_report(
-    runs: "Sequence[Configuration[Any]]",
-    recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
-    drawing: "Drawing[Any]",
-    *,
-    json: bool,
-    quiet: bool,
-    verbose: int,
-) -> None:
-    """Runs configurations that differ in one number, interleaved, and prints them as one table.
-
-    One that fails does not end the others, unless it is the first one. Raises the first error at the end.
+    Of variants that are `swept`, which differ in one number and become one table, one that fails does not end the
+    others, unless it is the first one.
     """
-    from gpubench.report.terminal import Terminal
-
-    terminal = Terminal(quiet=quiet, verbosity=verbose)
-    finish(measure(runs, recorder, drawing, terminal, independent=True), None, terminal, json=json, swept=True)
-
-
-def measure(
-    runs: "Sequence[Configuration[Any]]",
-    recorder: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
-    drawing: "Drawing[Any]",
-    terminal: "Terminal",
-    *,
-    independent: bool = False,
-    order: Sequence[int] = (),
-    until: float = math.inf,
-) -> "list[Outcome]":
-    """Runs the configurations interleaved, and writes their reports.
-
-    What still runs at the time `until`, in seconds of `time.monotonic()`, is interrupted. `independent` and `order` are
-    those of `schedule.run`. Under the user's own torchrun the function returns on rank 0 only; the other ranks become
-    workers. For a program on several machines it returns on that of rank 0 only; on the others it raises the error of
-    the run or typer.Exit. Raises UsageError as `trust.permit` does.
-    """
-    from gpubench.host import launch, schedule
-    from gpubench.host.live import view_on
-    from gpubench.report import after_run
-
-    permit(runs, terminal)
-    if launched_by_torchrun() and not is_rank_zero():
-        launch.become_worker(runs[0].settings)
-    recorders = schedule.open_runs(recorder, runs, sys.argv)
-    with view_on(terminal.err, drawing, quiet=terminal.quiet) as view:
-
-        def watch(recorder: "Recorder[Any]") -> None:
-            view(recorder)
-            if time.monotonic() > until:
-                raise KeyboardInterrupt
-
-        outcomes: list[Outcome] = schedule.run(recorders, watch, independent=independent, order=order)
-    if outcomes[0].recorder.elsewhere:
-        _leave_to(outcomes[0].recorder.elsewhere, outcomes, terminal)
-    for outcome in outcomes:
-        after_run.write_up(outcome.recorder.writer.path)
-    return outcomes
-
-
-def _leave_to(host: str, outcomes: "Sequence[Outcome]", terminal: "Terminal") -> NoReturn:
-    """Ends the command on a machine without rank 0. Raises the error of the run, or typer.Exit."""
-    for outcome in outcomes:
-        if outcome.error:
-            if (path := outcome.recorder.writer.path).exists():
-                terminal.err.print(f"failed: {path}", highlight=False, markup=False, soft_wrap=True)
-            raise outcome.error
-    terminal.err.print(f"completed: rank 0 is on {host}, which has the results", highlight=False, markup=False)
-    raise typer.Exit
+    if alike := without_change(variants):
+        log.warning("%s", alike)
+    outcomes = bench.run(variants, independent=swept)
+    pair = bench.compare(outcomes) if len(outcomes) == 2 and not swept else None
+    finish(outcomes, pair, bench.terminal, json=shown.json, swept=swept)
 
 
 def finish(
@@ -163,168 +82,3 @@ def finish(
     for outcome in outcomes:
         if outcome.error:
             raise outcome.error
-
-
-def check_trial_name(run: "Configuration[Any]") -> None:
-    """Raises SettingsError if the name of the folder for trials would be too long. Call it before the first run."""
-    from gpubench.foreign_files import TRIALS
-    from gpubench.settings.keys import about, naming_origins
-    from gpubench.settings.sections import MOST_OF_A_NAME
-
-    name, limit = run.settings.experiment, MOST_OF_A_NAME - len(TRIALS)
-    if (size := len(name.encode())) > limit:
-        with naming_origins(run.origins), about("experiment"):
-            raise SettingsError(
-                f"{name!r} has {size} bytes; the limit is {limit}, because the folder of the trial runs adds "
-                f"{TRIALS} to the name",
-                f"give an --experiment of at most {limit} bytes",
-            )
-
-
-def try_fixes(
-    run: "Configuration[Any]",
-    outcome: "Outcome",
-    terminal: "Terminal",
-    complete: "Callable[[Any], tuple[Any, dict[str, str]]]",
-    timed_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]",
-) -> GpubenchError | None:
-    """Runs each fix that a profile proposes, and records its saving. Returns the error that ended the trials, or None.
-
-    `complete` completes the settings of a run with a fix, and `timed_by` is its recorder. Nothing is run if the
-    profiled run failed.
-    """
-    from gpubench.settings.loading import completed
-    from gpubench.trials import Bench, verify_speed
-
-    recorder = outcome.recorder
-    if recorder.findings is None or outcome.error:
-        return None
-    if not any(finding.fix for finding in recorder.findings.findings):
-        terminal.say("nothing to try: no finding has a setting that a run could be made with")
-    bench = Bench(lambda fixed: completed(fixed, complete), _timing(terminal, timed_by), _judge)
-    return _record(verify_speed(run, recorder.findings, bench), recorder.conclude, recorder)
-
-
-def try_memory_advice(
-    run: "Configuration[CompletedMemorySettings]", outcome: "Outcome", terminal: "Terminal", *, verify: bool
-) -> GpubenchError | None:
-    """Runs the batch sizes that were predicted to fit or, with `verify`, each memory fix; records the results.
-
-    Returns the error that ended the trials, or None. Nothing is run after a prediction or a failed run.
-    """
-    from gpubench.kinds.memory.defaults import complete_memory
-    from gpubench.kinds.memory.recorder import MemoryRecorder
-    from gpubench.kinds.training.recorder import TrainRecorder
-    from gpubench.settings.loading import completed
-    from gpubench.trials import MemoryBench, confirm
-
-    recorder = outcome.recorder
-    assert isinstance(recorder, MemoryRecorder)
-
-    def keep_batch_sizes(searched: "Searched") -> None:
-        recorder.keep_batch_sizes(searched.found)
-        if searched.best and isinstance(searched.best.recorder, MemoryRecorder):
-            recorder.adopt(searched.best.recorder)
-
-    if outcome.error or run.settings.memory.predict:
-        return None
-    bench = MemoryBench(
-        lambda fixed: completed(fixed, complete_memory),
-        _timing(terminal, TrainRecorder),
-        _judge,
-        _following(terminal, MemoryRecorder),
-    )
-    if recorder.batch_sizes:
-        return _record(confirm(recorder.batch_sizes, run, bench), keep_batch_sizes, recorder)
-    return _try_memory_fixes(run, outcome, bench) if verify else None
-
-
-def try_memory_fixes_of_program(
-    run: "Configuration[Any]", outcome: "Outcome", terminal: "Terminal"
-) -> GpubenchError | None:
-    """Runs each memory fix of a program that can be made from outside, and records the results.
-
-    Returns the error that ended the trials, or None. Nothing is run after a failed run.
-    """
-    from gpubench.kinds.program.defaults import complete_program_memory
-    from gpubench.kinds.program.memory_recorder import ProgramMemoryRecorder
-    from gpubench.kinds.program.recorder import ProgramRecorder
-    from gpubench.settings.loading import completed
-    from gpubench.settings.programs import CompletedProgramSettings
-    from gpubench.trials import MemoryBench
-
-    bench = MemoryBench(
-        lambda fixed: completed(fixed, complete_program_memory),
-        _timing(terminal, ProgramRecorder),
-        _judge,
-        _following(terminal, ProgramMemoryRecorder),
-        CompletedProgramSettings,
-    )
-    return None if outcome.error else _try_memory_fixes(run, outcome, bench)
-
-
-def _try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "MemoryBench") -> GpubenchError | None:
-    from gpubench.kinds.memory.recorder import FootprintRecorder
-    from gpubench.trials import verify_memory
-
-    recorder = outcome.recorder
-    assert isinstance(recorder, FootprintRecorder)
-
-    def keep(tried: "TriedFixes") -> None:
-        recorder.conclude(tried.findings)
-        recorder.keep_trades(tried.trades)
-
-    return _record(verify_memory(outcome, run, recorder.advice, bench), keep, recorder) if recorder.advice else None
-
-
-def _record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[Any]") -> GpubenchError | None:
-    """Calls `keep` with each result as it arrives. Returns the error that ended the trials, or None."""
-    import msgspec
-
-    from gpubench.report import after_run
-
-    ended: GpubenchError | None = None
-    try:
-        for result in results:
-            keep(result)
-    except KeyboardInterrupt:  # the second Ctrl-C, between two measurements
-        ended = Interrupted("interrupted", "the run directory keeps the results so far")
-    except GpubenchError as error:
-        ended = error
-    if isinstance(ended, Interrupted) and recorder.findings:
-        recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
-    after_run.write_up(recorder.writer.path)
-    return ended
-
-
-def _judge(*outcomes: "Outcome") -> "Comparisons | None":
-    from gpubench.report import after_run
-
-    # A trial asks about the throughput alone, so that no other metric is judged together with it.
-    return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes], metrics=["throughput"])
-
-
-def _following(
-    terminal: "Terminal", recorded_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
-) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
-    """Returns a function that records the memory of configurations, one after the other."""
-    from gpubench.kinds.memory import recorder as memory_recorder
-
-    def follow(runs: "Sequence[Configuration[Any]]") -> "list[Outcome]":
-        outcomes = []
-        for run in runs:
-            outcomes += measure([run], recorded_by, memory_recorder, terminal)
-            if isinstance(outcomes[-1].error, Interrupted):
-                raise outcomes[-1].error
-        return outcomes
-
-    return follow
-
-
-def _timing(
-    terminal: "Terminal", timed_by: "Callable[[Configuration[Any], Sequence[str]], Recorder[Any]]"
-) -> "Callable[[Sequence[Configuration[Any]]], list[Outcome]]":
-    """Returns a function that times configurations, interleaved. `timed_by` is their recorder."""
-    from gpubench.host import live
-
-    return lambda runs: measure(runs, timed_by, live, terminal, independent=True)

@@ -1,13 +1,20 @@
 """gpubench train-bench"""
 
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from gpubench.commands import options, program
-from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
+from gpubench.commands.running import print_configurations, run_and_report
+from gpubench.commands.variants import Versus, of_values
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import PROGRAM, RunKind, kind_of
 from gpubench.zoo import MODELS
+
+if TYPE_CHECKING:
+    from gpubench.settings.loading import Configuration
 
 BATCH_SIZE = "training.batch_size"
 
@@ -66,38 +73,37 @@ def train_bench(
     print_config: options.PrintConfig = False,
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
-    versus = program.Versus(vs, vs_args, vs_ref)
-    if program.is_given(ctx, config):
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.measure(ctx, config, shown, versus, print_config=print_config)
+    shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
+    kind = kind_of(PROGRAM if program.is_given(ctx, config) else "train-bench")
+
+    # Which variants? The run that is asked for, alone or beside another version of it, or a run for each batch size.
+    variants = _variants(ctx, config, kind, versus)
+    swept = len(variants) > 1 and not any(versus)
+    variants = options.labelled(ctx, variants, versus.own)
+    if print_config:
+        print_configurations(variants, "train-bench")
         return
-    versus.refuse_without_program(ctx)
-    # Settings are imported here, and the modules that measure and draw only once the settings are valid.
-    from gpubench.settings.defaults import complete
-    from gpubench.settings.keys import COMMAND_LINE
-    from gpubench.settings.loading import complete_all, completed, load, refuse_idle
+
+    # Run them interleaved, each repeat in fresh processes, until each has its repeats; then say what they show.
+    from gpubench.bench import Bench  # not loaded for settings that are refused
+
+    bench = Bench(kind, shown.terminal())
+    run_and_report(bench, variants, shown, swept=swept)
+
+
+def _variants(ctx: typer.Context, config: str | None, kind: RunKind, versus: Versus) -> "list[Configuration[Any]]":
+    """Returns the variants to run, complete and named. Raises an error for what cannot be run."""
+    from gpubench.settings.loading import load
     from gpubench.settings.schema import TrainSettings
 
+    if kind.command == PROGRAM:
+        return versus.variants(program.configuration(ctx, config, kind), kind.complete)
+    versus.refuse_without_program(ctx)
     given = options.overrides(ctx, TrainSettings)
     sizes = options.several(given, TrainSettings, BATCH_SIZE)
-    if sizes and vs:
+    if sizes and versus.settings:
         raise UsageError("--vs and several batch sizes are different comparisons", "give one of them")
     if sizes and launched_by_torchrun():
         raise UsageError("several batch sizes take fresh processes, which torchrun does not start", "give one")
     base = load(TrainSettings, config, given)
-    if sizes:
-        runs = refuse_idle(
-            [completed(base.with_overrides({BATCH_SIZE: size}, COMMAND_LINE), complete) for size in sizes]
-        )
-    else:
-        runs = complete_all(base, vs, complete)
-    runs = options.labelled(ctx, runs)
-    if print_config:
-        print_configurations(runs, "train-bench")
-        return
-
-    from gpubench.host import live
-    from gpubench.kinds.training.recorder import TrainRecorder
-
-    report = sweep_and_report if sizes else run_and_report
-    report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+    return of_values(base, BATCH_SIZE, sizes, kind.complete) if sizes else versus.variants(base, kind.complete)

@@ -1,9 +1,7 @@
 """gpubench tune"""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,17 +9,18 @@ import typer
 
 from gpubench.commands import options, output, program
 from gpubench.commands.options import option
-from gpubench.commands.running import measure, print_configurations
-from gpubench.commands.trust import permit
+from gpubench.commands.running import print_configurations
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFailed, SettingsError, UsageError
 from gpubench.ranks import launched_by_torchrun
+from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
+    from gpubench.bench import Bench
     from gpubench.compare.losses import Margin
-    from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
-    from gpubench.tuner import SearchBench, Wishes
+    from gpubench.tuner import SearchFolder, Wishes
+    from gpubench.tuning.progress import SearchDrawing
     from gpubench.tuning.result import Tuning
 
 SEARCH = "Search"
@@ -127,8 +126,7 @@ def tune(
     if resume:
         _resume(ctx, resume, shown)
         return
-    is_program = program.is_given(ctx, config)
-    base = _of_program(ctx, config) if is_program else _of_model(ctx, config)
+    base = _asked(ctx, config)
     wishes = _wishes(base.settings, memory, budget, runs, only, try_, loss_margin, keep_arithmetic=keep_arithmetic)
     if print_config:
         print_configurations([base], "tune")
@@ -136,21 +134,17 @@ def tune(
     _search(options.trusted(ctx, base), wishes, options.labels(ctx), shown)
 
 
-def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
-    from gpubench.settings.defaults import complete
+def _asked(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
+    """Returns the complete settings of the baseline, from all sources."""
     from gpubench.settings.loading import completed, load
     from gpubench.settings.schema import TrainSettings
 
-    return completed(load(TrainSettings, config, options.overrides(ctx, TrainSettings)), complete)
-
-
-def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
-    from gpubench.kinds.program.defaults import complete_program
-    from gpubench.settings.loading import completed
-    from gpubench.settings.programs import ProgramSettings
-    from gpubench.settings.schema import TrainSettings
-
-    return completed(program.configuration(ctx, config, ProgramSettings, TrainSettings), complete_program)
+    if program.is_given(ctx, config):
+        kind = kind_of(PROGRAM)
+        return completed(program.configuration(ctx, config, kind), kind.complete)
+    return completed(
+        load(TrainSettings, config, options.overrides(ctx, TrainSettings)), kind_of("train-bench").complete
+    )
 
 
 def _wishes(
@@ -161,7 +155,8 @@ def _wishes(
     only: str | None,
     tried: Sequence[str] | None,
     loss_margin: str | None,
-    **more: Any,
+    *,
+    keep_arithmetic: bool,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
     from gpubench.compare.losses import DEFAULT
@@ -188,12 +183,7 @@ def _wishes(
         for value in values.split(","):
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
-    for flag, names in (("--only", named), ("--try", asked)):
-        if fixed := [name for name in names if not _is_tuned(cls, name)]:
-            raise UsageError(
-                f"{flag} {fixed[0]}: it changes the work itself, so it cannot be tried",
-                "name settings of performance, data, training or distributed",
-            )
+    _refuse_idle(settings, {"--only": dict.fromkeys(named, ()), "--try": asked}, keep_arithmetic=keep_arithmetic)
     try:
         most_peak = size_in_bytes(memory) if memory is not None else None
     except ValueError as error:
@@ -207,8 +197,37 @@ def _wishes(
         frozenset(named),
         asked,
         loss_margin=_loss_margin(loss_margin) if loss_margin is not None else DEFAULT,
-        **more,
+        keep_arithmetic=keep_arithmetic,
     )
+
+
+def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any]]], *, keep_arithmetic: bool) -> None:
+    """Raises UsageError for a setting that no run would change although the user names it.
+
+    `requests` has the settings that each option names, with the values to try.
+    """
+    from gpubench.settings.keys import assigned, flatten
+    from gpubench.settings.programs import ProgramSettings
+    from gpubench.tuner import changeable
+    from gpubench.tuning.treatments import KEPT, OF_ARITHMETIC, numbers_of
+
+    known, now = changeable(settings), flatten(settings.model_dump())
+    for flag, key, values in ((flag, key, values) for flag, asked in requests.items() for key, values in asked.items()):
+        if not _is_tuned(type(settings), key):
+            raise UsageError(
+                f"{flag} {key}: it changes the work itself, so it cannot be tried",
+                "name settings of performance, data, training or distributed",
+            )
+        if key not in known and isinstance(settings, ProgramSettings):
+            raise UsageError(f"{flag} {key}: it cannot be changed in a program from outside", "leave it out")
+        if key not in known:
+            hint = "leave it out, or tune training without --inference"
+            raise UsageError(f"{flag} {key}: inference does not use it", hint)
+        if keep_arithmetic and numbers_of(key) in OF_ARITHMETIC:
+            hint = f"leave out {KEPT}, or {flag} {key}"
+            raise UsageError(f"{flag} {key}: {KEPT} tries no other precision and no other batch size", hint)
+        if values and all(value == now[key] for value in values):
+            raise UsageError(f"{flag} {assigned(key, now[key])}: that is its value already", "give another value")
 
 
 def _loss_margin(text: str) -> "Margin":
@@ -257,16 +276,19 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", show
     """
     import sys
 
-    from gpubench.report.terminal import Terminal
-    from gpubench.tuner import look
+    from gpubench.bench import Bench
+    from gpubench.host.live import drawing_of
+    from gpubench.tuner import SearchFolder, look
+    from gpubench.tuning.progress import SearchDrawing
 
-    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    terminal, kind = shown.terminal(), kind_of(base.settings.command)
     folder = _folder(base, labels.name)
-    drawing = _drawing()
-    bench = _bench(base, folder, drawing, terminal, labels.tags)
+    drawing = SearchDrawing(drawing_of(kind))
+    bench = Bench(kind, terminal, drawing=drawing)
     terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
     try:
-        tuning = look(base, bench, wishes, sys.argv)
+        with terminal.errors_only():
+            tuning = look(base, bench, SearchFolder(folder, labels.tags), wishes, sys.argv)
     except Interrupted:
         raise Interrupted(
             "interrupted in the first look", "there is nothing to continue: start the search again"
@@ -274,7 +296,7 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", show
     finally:
         with suppress(OSError):  # it is empty if nothing was run
             folder.rmdir()
-    _go_on(folder, tuning, base, bench, drawing, terminal, shown)
+    _go_on(SearchFolder(folder, labels.tags), tuning, base, bench, drawing, shown)
 
 
 def _folder(base: "Configuration[Any]", name: str | None) -> Path:
@@ -308,10 +330,14 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     """Continues a search. Raises UsageError for a folder without one, or beside other options."""
     import msgspec
 
-    from gpubench.report.terminal import Terminal
+    from gpubench.bench import Bench
+    from gpubench.host.live import drawing_of
+    from gpubench.permission import permit
     from gpubench.runs.catalogue import Catalogue
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.loading import Configuration, validate
+    from gpubench.tuner import SearchFolder
+    from gpubench.tuning.progress import SearchDrawing
     from gpubench.tuning.result import FILE, read
 
     given = options.given(ctx)
@@ -332,13 +358,13 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     origins = dict.fromkeys(tuning.settings, source)
     settings = validate(COMMANDS[tuning.command], tuning.settings, origins)
     base: Configuration[Any] = options.trusted(ctx, Configuration(settings, origins, received=source))
-    drawing = _drawing()
-    terminal = Terminal(quiet=shown.quiet, verbosity=shown.verbose)
+    terminal, kind = shown.terminal(), kind_of(tuning.command)
     _refuse_untried(tuning, type(settings), folder / FILE)
     permit([base], terminal)
     tags = next((entry.tags for entry in Catalogue(folder).entries()), ())
-    bench = _bench(base, folder, drawing, terminal, tags)
-    _go_on(folder, tuning, base, bench, drawing, terminal, shown)
+    drawing = SearchDrawing(drawing_of(kind))
+    bench = Bench(kind, terminal, drawing=drawing)
+    _go_on(SearchFolder(folder, tuple(tags)), tuning, base, bench, drawing, shown)
 
 
 def _refuse_untried(tuning: "Tuning", cls: "type[RunSettings]", file: Path) -> None:
@@ -358,12 +384,11 @@ def _is_tuned(cls: "type[RunSettings]", key: str) -> bool:
 
 
 def _go_on(
-    folder: Path,
+    folder: "SearchFolder",
     tuning: "Tuning",
     base: "Configuration[Any]",
-    bench: "SearchBench",
-    drawing: Any,
-    terminal: "Terminal",
+    bench: "Bench",
+    drawing: "SearchDrawing",
     shown: options.Shown,
 ) -> None:
     """Runs the search to its end, prints and writes the results, and raises the error that ended it early."""
@@ -378,10 +403,12 @@ def _go_on(
     from gpubench.tuning import progress
     from gpubench.tuning.result import claim, save
 
-    def keep(found: "Tuning") -> None:
-        save(folder, found)
+    terminal = bench.terminal
 
-    lock = claim(folder)
+    def keep(found: "Tuning") -> None:
+        save(folder.path, found)
+
+    lock = claim(folder.path)
     going_on = msgspec.structs.replace(tuning, status="running", error=None)
     tuner = Tuner(folder, going_on, base, bench, keep)
     keep(tuner.tuning)
@@ -392,62 +419,26 @@ def _go_on(
     try:
         while tuning.treatments and (block := tuner.next()):
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
-            tuner.advance(block)
+            with terminal.errors_only():
+                tuner.advance(block)
             if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
                 advice = f"{QUIETER} {more_steps(tuner.tuning.settings)}"
                 terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
     except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
-        ended = Interrupted("interrupted", f"gpubench tune --resume {folder} continues the search")
+        ended = Interrupted("interrupted", f"gpubench tune --resume {folder.path} continues the search")
     except GpubenchError as error:
         ended = error
     try:
         tuner.conclude(ended)
         found = tuner.tuning
         best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
-        report.write(folder, found, best.to_yaml() if best else None)
+        report.write(folder.path, found, best.to_yaml() if best else None)
     except (RunFailed, OSError) as error:  # such as a full disk; what is known can still be printed
-        ended = ended or RunFailed(f"cannot write all results into {folder}: {error}", "free some disk space")
+        ended = ended or RunFailed(f"cannot write all results into {folder.path}: {error}", "free some disk space")
     found = tuner.tuning
     lock.close()
-    index.refresh(folder.parent)
-    text = report.to_json(folder, found) if shown.json else terminal.render(report.document(folder, found))
-    output.write(text, f"{folder} has all results")
+    index.refresh(folder.path.parent)
+    text = report.to_json(folder.path, found) if shown.json else terminal.render(report.document(folder.path, found))
+    output.write(text, f"{folder.path} has all results")
     if ended:
         raise ended
-
-
-def _drawing() -> Any:
-    from gpubench.host import live
-    from gpubench.tuning.progress import SearchDrawing
-
-    return SearchDrawing(live)
-
-
-def _bench(
-    base: "Configuration[Any]", folder: Path, drawing: Any, terminal: "Terminal", tags: Sequence[str] = ()
-) -> "SearchBench":
-    """Returns the functions that run a search, whose run directories are in `folder` and have the tags."""
-    from gpubench.kinds.program.defaults import complete_program
-    from gpubench.kinds.program.recorder import ProgramRecorder
-    from gpubench.kinds.training.recorder import TrainRecorder
-    from gpubench.settings.defaults import complete
-    from gpubench.settings.loading import Labels, completed
-    from gpubench.settings.programs import ProgramSettings
-    from gpubench.tuner import SearchBench
-
-    is_program = isinstance(base.settings, ProgramSettings)
-    recorder: Any = ProgramRecorder if is_program else TrainRecorder
-    completing: Any = complete_program if is_program else complete
-
-    def run(runs: "Sequence[Configuration[Any]]", order: Sequence[int], until: float) -> Any:
-        with terminal.errors_only():
-            tagged = [replace(run, labels=Labels(tags=tuple(tags))) for run in runs]
-            return measure(tagged, recorder, drawing, terminal, order=order, until=until)
-
-    whole = folder.absolute()
-    here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}
-
-    def complete_here(changed: "Configuration[Any]") -> "Configuration[Any]":
-        return completed(changed.with_overrides(here, "tune"), completing)
-
-    return SearchBench(complete_here, run)

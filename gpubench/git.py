@@ -144,7 +144,7 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     reason.
     """
     top = _path(folder, "rev-parse", "--show-toplevel")
-    commit = _said(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode()
+    commit = _commit(folder, ref)
     repository = folder / _path(folder, "rev-parse", "--git-common-dir")
     # without a template the copy has no hook either
     cloning = ("clone", "--quiet", "--shared", "--no-checkout", "--no-recurse-submodules", "--template=")
@@ -164,6 +164,22 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     if not there.is_dir():
         raise UsageError(f"commit {ref} has no directory {there.relative_to(copy)}", "name a commit that has it")
     return top, there
+
+
+def is_at(ref: str, folder: Path) -> bool:
+    """Returns whether `folder` has the commit `ref` checked out and no tracked file differs; False if it is unknown."""
+    found = state(folder)
+    if found is None or found["dirty"]:
+        return False
+    try:
+        return found.get("commit") == _commit(folder, ref)
+    except UsageError:
+        return False
+
+
+def _commit(folder: Path, ref: str) -> str:
+    """Returns the full name of a commit. Raises UsageError with git's reason."""
+    return _said(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode()
 
 
 def is_tracked(top: Path, file: Path) -> bool:

@@ -29,6 +29,12 @@ class RunKind:
     """The module and the class of its settings."""
     worker: str = ""
     """The module that measures in each rank: its `work`, or the probe in a program of the user."""
+    completed_by: str = "gpubench.settings.defaults:complete"
+    """The function that completes its settings. It returns them with the reasons for what it chose, by dot-key."""
+    recorded_by: str = "gpubench.kinds.training.recorder:TrainRecorder"
+    """The class that opens its run directory and records its events."""
+    drawn_by: str = "gpubench.host.live"
+    """The module that draws its progress; see `gpubench.host.live.Drawing`."""
     described_by: str = "gpubench.runs.headlines"
     """The module whose `describe` says in one line what such a run does, and whose `model` names its model."""
     shown_by: str = "gpubench.report.steps"
@@ -49,6 +55,18 @@ class RunKind:
         named: Callable[..., str | None] = import_module(self.described_by).model
         return named(settings, workload)
 
+    @property
+    def complete(self) -> Callable[[Any], tuple[Any, dict[str, str]]]:
+        """The function `completed_by`."""
+        found: Callable[[Any], tuple[Any, dict[str, str]]] = _named(self.completed_by)
+        return found
+
+    @property
+    def recorder(self) -> Callable[..., Any]:
+        """The class `recorded_by`, which takes a complete configuration and the command line."""
+        found: Callable[..., Any] = _named(self.recorded_by)
+        return found
+
     def describe(self, settings: Mapping[str, Any], workload: Mapping[str, Any], **measured: Any) -> str:
         """Returns what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
 
@@ -59,12 +77,23 @@ class RunKind:
         return described(settings, workload, **measured)
 
 
+def _named(name: str) -> Any:
+    """Returns what "module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def _training(command: str, **more: Any) -> RunKind:
     return RunKind(command, command, "train-bench", worker="gpubench.kinds.training.worker.rank", **more)
 
 
 def _program(command: str, run_by: str, settings: str, **more: Any) -> RunKind:
-    return RunKind(command, run_by, PROGRAM, settings=f"gpubench.settings.programs:{settings}", worker=PROBE, **more)
+    found = {
+        "settings": f"gpubench.settings.programs:{settings}",
+        "completed_by": "gpubench.kinds.program.defaults:complete_program",
+        "recorded_by": "gpubench.kinds.program.recorder:ProgramRecorder",
+    }
+    return RunKind(command, run_by, PROGRAM, worker=PROBE, **found | more)
 
 
 def _rows() -> Iterable[RunKind]:
@@ -75,6 +104,9 @@ def _rows() -> Iterable[RunKind]:
         "pipe-infer",
         settings="gpubench.kinds.pipeline.settings:PipeSettings",
         worker="gpubench.kinds.pipeline.worker.rank",
+        completed_by="gpubench.kinds.pipeline.defaults:complete",
+        recorded_by="gpubench.kinds.pipeline.recorder:PipeRecorder",
+        drawn_by="gpubench.kinds.pipeline.progress",
         described_by="gpubench.kinds.pipeline.headline",
         shown_by="gpubench.kinds.pipeline.report",
         swept_by="gpubench.kinds.pipeline.rank_counts",
@@ -88,6 +120,9 @@ def _rows() -> Iterable[RunKind]:
         "train-bench",
         settings="gpubench.kinds.memory.settings:MemorySettings",
         worker="gpubench.kinds.memory.worker.rank",
+        completed_by="gpubench.kinds.memory.defaults:complete_memory",
+        recorded_by="gpubench.kinds.memory.recorder:MemoryRecorder",
+        drawn_by="gpubench.kinds.memory.recorder",
         shown_by="gpubench.kinds.memory.report",
         timed=False,
         steps=False,
@@ -98,6 +133,9 @@ def _rows() -> Iterable[RunKind]:
         PROGRAM_MEMORY,
         "memory",
         "ProgramMemorySettings",
+        completed_by="gpubench.kinds.program.defaults:complete_program_memory",
+        recorded_by="gpubench.kinds.program.memory_recorder:ProgramMemoryRecorder",
+        drawn_by="gpubench.kinds.memory.recorder",
         shown_by="gpubench.kinds.memory.report",
         timed=False,
         steps=False,

@@ -1,14 +1,14 @@
 """Tries proposed fixes and batch sizes: runs them interleaved with the unchanged run, and judges the difference."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Never
+from typing import Any
 
 import msgspec
 
-from gpubench.compare.result import Comparisons, Verdict
-from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, WorkerLost
+from gpubench.bench import Bench, stop_if_interrupted
+from gpubench.errors import GpubenchError, OutOfMemory, WorkerLost
 from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.foreign_files import TRIALS
@@ -17,33 +17,11 @@ from gpubench.kinds.memory.recorder import FootprintRecorder
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
 from gpubench.report.findings import options
-from gpubench.settings.field import fields
+from gpubench.settings.commands import COMMANDS
 from gpubench.settings.keys import FIX, THE_RUN, TRIAL, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.schema import CompletedTrainSettings, RunSettings
 
 log = logging.getLogger("gpubench.trials")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The functions that complete, run and compare configurations."""
-
-    complete: Callable[[Configuration[Any]], Configuration[Any]]
-    """Completes a configuration. Raises GpubenchError if it cannot be run."""
-    time: Callable[[Sequence[Configuration[Any]]], Sequence[Outcome]]
-    """Runs configurations interleaved and times them. A run that fails does not end the others."""
-    judge: Callable[[Outcome, Outcome], Comparisons | None]
-    """Compares the second run with the first. Returns None if one of them has no measurements."""
-
-    def throughput(self, without: Outcome, with_fix: Outcome) -> Verdict | None:
-        """Returns the verdict on the throughput, because a fix may change the work of a step.
-
-        Returns None if one of the runs has no throughput.
-        """
-        judged = self.judge(without, with_fix)
-        verdicts = judged.comparisons[0].verdicts if judged else []
-        return next((verdict for verdict in verdicts if verdict.metric == "throughput" and verdict.ratio), None)
 
 
 def trial_of(run: Configuration[Any], changes: Mapping[str, Any]) -> Configuration[Any]:
@@ -62,17 +40,10 @@ def candidates(
     for number, fix in enumerate(fixes):
         log.log(MODIFIABLE, "trying %s (%d of %d)", options(fix), number + 1, len(fixes))
         try:
-            runs[number] = bench.complete(base.with_overrides(fix, FIX))
+            runs[number] = bench.complete(base.with_overrides(fix, FIX)).called(variant=options(fix))
         except GpubenchError as error:
             refused[number] = error
     return runs, refused
-
-
-def stop_if_interrupted(outcomes: Iterable[Outcome]) -> None:
-    """Raises Interrupted if the user interrupted one of the runs."""
-    for outcome in outcomes:
-        if isinstance(outcome.error, Interrupted):
-            raise outcome.error
 
 
 def directory(outcome: Outcome) -> str:
@@ -117,6 +88,8 @@ def saved(trial: Trial | None) -> float:
 OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
 """The outcome of a trial by the verdict on the throughput. With any other verdict it is inconclusive."""
 
+UNCHANGED = "without a fix"
+"""What the run is called that the runs with fixes are compared with."""
 LEAST_REPEATS = 3  # one repeat has no interval, and Student's t is 12.7 for two repeats and 4.3 for three
 
 
@@ -148,7 +121,7 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
         "measurement.count_flops": False,
         "measurement.measure_peak": False,
     }
-    return trial_of(profiled, profiled.takes(changes))
+    return trial_of(profiled, profiled.takes(changes)).called(variant=UNCHANGED)
 
 
 def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
@@ -156,7 +129,7 @@ def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench
     runs, refused = candidates(base, fixes, bench)
     trials = {number: Trial("failed", None, None, None, error.message) for number, error in refused.items()}
     if runs:
-        without, *outcomes = bench.time([base, *runs.values()])
+        without, *outcomes = bench.run([base, *runs.values()], independent=True)
         stop_if_interrupted([without, *outcomes])
         for number, outcome in zip(runs, outcomes, strict=True):
             trials[number] = _speed_trial(fixes[number], without, outcome, bench)
@@ -192,16 +165,6 @@ JUDGED: dict[str, Judged] = {"faster": "faster", "slower": "slower", "equivalent
 
 
 @dataclass(frozen=True)
-class MemoryBench(Bench):
-    """The functions of `Bench`, and one that measures memory."""
-
-    follow: Callable[[Sequence[Configuration[Any]]], Sequence[Outcome]]
-    """Runs configurations and records their memory. A run that fails does not end the others."""
-    timed: type[RunSettings[Never]] = CompletedTrainSettings
-    """The settings of a run that times what `follow` runs."""
-
-
-@dataclass(frozen=True)
 class TriedFixes:
     """The results of trying memory fixes: their savings, and what they cost in speed."""
 
@@ -233,9 +196,7 @@ class _Attempt:
         return self.refused or next((run.error for run in (self.followed, self.timed) if run and run.error), None)
 
 
-def verify_memory(
-    followed: Outcome, run: Configuration[Any], findings: Findings, bench: MemoryBench
-) -> Iterator[TriedFixes]:
+def verify_memory(followed: Outcome, run: Configuration[Any], findings: Findings, bench: Bench) -> Iterator[TriedFixes]:
     """Runs each memory fix and all confirmed ones together, and times all of them.
 
     The savings are relative to the `followed` run. Yields the results after each fix has run, after the combination has
@@ -250,27 +211,25 @@ def verify_memory(
         tried += _follow(base, [all_fixes], bench)
         yield _judged(findings, without, tried, bench)
     if any(not attempt.missed for attempt in tried):
-        without, *tried = _time([without, *tried], bench)
+        without, *tried = _time([without, *tried], bench.timing)
         yield _judged(findings, without, tried, bench)
 
 
 def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
     """Returns the configuration of the run without batch size search, explanation and advice."""
     unneeded = ("memory.find_batch_size", "memory.explain", "memory.advise")
-    return trial_of(run, run.takes(dict.fromkeys(unneeded, False)))
+    return trial_of(run, run.takes(dict.fromkeys(unneeded, False))).called(variant=UNCHANGED)
 
 
-def timed(
-    run: Configuration[Any], changes: dict[str, Any], repeats: int, cls: type[RunSettings[Never]]
-) -> Configuration[Any]:
-    """Returns the configuration of a short train-bench run with the same settings and `changes`, as `cls`."""
+def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int, bench: Bench) -> Configuration[Any]:
+    """Returns the configuration of a short run with the same settings and `changes` that `bench` times."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
     quick = length | {"measurement.count_flops": False, "logging.graph": False}
-    found = Configuration(cls.model_validate(own), origins)
-    quick = {key: value for key, value in quick.items() if key in fields(cls)}
-    return found.with_overrides(quick | {"measurement.repeats": repeats} | changes, "--verify")
+    found = Configuration(COMMANDS[bench.kind.command].model_validate(own), origins)
+    changes = found.takes(quick) | {"measurement.repeats": repeats} | changes
+    return bench.complete(found.with_overrides(changes, "--verify")).called(variant=run.labels.variant)
 
 
 def peak_of(outcome: Outcome | None) -> int | None:
@@ -281,27 +240,27 @@ def peak_of(outcome: Outcome | None) -> int | None:
     return max(found.most for found in recorder.footprints)
 
 
-def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: MemoryBench) -> list[_Attempt]:
+def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[_Attempt]:
     """Runs each fix and records its memory."""
     runs, refused = candidates(base, fixes, bench)
-    outcomes = dict(zip(runs, bench.follow(list(runs.values())), strict=True))
-    stop_if_interrupted(outcomes.values())
+    outcomes = dict(zip(runs, bench.run_alone(list(runs.values())), strict=True))
     return [
         _Attempt(fix, runs.get(number), outcomes.get(number), refused=refused.get(number))
         for number, fix in enumerate(fixes)
     ]
 
 
-def _time(attempts: Sequence[_Attempt], bench: MemoryBench) -> list[_Attempt]:
+def _time(attempts: Sequence[_Attempt], bench: Bench) -> list[_Attempt]:
     """Times the attempts that did not fail, and returns all attempts."""
     ready = [number for number, one in enumerate(attempts) if one.run and not one.error and not one.missed]
-    outcomes = bench.time([timed(run, {}, REPEATS, bench.timed) for number in ready if (run := attempts[number].run)])
+    runs = [timed(run, {}, REPEATS, bench) for number in ready if (run := attempts[number].run)]
+    outcomes = bench.run(runs, independent=True)
     stop_if_interrupted(outcomes)
     found = dict(zip(ready, outcomes, strict=True))
     return [replace(attempt, timed=found.get(number)) for number, attempt in enumerate(attempts)]
 
 
-def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: MemoryBench) -> TriedFixes:
+def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: Bench) -> TriedFixes:
     """Returns the results of the attempts.
 
     `tried` has the fixes in the order of the findings, then the combination if there is one.
@@ -337,7 +296,7 @@ def _trade(attempt: _Attempt) -> Trade:
     )
 
 
-def _memory_trial(without: _Attempt, attempt: _Attempt, bench: MemoryBench) -> Trial:
+def _memory_trial(without: _Attempt, attempt: _Attempt, bench: Bench) -> Trial:
     run, baseline = (directory(each.followed) if each.followed else None for each in (attempt, without))
     before, after = peak_of(without.followed), peak_of(attempt.followed)
     if before is None or after is None:
@@ -351,7 +310,7 @@ def _memory_trial(without: _Attempt, attempt: _Attempt, bench: MemoryBench) -> T
     return Trial(outcome, Saving(saving), run, baseline, cost=_cost(without.timed, attempt.timed, bench))
 
 
-def _cost(without: Outcome | None, timed: Outcome | None, bench: MemoryBench) -> Cost | None:
+def _cost(without: Outcome | None, timed: Outcome | None, bench: Bench) -> Cost | None:
     if without is None or timed is None or without.error or timed.error:
         return None
     verdict = bench.throughput(without, timed)
@@ -380,7 +339,7 @@ class Searched:
     """The run with the largest batch that fits so far; None if there is none."""
 
 
-def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> Iterator[Searched]:
+def confirm(found: BatchSizes, run: Configuration[Any], bench: Bench) -> Iterator[Searched]:
     """Searches for the largest batch size that fits, beginning with the predicted one, then times it and smaller ones.
 
     Yields the results after each run. Raises Interrupted if the user interrupts, and the error of a run that failed for
@@ -392,7 +351,8 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> I
     best: Outcome | None = None
     good, bad, candidate = 0, found.largest + 1, found.largest
     while good < candidate < bad and (not good or len(found.confirmed) < MOST_TRIES):
-        (outcome,) = bench.follow([base.with_overrides(overrides(candidate, flat), ORIGIN)])
+        size = base.with_overrides(overrides(candidate, flat), ORIGIN).called(variant=f"batch {candidate}")
+        (outcome,) = bench.run_alone([size])
         if outcome.error and not isinstance(outcome.error, OutOfMemory | WorkerLost):
             raise outcome.error
         total = peak_of(outcome)
@@ -408,7 +368,9 @@ def confirm(found: BatchSizes, run: Configuration[Any], bench: MemoryBench) -> I
     if not good:
         return
     sizes = sorted(worth_timing(good))
-    outcomes = bench.time([timed(base, overrides(size, flat), SPEED_REPEATS, bench.timed) for size in sizes])
+    each = {size: base.called(variant=f"batch {size}") for size in sizes}
+    runs = [timed(run, overrides(size, flat), SPEED_REPEATS, bench.timing) for size, run in each.items()]
+    outcomes = bench.timing.run(runs, independent=True)
     stop_if_interrupted(outcomes)
     speeds = [
         Speed(size, throughput.estimate)

@@ -1,6 +1,7 @@
 """Tunes a program: looks at it, runs the blocks of a search in fresh processes, and keeps what follows from them."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gpubench import devices
+from gpubench.bench import Bench
 from gpubench.compare import losses
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.compare.work import less_work, work_of
@@ -21,13 +23,14 @@ from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import THE_RUN, flatten
 from gpubench.settings.loading import Configuration
-from gpubench.settings.programs import from_outside
+from gpubench.settings.programs import ProgramSettings, from_outside
 from gpubench.settings.schema import RunSettings
 from gpubench.tuning.claims import claim_of
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
+from gpubench.tuning.progress import said
 from gpubench.tuning.result import Loss, RunBlock, SearchRun, Tuning, named
 from gpubench.tuning.search import Search
 from gpubench.tuning.treatments import Subject, choose
@@ -38,6 +41,8 @@ LATE = 0.1
 """How far a search may exceed its time limit, as a fraction of it, if runs take longer than the ones before them."""
 MOST_STEPS = 50
 """The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
+UNCHANGED = "unchanged"
+"""What the baseline is called among the combinations that run with it."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
 LENGTH = ("training.steps", "training.warmup_steps")
 """The settings that every run of a search has from its first look."""
@@ -48,17 +53,6 @@ TRIED: Mapping[str, Any] = {
     "measurement.target_precision": None,
 }
 """Settings of every run of a search, as far as its command has them."""
-
-
-@dataclass(frozen=True)
-class SearchBench:
-    """The functions that complete and run configurations."""
-
-    complete: Callable[[Configuration[Any]], Configuration[Any]]
-    """Completes a configuration. Raises GpubenchError if it cannot be run."""
-    run: Callable[[Sequence[Configuration[Any]], Sequence[int], float], Sequence[Outcome]]
-    """Runs one repeat for each number of a configuration, in this order. A run that fails does not end the others. What
-    still runs at the given time, in seconds of `time.monotonic()`, is interrupted."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +71,32 @@ class Wishes:
     loss_margin: losses.Margin = losses.DEFAULT
 
 
-def look(base: Configuration[Any], bench: SearchBench, wishes: Wishes, argv: Sequence[str]) -> Tuning:
+@dataclass(frozen=True)
+class SearchFolder:
+    """The folder that has the run directories of a search, and the tags of each run."""
+
+    path: Path
+    tags: tuple[str, ...] = ()
+
+    def variant(self, base: Configuration[Any], changes: Mapping[str, Any], bench: Bench) -> Configuration[Any]:
+        """Returns the complete configuration of a run in this folder. Raises GpubenchError if it cannot be run."""
+        whole = self.path.absolute()
+        here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}
+        return bench.complete(base.with_overrides({**changes, **here}, TUNE)).called(tags=self.tags)
+
+
+def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: Wishes, argv: Sequence[str]) -> Tuning:
     """Profiles the program once, and chooses the treatments to try. Raises the error of the run if it fails."""
     began = time.monotonic()
-    settings = flatten(base.settings.model_dump())
-    outcome = _profiled(base, bench)
+    outcome = _profiled(base, bench, folder)
     if outcome.error:
         raise outcome.error
     recorder = outcome.recorder
     run = open_run(recorder.writer.path)
     subject = _subject(run, recorder.diagnosed_settings or {}, recorder.on_gpu, outcome, wishes.most_peak)
-    cls: type[RunSettings] = type(base.settings)
-    infers = bool(settings.get("inference"))
-    known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
-    is_program = "program.command" in settings
-    if is_program:
-        known &= from_outside().keys()
+    settings, of_program = flatten(base.settings.model_dump()), isinstance(base.settings, ProgramSettings)
     treatments, untried = choose(
-        subject, known, only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
+        subject, changeable(base.settings), only=wishes.only, asked=wishes.asked, keep_arithmetic=wishes.keep_arithmetic
     )
     codes = {
         f"{treatment.name} {level}": code
@@ -104,7 +106,7 @@ def look(base: Configuration[Any], bench: SearchBench, wishes: Wishes, argv: Seq
     }
     return Tuning(
         status="running",
-        command=cls.command,
+        command=base.settings.command,
         argv=list(argv),
         started=timestamp(),
         seconds=(took := time.monotonic() - began),
@@ -113,7 +115,7 @@ def look(base: Configuration[Any], bench: SearchBench, wishes: Wishes, argv: Seq
         workload=dict(run.workload),
         world_size=_ranks(run),
         device=run.summary.environment.device if run.summary.environment else None,
-        precision=None if is_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
+        precision=None if of_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
         untried=untried,
         most_peak=wishes.most_peak,
@@ -125,6 +127,13 @@ def look(base: Configuration[Any], bench: SearchBench, wishes: Wishes, argv: Seq
     )
 
 
+def changeable(settings: RunSettings) -> frozenset[str]:
+    """Returns the settings that a search can change: of inference not those of training, of a program not its own."""
+    infers, cls = getattr(settings, "inference", False), type(settings)
+    known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
+    return known & from_outside().keys() if issubclass(cls, ProgramSettings) else known
+
+
 def _steps(outcome: Outcome) -> dict[str, int]:
     """Returns the steps of each run of the search, if the user has set no number and the first run has found it."""
     found = outcome.recorder.length if outcome.recorder.is_open else None
@@ -134,14 +143,14 @@ def _steps(outcome: Outcome) -> dict[str, int]:
     return {"training.steps": measured, "training.warmup_steps": found.warmup}
 
 
-def _profiled(base: Configuration[Any], bench: SearchBench) -> Outcome:
+def _profiled(base: Configuration[Any], bench: Bench, folder: SearchFolder) -> Outcome:
     """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
     changes = base.takes(TRIED) | {"measurement.repeats": 1}
     try:
-        run = bench.complete(base.with_overrides(changes | {"profiling.enabled": True}, TUNE))
+        run = folder.variant(base, changes | {"profiling.enabled": True}, bench)
     except GpubenchError:
-        run = bench.complete(base.with_overrides(changes, TUNE))
-    (outcome,) = bench.run([run], [0], math.inf)
+        run = folder.variant(base, changes, bench)
+    (outcome,) = bench.run([run], order=[0])
     return outcome
 
 
@@ -172,15 +181,15 @@ class Tuner:
 
     def __init__(
         self,
-        folder: Path,
+        folder: SearchFolder,
         tuning: Tuning,
         base: Configuration[Any],
-        bench: SearchBench,
+        bench: Bench,
         save: Callable[[Tuning], None],
     ) -> None:
         """`base` is the complete configuration of the baseline; `save` writes the state after each block.
 
-        `folder` has the run directories. Raises RunDirectoryError if the search cannot be continued from its state.
+        Raises RunDirectoryError if the search cannot be continued from its state.
         """
         self.tuning = tuning
         self._folder = folder
@@ -268,7 +277,7 @@ class Tuner:
         made = [run.combination for run in block.runs]
         if planned is None or planned.stage != block.stage or list(planned.runs[: len(made)]) != made:
             raise RunDirectoryError(
-                f"the runs in {self._folder} are not those that this version of gpubench would have made",
+                f"the runs in {self._folder.path} are not those that this version of gpubench would have made",
                 "start a new search",
             )
         self._search.record([_result(run) for run in block.runs])
@@ -296,12 +305,13 @@ class Tuner:
             if seed is not None:
                 changes["seed"] = seed
             try:
-                groups[group] = self._bench.complete(self._base.with_overrides(changes, TUNE))
+                variant = self._folder.variant(self._base, changes, self._bench)
+                groups[group] = variant.called(variant=said(self.tuning.changes(combination)) or UNCHANGED)
             except GpubenchError as error:
                 refused[combination] = error
         numbers = {group: number for number, group in enumerate(groups)}
         order = [numbers[group] for group in wanted if group in numbers]
-        outcomes = self._bench.run(list(groups.values()), order, self._end) if groups else []
+        outcomes = self._bench.run(list(groups.values()), order=order, until=self._end) if groups else []
         made = dict.fromkeys(groups, 0)
         runs: list[SearchRun] = []
         for group in wanted:
@@ -398,7 +408,7 @@ class Tuner:
         """Returns a run; None if its directory has been removed."""
         if path not in self._evidence:
             try:
-                self._evidence[path] = open_run(self._folder / path)
+                self._evidence[path] = open_run(self._folder.path / path)
             except RunDirectoryError:
                 return None
         return self._evidence[path]

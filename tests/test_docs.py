@@ -1,6 +1,9 @@
 """The documentation against the code: links that lead somewhere, commands that exist, tables that are up to date."""
 
+import ast
 import functools
+import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -133,8 +136,10 @@ def _refused_settings(name: str, context: Any) -> str | None:
         return None
     cls = of_models
     if options.program(context) is not None:
-        cls = COMMANDS[next(one for one in OF_PROGRAMS if kind_of(one).run_by == name.replace("tune", "train-bench"))]
-        program.configuration(context, None, cls, of_models)
+        run_by = name.replace("tune", "train-bench")
+        kind = next(kind for kind in map(kind_of, OF_PROGRAMS) if kind.run_by == run_by)
+        cls = COMMANDS[kind.command]
+        program.configuration(context, None, kind)
     config = context.params.get("config") or ""
     known = {*presets(), *(path.name for path in (ROOT / "examples").rglob("*.yaml"))}
     if not (config.isupper() or "/" in config or config in {"", *known}):
@@ -252,3 +257,19 @@ def test_the_modules_that_a_page_for_contributors_names_exist(page: str) -> None
     named = re.findall(r"`(\w+(?:/\w+)+\.py)`", (ROOT / page).read_text())
     assert len(named) > 1
     assert [name for name in named if not (ROOT / name).is_file() and not (ROOT / "gpubench" / name).is_file()] == []
+
+
+STORY = 25
+"""Lines of code that a command's own function takes at the most to tell its story."""
+
+
+def test_the_architecture_begins_with_a_function_that_tells_the_story_of_a_command() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"\[`(\w+)`\]\(\.\./(gpubench/[\w/]+)\.py\)", text)
+    found = [getattr(importlib.import_module(module.replace("/", ".")), name) for name, module in named]
+    assert [named[0][0], named[1][0]] == ["train_bench", "Bench"]
+    assert text.index("`train_bench`") < text.index("## ")
+    (command,) = ast.parse(inspect.getsource(inspect.unwrap(found[0]))).body
+    assert isinstance(command, ast.FunctionDef)
+    body = command.body[1:]
+    assert (body[-1].end_lineno or 0) - body[0].lineno < STORY

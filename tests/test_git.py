@@ -10,8 +10,12 @@ import msgspec
 import pytest
 
 from gpubench import events, git
+from gpubench.commands.variants import Versus, without_change
 from gpubench.errors import UsageError
+from gpubench.registry import PROGRAM, kind_of
 from gpubench.runs.directory import write_document
+from gpubench.settings.loading import load
+from gpubench.settings.programs import ProgramSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -264,3 +268,24 @@ def test_the_repository_of_another_user_is_refused_as_git_does(repository: Path,
     with pytest.raises(UsageError, match="dubious ownership") as refused:
         git.check_out("HEAD", repository, tmp_path / "copy")
     assert "safe.directory" in str(refused.value.hint)
+
+
+def test_a_folder_is_at_a_commit_if_no_tracked_file_differs(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    assert not git.is_at("HEAD", folder), "no repository"
+    run(folder, "init", "--quiet", "--initial-branch", "topic")
+    for text in ("first", "second"):
+        (folder / "train.py").write_text(text)
+        run(folder, "add", ".")
+        run(folder, "commit", "--quiet", "--message", text)
+    (folder / "untracked").write_text("")
+    base = load(ProgramSettings, None, {"program.command": "true", "program.directory": str(folder)})
+    said = [without_change(Versus(ref=ref).variants(base, kind_of(PROGRAM).complete)) for ref in ("topic", "HEAD~1")]
+    assert said == [
+        "--vs-ref topic is what is checked out, and no tracked file differs: two equal versions are compared",
+        None,
+    ]
+    assert [git.is_at(ref, folder) for ref in ("HEAD", "HEAD~1", "absent")] == [True, False, False]
+    (folder / "train.py").write_text("third")
+    assert not git.is_at("HEAD", folder)

@@ -212,7 +212,7 @@ def test_processes_are_asked_for_only_where_a_repeat_begins_and_where_the_last_o
 
     workers = SimpleNamespace(stream=stream, pids=[os.getpid()])
     _listen(workers, recorder, Telemetry([0], interval=0.0), lambda _: None)  # type: ignore[arg-type]
-    assert asked == ["repeat 1/2", "repeat 2/2", "repeat 2/2"]
+    assert asked == ["repeat 1 of 2", "repeat 2 of 2", "repeat 2 of 2"]
     assert len(samples) == 21
     assert sum(sample.gpus[0].other_processes is not None for sample in samples) == 3
 

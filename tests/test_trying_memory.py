@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as limited
 from hypothesis import strategies as st
 
+from gpubench.bench import Bench
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
@@ -22,6 +23,7 @@ from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.memory.batch_sizes import BatchSizes, LinearFit
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import DEFINITIONS, Metric
+from gpubench.registry import kind_of
 from gpubench.runs.summary import Summary
 from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
@@ -31,7 +33,6 @@ from gpubench.trials import (
     MOST_TRIES,
     NOTABLE,
     SEARCH_PRECISION,
-    MemoryBench,
     Searched,
     TriedFixes,
     confirm,
@@ -79,8 +80,9 @@ def timed(throughput: float) -> Outcome:
     return Outcome(cast("Any", None), "completed", summary([found]), None)
 
 
-def judge(without: Outcome, with_fix: Outcome) -> Comparisons:
+def judge(outcomes: Sequence[Outcome]) -> Comparisons:
     """A change of 5 % is one; one of 1 % is none."""
+    without, with_fix = outcomes
     before, after = (one.summary["throughput"].estimate for one in (without, with_fix))
     ratio = after / before
     outcome = (
@@ -95,7 +97,7 @@ def judge(without: Outcome, with_fix: Outcome) -> Comparisons:
 
 
 @dataclass
-class Machine:
+class Machine(Bench):
     """Runs nothing: a batch takes 1 MiB a sample, and what goes beyond `memory` is out of memory."""
 
     memory: int = 1 << 40
@@ -110,8 +112,8 @@ class Machine:
     timed: list[Configuration[Any]] = field(default_factory=list)
 
     @property
-    def bench(self) -> MemoryBench:
-        return MemoryBench(self.complete, self.time, judge, self.follow)
+    def timing(self) -> Bench:
+        return Timer(self)
 
     @property
     def batches(self) -> list[int]:
@@ -123,9 +125,12 @@ class Machine:
                 raise error
         return completed(configuration, complete)
 
-    def follow(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
-        self.followed += runs
-        return [self._outcome(run) for run in runs]
+    def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Outcome]:
+        self.followed += variants
+        return [self._outcome(run) for run in variants]
+
+    def compare(self, outcomes: Sequence[Outcome], metrics: Sequence[str] = ()) -> Comparisons:
+        return judge(outcomes)
 
     def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
         self.timed += runs
@@ -149,6 +154,17 @@ class Machine:
         for key, factor in factors.items():
             product *= factor if run.origins.get(key) == "the fix of a finding" else 1.0
         return product
+
+
+class Timer(Bench):
+    """Times what a machine runs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.kind = kind_of("train-bench")
+        self._machine = machine
+
+    def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Outcome]:
+        return self._machine.time(variants)
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +191,12 @@ def findings(*fixes: dict[str, Any]) -> Findings:
 
 def searched(found: BatchSizes, run: Configuration[Any], machine: Machine) -> tuple[BatchSizes, Outcome | None]:
     """What is known at the end, and the run of the largest that fits."""
-    *_, last = [Searched(found, None), *confirm(found, run, machine.bench)]
+    *_, last = [Searched(found, None), *confirm(found, run, machine)]
     return last.found, last.best
 
 
 def tried(before: Outcome, run: Configuration[Any], found: Findings, machine: Machine) -> TriedFixes:
-    *_, last = verify_memory(before, run, found, machine.bench)
+    *_, last = verify_memory(before, run, found, machine)
     return last
 
 
@@ -289,7 +305,7 @@ def test_a_process_that_was_killed_had_too_little_memory(run: Configuration[Any]
 
 
 def test_each_run_is_told_of_as_it_ends(run: Configuration[Any]) -> None:
-    told = list(confirm(foretold(8, limit=2), run, Machine().bench))
+    told = list(confirm(foretold(8, limit=2), run, Machine()))
     assert [one.found.largest for one in told] == [None, None, 2, 2, 2]
     assert [len(one.found.confirmed) for one in told] == [1, 2, 3, 4, 4]
     assert [len(one.found.speeds) for one in told] == [0, 0, 0, 0, 2]
@@ -301,7 +317,7 @@ def test_an_interrupt_while_batches_are_timed_is_the_users(run: Configuration[An
         def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
             return [Outcome(cast("Any", None), "interrupted", summary([]), Interrupted("interrupted")) for _ in runs]
 
-    becoming = confirm(foretold(8, limit=8), run, Impatient().bench)
+    becoming = confirm(foretold(8, limit=8), run, Impatient())
     assert next(becoming).found.largest == 8, "what was found stays"
     with pytest.raises(Interrupted):
         next(becoming)
@@ -428,13 +444,13 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
 def test_an_interrupt_while_fixes_are_tried_is_the_users(run: Configuration[Any]) -> None:
     machine = Machine(failing={"data.workers": Interrupted("interrupted")})
     with pytest.raises(Interrupted):
-        next(verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine.bench))
+        next(verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS, FUSED), machine))
     assert machine.timed == []
 
 
 def test_what_fixes_save_is_known_before_anything_is_timed(run: Configuration[Any]) -> None:
     machine = Machine(factors={"data.workers": 0.5})
-    early, late = verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS), machine.bench)
+    early, late = verify_memory(ended("base", holding(PEAK)), run, findings(WORKERS), machine)
     before, after = (known.findings.findings[0].measured for known in (early, late))
     assert before is not None
     assert after is not None

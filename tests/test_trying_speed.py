@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gpubench.bench import Bench
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
@@ -19,7 +20,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import ProfileSettings
-from gpubench.trials import Bench, unrecorded, verify_speed
+from gpubench.trials import unrecorded, verify_speed
 
 FUSED, WORKERS, BATCH = (
     {"training.optimizer_impl": "fused"},
@@ -44,7 +45,7 @@ def profiled() -> Configuration[Any]:
 
 
 @dataclass
-class Machine:
+class Machine(Bench):
     """Measures by the table: how much faster a run with a setting is, or what comes of it."""
 
     speedup: dict[str, float]
@@ -54,23 +55,20 @@ class Machine:
     missed: dict[str, str] = field(default_factory=dict)
     """The settings that find nothing to change, with the reasons."""
 
-    @property
-    def bench(self) -> Bench:
-        return Bench(self.complete, self.time, self.judge)
-
     def complete(self, configuration: Configuration[Any]) -> Configuration[Any]:
         for key, error in self.failing.items():
             if isinstance(error, SettingsError) and configuration.origins.get(key) == "the fix of a finding":
                 raise error
         return completed(configuration, complete)
 
-    def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
-        base, *candidates = [flatten(run.settings.model_dump()) for run in runs]
+    def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Outcome]:
+        base, *candidates = [flatten(run.settings.model_dump()) for run in variants]
         changes = [{key: value for key, value in one.items() if base[key] != value} for one in candidates]
         self.measured.append(changes)
         return [self._outcome({}), *map(self._outcome, changes)]
 
-    def judge(self, without: Outcome, with_fix: Outcome) -> Comparisons:
+    def compare(self, outcomes: Sequence[Outcome], metrics: Sequence[str] = ()) -> Comparisons:
+        _, with_fix = outcomes
         ratio = self.ratio(cast("Any", with_fix).changes)
         outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent"
         verdict = Verdict(
@@ -96,7 +94,7 @@ def machine(speedup: dict[str, float] | None = None, failing: dict[str, Gpubench
 
 def tried(profiled: Configuration[Any], findings: Findings, measure: Machine) -> Findings:
     """What is known at the end."""
-    *_, last = verify_speed(profiled, findings, measure.bench)
+    *_, last = verify_speed(profiled, findings, measure)
     return last
 
 
@@ -192,18 +190,18 @@ def test_a_fix_that_cannot_run_has_failed_and_the_others_are_tried(
 def test_an_interrupt_is_the_users_and_tells_of_nothing(profiled: Configuration[Any]) -> None:
     measure = machine({"training.optimizer_impl": 2.0}, {"training.batch_size": Interrupted("interrupted")})
     with pytest.raises(Interrupted):
-        next(verify_speed(profiled, found(finding("a", FUSED), finding("b", BATCH)), measure.bench))
+        next(verify_speed(profiled, found(finding("a", FUSED), finding("b", BATCH)), measure))
 
 
 def test_an_interrupt_of_the_combination_comes_after_what_each_fix_saved(profiled: Configuration[Any]) -> None:
     class Impatient(Machine):
-        def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:
+        def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Outcome]:
             if self.measured:
                 raise Interrupted("interrupted")
-            return super().time(runs)
+            return super().run(variants)
 
     measure = Impatient({"training.optimizer_impl": 1.5, "data.workers": 2.0}, {})
-    becoming = verify_speed(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure.bench)
+    becoming = verify_speed(profiled, found(finding("a", FUSED), finding("b", WORKERS)), measure)
     known = next(becoming)
     assert [one.measured and one.measured.outcome for one in known.findings] == ["confirmed", "confirmed"]
     assert known.keep == WORKERS, "what is best until then"

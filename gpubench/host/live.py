@@ -1,9 +1,10 @@
 """Shows the progress of a run: a table if stderr is a terminal, and otherwise plain lines."""
 
 import time
+from importlib import import_module
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +14,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.host.recorder import Progress, Recorder
 from gpubench.host.step_recorder import TrainProgress
+from gpubench.registry import RunKind
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import BAR, Fitting, bar
 
@@ -114,8 +116,7 @@ def describe(progress: TrainProgress) -> str:
     parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
     if progress.step.loss is not None:
         parts.append(f"loss {progress.step.loss:.4f}")
-    parts += [units.rate(progress.ranks * progress.step.samples / step_time, "samples/s"), units.seconds(step_time)]
-    return "  ".join(parts)
+    return "  ".join([*parts, *_speed(progress), units.seconds(step_time)])
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
@@ -133,10 +134,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
     if step.loss is not None:
         table.add_row("loss", f"{step.loss:.4f}")
-    table.add_row(
-        "speed",
-        f"{units.rate(progress.ranks * step.samples / step_time, 'samples/s')}   {units.seconds(step_time)} a step",
-    )
+    table.add_row("speed", "   ".join([*_speed(progress), f"{units.seconds(step_time)} a step"]))
     for name, share, seconds in _phases(progress):
         figures = f"{units.whole_percent(share):>5}  {units.seconds(seconds)}"
         table.add_row(units.words(name), bar(share, name, length).append(" " * bool(length) + figures))
@@ -158,6 +156,12 @@ def head(now: str) -> Table:
 
 def _step_time(progress: TrainProgress) -> float:
     return fmean(step.total for step in progress.steps)
+
+
+def _speed(progress: TrainProgress) -> list[str]:
+    """Returns the samples per second of all ranks over the recent steps; nothing if they are unknown."""
+    samples = fmean(step.samples for step in progress.steps)
+    return [units.rate(progress.ranks * samples / _step_time(progress), "samples/s")] if samples else []
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
@@ -188,6 +192,11 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
         used = f"   {units.size(memory)} in the workers" if memory else ""
         rows.append(("CPU", f"{units.whole_percent(sample.cpu.load)} busy{used}"))
     return rows
+
+
+def drawing_of(kind: RunKind) -> Drawing[Any]:
+    """Returns the drawing of the runs of a kind."""
+    return cast("Drawing[Any]", import_module(kind.drawn_by))
 
 
 def view_on(console: Console, drawing: Drawing[Any], *, quiet: bool) -> View:

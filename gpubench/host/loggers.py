@@ -58,7 +58,8 @@ class Epoch(msgspec.Struct, frozen=True):
     steps: int
     samples: int
     seconds: float
-    samples_per_second: float
+    samples_per_second: float | None
+    """None if the samples are unknown, as those of some programs are."""
     loss: float | None
 
 
@@ -102,7 +103,7 @@ class MetricLogger:
             self._epoch.take(step)
             values = {
                 "rank0/step_time": step.total,
-                "rank0/throughput": step.samples / step.total,
+                **({"rank0/throughput": step.samples / step.total} if self._epoch.samples else {}),
                 **{f"rank0/phase_{name}": seconds for name, seconds in step.phases.items()},
             }
             if step.loss is not None:
@@ -173,7 +174,7 @@ class _OpenEpoch:
             steps=self.steps,
             samples=self.samples,
             seconds=self.seconds,
-            samples_per_second=self.samples / self.seconds,
+            samples_per_second=self.samples / self.seconds if self.samples else None,
             loss=self.loss / self.losses if self.losses else None,
         )
 

@@ -65,6 +65,8 @@ class Progress:
     repeat: int = 0
     repeats: int = 1
     ranks: int = 1
+    variant: str = ""
+    """The name of the run among those that it is interleaved with, such as "data.workers=2"; empty for a run alone."""
     doing: str = "starting"
     telemetry: TelemetrySample | None = None
     recorded: bool = False
@@ -72,8 +74,9 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """The name of the current repeat, such as "repeat 2/5"."""
-        return "profiling" if self.recorded else f"repeat {self.repeat + 1}/{self.repeats}"
+        """The name of the current repeat, such as "data.workers=2, repeat 2 of 5"."""
+        repeat = "profiling" if self.recorded else f"repeat {self.repeat + 1} of {self.repeats}"
+        return f"{self.variant}, {repeat}" if self.variant else repeat
 
 
 class Recorder(ABC, Generic[S]):
@@ -105,6 +108,7 @@ class Recorder(ABC, Generic[S]):
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
         self.origins = configuration.origins
+        self.variant = variants.label_of(configuration)
         self._values = flatten(settings.model_dump(mode="json"))
         """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
         self._git = self._code()
@@ -131,7 +135,7 @@ class Recorder(ABC, Generic[S]):
             git=self._git,
             settings=self._values,
             chosen=[key for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)],
-            variant=variants.label_of(configuration),
+            variant=self.variant,
             asked=variants.asked(configuration),
             name=configuration.labels.name,
             tags=configuration.labels.tags,
@@ -179,7 +183,8 @@ class Recorder(ABC, Generic[S]):
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Begins repeat `number` of `repeats`, in a new process or in the current one."""
         then = self.progress
-        self.progress = replace(self.at_start(), repeat=number, repeats=repeats, telemetry=then.telemetry)
+        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant)
+        self.progress = replace(begun, telemetry=then.telemetry)
 
     def begin_recorded(self) -> None:
         """Begins the repeat that the profiler records, in a new process."""
@@ -238,7 +243,8 @@ class Recorder(ABC, Generic[S]):
             on_cpu=not self.on_gpu,
         )
         # That one repeat only was completed of several is said by the status of the run.
-        own = [one for one in found.warnings if wanted.repeats == 1 or one != warnings.lone_repeat(1)]
+        lone = warnings.lone_repeat(1, warnings.more_repeats(self._values))
+        own = [one for one in found.warnings if wanted.repeats == 1 or one != lone]
         noisy = warnings.on_noise(beside, throughput, found.steady, self._values)
         missed = warnings.imprecise(throughput, wanted.target_precision, self.completed(), wanted.max_repeats)
         return msgspec.structs.replace(

@@ -1048,6 +1048,7 @@ class Probe:
             self._needs_shape = False
             found = {id(each): each for root in self._roots.values() for each in parameters_of(root)}
             parameters = [each for each in found.values() if not is_lazy(each)]
+            updated = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
             self._host.put(
                 "modelbuilt",
                 repeat=self._repeat,
@@ -1056,7 +1057,7 @@ class Probe:
                 sample_shape=self._sample_shape,
                 tokens_per_sample=None,
                 seconds=None,
-                device=next((each.device.type for each in parameters), None),
+                device=next((each.device.type for each in [*parameters, *updated]), None),
                 settings={
                     **self._facts,
                     **of_process(list(self._roots.values()), optimizer, self._autocast),

@@ -77,7 +77,7 @@ def _is_open(trial: Trial | None) -> bool:
 def measured(trial: Trial, whole: str = "step") -> str:
     """Returns the result of a trial, as "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
     if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
-        return f"{trial.outcome}: these repeats cannot tell; raise --repeats"
+        return f"{trial.outcome}: these repeats cannot tell, and more of them may"
     said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
     reason = trial.reason if trial.reason else cost(trial.cost) if trial.cost else ""
     return f"{said}: {reason}" if reason else said

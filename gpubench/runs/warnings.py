@@ -60,7 +60,7 @@ def of_training(
     `settings` are those of the run.
     """
     return collected(
-        lone_repeat(len(windows)),
+        lone_repeat(len(windows), more_repeats(settings)),
         held_down(throttled),
         not_settled([window.settled for window in windows], longer(settings)),
         not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -230,6 +230,10 @@ class Configuration(Generic[S]):
         settings = validate(cls, values | _recording(cls, keys, values, origins), origins)
         return Configuration(settings, origins, received=self.received)
 
+    def called(self, **labels: Any) -> "Configuration[S]":
+        """Returns a copy with some of the labels changed."""
+        return replace(self, labels=self.labels._replace(**labels))
+
     def takes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the changes, by dot-key, that concern settings of this command."""
         known = fields(type(self.settings))
@@ -309,26 +313,29 @@ def _recording(
 
 
 def complete_all(
-    base: Configuration[S], vs: Sequence[str] | None, complete: Callable[[S], tuple[C, dict[str, str]]]
+    variants: Sequence[Configuration[S]], complete: Callable[[S], tuple[C, dict[str, str]]]
 ) -> list[Configuration[C]]:
-    """Returns the complete configuration, followed by that of `--vs` if it is given; see `completed`.
+    """Returns the complete configurations of the variants that a command runs; see `completed`.
 
     Raises an error for settings that cannot be run, before a run directory is created.
     """
-    precision = base.settings.measurement.target_precision
+    for variant in variants:
+        _refuse_repeats(variant)
+    return refuse_idle([completed(variant, complete) for variant in variants])
+
+
+def _refuse_repeats(variant: Configuration[Any]) -> None:
+    """Raises UsageError for a target precision that cannot decide the number of repeats."""
+    precision = variant.settings.measurement.target_precision
     if launched_by_torchrun() and precision is not None:
         message = "a target precision takes fresh processes, which torchrun does not start"
-        with naming_origins(base.origins):
+        with naming_origins(variant.origins):
             key = "measurement.target_precision"
             raise UsageError(f"{message}: {key}={precision}", "use --repeats", keys=[key])
-    if precision is not None and base.origins.get("measurement.repeats") == COMMAND_LINE:
-        message = f"measurement.repeats={base.settings.measurement.repeats} has no effect with a target precision"
+    if precision is not None and variant.origins.get("measurement.repeats") == COMMAND_LINE:
+        message = f"measurement.repeats={variant.settings.measurement.repeats} has no effect with a target precision"
         hint = "leave one of them out; measurement.max_repeats limits the number of repeats"
         raise UsageError(message, hint, keys=["measurement.repeats"])
-    if launched_by_torchrun() and vs:
-        raise UsageError("--vs starts fresh processes, which torchrun does not", "run it without torchrun")
-    runs = [base, base.with_overrides(parse_assignments(type(base.settings), vs), VS)] if vs else [base]
-    return refuse_idle([completed(run, complete) for run in runs])
 
 
 def idle(configuration: Configuration[Any]) -> dict[str, str]:

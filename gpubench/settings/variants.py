@@ -51,7 +51,7 @@ def label_of(configuration: Configuration[Any]) -> str:
 
 
 def variants(runs: Sequence[Configuration[Any]]) -> list[str]:
-    """Returns the labels of the runs of one command. Of several, each has one."""
+    """Returns the labels of the runs of one command. Of several, each has one; one that is given stays."""
     first = runs[0].settings
     found = []
     for run in runs:
@@ -63,4 +63,5 @@ def variants(runs: Sequence[Configuration[Any]]) -> list[str]:
     if len(runs) == 1:
         return found
     plain = WORKING_TREE if any(REF in asked(run) for run in runs) else BASELINE
-    return [one or plain for one in found]
+    given = [run.labels.variant for run in runs]
+    return [(made or plain) if one is None else one for one, made in zip(given, found, strict=True)]

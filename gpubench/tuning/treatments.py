@@ -248,6 +248,8 @@ SAVE_MEMORY = ("model.activation_checkpointing", "performance.expandable_segment
 """The settings that are tried first if the program needs too much memory."""
 OPT_IN = "it changes the batch: --only or --try names it"
 KEPT = "--keep-arithmetic"
+OF_ARITHMETIC: tuple[Numbers, ...] = ("type", "batch")
+"""The changes of the computed numbers that are not tried with it."""
 NOT_NAMED = "--only does not name it"
 
 
@@ -287,7 +289,7 @@ def choose(
         found = _levels(row, subject, known, asked or {}, only)
         if isinstance(found, str):
             untried.append(Untried(row.name, found))
-        elif keep_arithmetic and numbers_of(row.name) in ("type", "batch"):
+        elif keep_arithmetic and numbers_of(row.name) in OF_ARITHMETIC:
             untried.append(Untried(row.name, KEPT))
         else:
             treatments.append(Treatment(row.name, found, numbers_of(row.name)))

@@ -13,9 +13,9 @@ from cli import complaint
 from recorded_runs import edit, write_run
 from running import Finished
 
-from gpubench.commands.trust import permit
 from gpubench.errors import UsageError
 from gpubench.foreign_files import SEARCH
+from gpubench.permission import permit
 from gpubench.registry import PROGRAM, PROGRAM_MEMORY
 from gpubench.report.terminal import Terminal
 from gpubench.runs.directory import CONFIG, RUN

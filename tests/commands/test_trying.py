@@ -10,7 +10,7 @@ import pytest
 from cli import complaint
 from running import Finished
 
-from gpubench.commands.running import _record
+from gpubench.commands.trying import record
 from gpubench.errors import Interrupted, RunFailed
 from gpubench.findings import Findings
 
@@ -35,14 +35,14 @@ def ending(error: BaseException) -> Iterator[Findings]:
 @pytest.mark.parametrize("error", [Interrupted("interrupted"), KeyboardInterrupt()])
 def test_what_was_tried_before_an_interrupt_is_kept_and_marked(tmp_path: Path, error: BaseException) -> None:
     recorder = Keeping(tmp_path)
-    ended = _record(ending(error), recorder.conclude, cast("Any", recorder))
+    ended = record(ending(error), recorder.conclude, cast("Any", recorder))
     assert isinstance(ended, Interrupted)
     assert recorder.findings == msgspec.structs.replace(TRIED, interrupted=True)
 
 
 def test_what_was_tried_before_a_failure_is_kept_as_it_is(tmp_path: Path) -> None:
     recorder, error = Keeping(tmp_path), RunFailed("the disk is full")
-    assert _record(ending(error), recorder.conclude, cast("Any", recorder)) is error
+    assert record(ending(error), recorder.conclude, cast("Any", recorder)) is error
     assert recorder.findings == TRIED
 
 

@@ -1,6 +1,8 @@
 import io
 from collections import deque
+from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -8,6 +10,8 @@ from gpubench.events import Step
 from gpubench.host import live
 from gpubench.host.live import LiveTable, ProgressLines, Silence, describe, draw, view_on
 from gpubench.host.step_recorder import TrainProgress
+from gpubench.kinds.memory import recorder as memory_recorder
+from gpubench.kinds.memory.recorder import MemoryProgress
 from gpubench.report.terminal import SilencedConsole
 from gpubench.telemetry import CpuSample, GpuSample, TelemetrySample
 
@@ -37,7 +41,7 @@ def test_the_table_shows_where_the_run_stands() -> None:
     text = rendered(progress())
     for expected in (
         "trial",
-        "repeat 2/3",
+        "repeat 2 of 3",
         "10 of 60",
         "epoch 1",
         "2.5000",
@@ -62,11 +66,28 @@ def test_on_a_narrow_terminal_bars_give_way_to_figures() -> None:
 
 def test_before_the_first_step_the_table_says_what_is_being_done() -> None:
     assert "building the model" in rendered(TrainProgress(0, 3, doing="building the model"))
-    assert describe(TrainProgress(0, 3, doing="counting_FLOPs")) == "repeat 1/3  counting FLOPs"
+    assert describe(TrainProgress(0, 3, doing="counting_FLOPs")) == "repeat 1 of 3  counting FLOPs"
 
 
 def test_a_line_holds_the_same_figures() -> None:
-    assert describe(progress()) == "repeat 2/3  step 10/60  loss 2.5000  640 samples/s  100 ms"
+    assert describe(progress()) == "repeat 2 of 3  step 10/60  loss 2.5000  640 samples/s  100 ms"
+
+
+def test_samples_that_are_unknown_give_no_rate() -> None:
+    found = progress()
+    found.steps = deque(msgspec.structs.replace(step, samples=0) for step in found.steps)
+    found.step = found.steps[-1]
+    assert describe(found) == "repeat 2 of 3  step 10/60  loss 2.5000  100 ms"
+    assert "samples/s" not in rendered(found)
+    assert "100 ms a step" in rendered(found)
+
+
+def test_a_variant_is_named_before_its_repeat() -> None:
+    found = replace(progress(), variant="data.workers=2")
+    assert describe(found).startswith("data.workers=2, repeat 2 of 3  step 10/60")
+    assert "data.workers=2, repeat 2 of 3" in rendered(found)
+    following = MemoryProgress(variant="data.workers=2", step=1, steps=5, doing="recording")
+    assert memory_recorder.describe(following) == "data.workers=2, step 2/5  recording"
 
 
 @pytest.mark.parametrize(("quiet", "terminal", "expected"), [(False, True, LiveTable), (False, False, ProgressLines)])

@@ -89,7 +89,7 @@ def test_training_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: Pa
         for number in range(2):
             recorder.take(stepped(repeat, number))
         places.append(live.describe(recorder.progress).partition("  loss")[0].partition("  80")[0])
-    assert places == ["repeat 1/2  step 2/7", "repeat 2/2  step 2/8", "profiling  step 2/9"]
+    assert places == ["repeat 1 of 2  step 2/7", "repeat 2 of 2  step 2/8", "profiling  step 2/9"]
     assert len(recorder.progress.steps) == 2, "of the repeat in hand alone"
     recorder.close("completed", recorder.summary())
     steps = [json.loads(line) for line in (recorder.writer.path / "steps.jsonl").read_text().splitlines()]
@@ -116,7 +116,7 @@ def test_a_pipeline_that_is_recorded_behind_its_repeats_is_said_to_be(tmp_path: 
                 recorder.take(done(sample, number))
         recorder.take(events.Heartbeat(rank=0, doing="waiting for all ranks", step=None))
         places.append(progress.describe(recorder.progress).partition("  rank 0")[0])
-    assert places == ["repeat 1/2  samples 3/4", "repeat 2/2  samples 3/4", "profiling  waiting for all ranks"]
+    assert places == ["repeat 1 of 2  samples 3/4", "repeat 2 of 2  samples 3/4", "profiling  waiting for all ranks"]
     recorder.end_repeat()
     assert (recorder.writer.path / TRACE).is_file(), "of the repeats that were measured"
     recorder.close("completed", recorder.summary())

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpubench.events import Step
@@ -43,6 +44,18 @@ def test_an_epoch_ends_where_the_next_begins_or_the_run_does(writer: RunWriter) 
         "samples_per_second": 8.0,
         "loss": 0.5,
     }
+
+
+def test_samples_that_are_unknown_give_no_throughput(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Mapping[str, float]] = []
+    monkeypatch.setattr(TensorBoard, "scalars", lambda self, repeat, step, when, values: sent.append(values))
+    logger = MetricLogger(writer, LoggingSettings(), {}, "")
+    logger.steps([msgspec.structs.replace(step(0, 0), samples=0), step(0, 0, repeat=1)])
+    logger.close(summarise([Repeat(0)], None, "fp32"))
+    writer.flush()
+    lines = [json.loads(line) for line in (writer.path / "epochs.jsonl").read_text().splitlines()]
+    assert [line["samples_per_second"] for line in lines] == [None, 8.0]
+    assert ["rank0/throughput" in values for values in sent] == [False, True]
 
 
 def test_a_tracker_that_fails_is_dropped_and_the_rest_goes_on(

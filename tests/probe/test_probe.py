@@ -389,18 +389,20 @@ def test_modules_that_take_turns_are_all_found(tmp_path: Path) -> None:
     assert found.events["modelbuilt"]["parameters"] == 24
 
 
-def test_a_program_without_modules_is_searched_for_a_while(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follow", [None, 3])
+def test_a_program_without_modules_is_searched_for_a_while(tmp_path: Path, follow: int | None) -> None:
     def run() -> None:
         weight = nn.Parameter(torch.ones(3))
         optimizer = torch.optim.SGD([weight])
         for _ in range(timeline.LONGEST_PERIOD + 4):
             (weight * torch.randn(3)).sum().backward()
             optimizer.step()
-        assert "probe" not in repr(nn.Module.__call__)
+        assert follow or "probe" not in repr(nn.Module.__call__)
 
-    found = probed(tmp_path, run)
+    found = probed(tmp_path, run, follow=follow)
     assert found.code == 0
-    assert len(found.steps) == timeline.LONGEST_PERIOD + 4
+    assert follow or len(found.steps) == timeline.LONGEST_PERIOD + 4
+    assert found.events["modelbuilt"]["device"] == "cpu", "that of what the optimizer updates"
 
 
 def test_a_closure_counts_as_forward_and_backward(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from torch import nn
 from gpubench.probe import connection, hooks, host, quiet, rhythm, timeline
 from gpubench.probe.connection import Connection, Taken
 from gpubench.probe.hooks import Probe
+from gpubench.probe.measured import MeasuredStep
 
 
 def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_an_exception_of_a_signal_within_the_probe_ends_the_measurement_there(
     monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
     step, send = Probe._step, Connection.sendall
 
-    def interrupted_step(self: Probe, parts: list[timeline.LoopPart]) -> dict[str, Any]:
+    def interrupted_step(self: Probe, parts: list[timeline.LoopPart]) -> MeasuredStep:
         if self._sent == 6:
             raise TimeoutError
         return step(self, parts)

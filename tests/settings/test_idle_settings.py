@@ -16,7 +16,7 @@ from gpubench.registry import PROGRAM, PROGRAM_MEMORY
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.defaults import complete
 from gpubench.settings.field import Section, fields, is_section, setting
-from gpubench.settings.loading import Configuration, complete_all, idle, load
+from gpubench.settings.loading import VS, Configuration, complete_all, idle, load
 from gpubench.settings.programs import from_outside
 from gpubench.settings.schema import TrainSettings
 
@@ -95,13 +95,14 @@ def test_an_option_without_an_effect_is_refused(command_line: CommandLine, words
 
 def test_an_option_that_has_an_effect_in_one_of_two_runs_is_taken() -> None:
     given = {"training.momentum": "0.5", "device": "cpu", "model": "resnet-tiny"}
-    first, second = complete_all(load(TrainSettings, None, given), ["training.optimizer=sgd"], complete)
+    base = load(TrainSettings, None, given)
+    first, second = complete_all([base, base.with_overrides({"training.optimizer": "sgd"}, VS)], complete)
     assert (list(idle(first)), list(idle(second))) == (["training.momentum"], [])
 
 
 def test_what_a_file_sets_without_an_effect_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "mine.yaml").write_text("device: cpu\ntraining: {momentum: 0.5}\nlogging: {wandb_mode: online}")
-    (run,) = complete_all(load(TrainSettings, str(tmp_path / "mine.yaml")), None, complete)
+    (run,) = complete_all([load(TrainSettings, str(tmp_path / "mine.yaml"))], complete)
     with caplog.at_level(logging.WARNING):
         say_idle(run)
     (said,) = caplog.messages

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpubench import units
+from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
 from gpubench.report import tuning as report
@@ -21,7 +22,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
-from gpubench.tuner import PEAKS, SearchBench, Tuner, Wishes, look
+from gpubench.tuner import PEAKS, SearchFolder, Tuner, Wishes, look
 from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
@@ -29,7 +30,7 @@ from gpubench.tuning.treatments import Subject, choose
 Settings = Mapping[str, Any]
 
 
-class Program:
+class Program(Bench):
     """Stands in for the runs: each takes a time that its settings decide, times a noise of 0.2 %."""
 
     def __init__(self, folder: Path, pace: Callable[[Settings], float], **changes: Any) -> None:
@@ -41,7 +42,11 @@ class Program:
         self.harms: Callable[[Settings], bool] = lambda settings: False
         self.peak: Callable[[Settings], float] = lambda settings: 1e9
 
-    def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int], until: float) -> list[Any]:
+    def complete(self, variant: Configuration[Any]) -> Configuration[Any]:
+        return completed(variant, complete)
+
+    def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Any]:
+        runs, order = variants, how["order"]
         paces: list[list[float]] = [[] for _ in runs]
         errors: list[GpubenchError | None] = [None for _ in runs]
         for number in order or range(len(runs)):
@@ -79,6 +84,10 @@ class Program:
         return SimpleNamespace(recorder=recorder, summary=summary, error=error)
 
 
+def made_in(program: Program) -> SearchFolder:
+    return SearchFolder(program.folder / "made")
+
+
 def write_program(folder: Path, repeats: int, pace: float, changes: Mapping[str, Any]) -> Path:
     from recorded_runs import write_run
 
@@ -92,15 +101,14 @@ def of_tiny(**given: Any) -> Configuration[Any]:
 def searched(tmp_path: Path, program: Program, *, state: Tuning | None = None, **wishes: Any) -> Tuning:
     """The search to its end, or to its interruption."""
     base = of_tiny()
-    bench = SearchBench(lambda changed: completed(changed, complete), program.run)
     asked: dict[str, list[Any]] = {
         "training.read_loss": [True],
         "data.workers": [2],
         "training.optimizer_impl": ["fused"],
     }
     if state is None:
-        state = look(base, bench, Wishes(only=frozenset(asked), asked=asked, **wishes), [])
-    tuner = Tuner(program.folder / "made", state, base, bench, lambda tuning: save(tmp_path, tuning))
+        state = look(base, program, made_in(program), Wishes(only=frozenset(asked), asked=asked, **wishes), [])
+    tuner = Tuner(made_in(program), state, base, program, lambda tuning: save(tmp_path, tuning))
     ended = None
     try:
         while block := tuner.next():
@@ -125,11 +133,11 @@ def test_a_run_that_takes_too_long_ends_the_search_and_an_interruption_is_one(
     monkeypatch.setattr("gpubench.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Slow(Program):
-        def run(self, runs: Sequence[Configuration[Any]], order: Sequence[int], until: float) -> list[Any]:
+        def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Any]:
             self.interrupt_at = 12
-            made = super().run(runs, order, until)
+            made = super().run(variants, **how)
             if any(outcome.error for outcome in made):
-                now[0] = until if late else now[0]
+                now[0] = how["until"] if late else now[0]
             return made
 
     found = searched(tmp_path, Slow(tmp_path, planted), budget=1000.0)
@@ -167,20 +175,22 @@ def test_the_first_look_and_the_baseline_run_as_the_user_asked(tmp_path: Path) -
 def test_more_samples_for_each_update_are_another_batch(tmp_path: Path) -> None:
     asked = {"training.grad_accumulation": [4]}
     wishes = Wishes(only=frozenset(asked), asked=asked)
-    bench = SearchBench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
-    (treatment,) = look(of_tiny(), bench, wishes, []).treatments
+    program = Program(tmp_path, planted)
+    (treatment,) = look(of_tiny(), program, made_in(program), wishes, []).treatments
     assert treatment.numbers == "batch"
-    kept = look(of_tiny(), bench, Wishes(only=frozenset(asked), asked=asked, keep_arithmetic=True), [])
+    kept = look(
+        of_tiny(), program, made_in(program), Wishes(only=frozenset(asked), asked=asked, keep_arithmetic=True), []
+    )
     assert not kept.treatments
     printed = Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, kept))
     assert "training.grad_accumulation" in printed  # with its reason
 
 
 def test_a_search_of_inference_tries_no_setting_of_training(tmp_path: Path) -> None:
-    bench = SearchBench(lambda changed: completed(changed, complete), Program(tmp_path, planted).run)
+    program = Program(tmp_path, planted)
 
     def looked_at(base: Configuration[Any]) -> set[str]:
-        found = look(base, bench, Wishes(), [])
+        found = look(base, program, made_in(program), Wishes(), [])
         return {one.name for one in found.treatments} | {one.name for one in found.untried}
 
     of_training, of_inference = looked_at(of_tiny()), looked_at(of_tiny(inference=True))
@@ -282,9 +292,7 @@ def test_nothing_is_said_of_what_was_never_run(tmp_path: Path) -> None:
 def test_the_live_table_gives_each_of_its_lines_a_row_and_no_gain_of_what_was_never_run(tmp_path: Path) -> None:
     state = searched(tmp_path, Program(tmp_path, planted), most_runs=3)
     state = msgspec.structs.replace(state, most_runs=30)
-    tuner = Tuner(
-        tmp_path, state, of_tiny(), SearchBench(lambda changed: changed, lambda runs, order, until: []), lambda _: None
-    )
+    tuner = Tuner(SearchFolder(tmp_path), state, of_tiny(), Program(tmp_path, planted), lambda _: None)
     block = tuner.next()
     assert block
     drawing = SearchDrawing(SimpleNamespace(draw=lambda experiment, progress: Text("the run")))
@@ -383,6 +391,11 @@ def test_a_gpu_has_other_levels() -> None:
         (("--runs", "few"), "is not a number"),
         (("--try", "data.workers"), "KEY=VALUE"),
         (("--try", "data.workers=many"), "data.workers"),
+        (("--inference", "--try", "training.optimizer_impl=fused"), "inference does not use it"),
+        (("--inference", "--only", "training.read_loss"), "inference does not use it"),
+        (("--keep-arithmetic", "--try", "precision=bf16"), "--keep-arithmetic tries no other precision"),
+        (("--keep-arithmetic", "--only", "training.batch_size"), "--keep-arithmetic tries no other precision"),
+        (("--data.workers=2", "--try", "data.workers=2"), "--try data.workers=2: that is its value already"),
         (("--resume", "."), "tune.json"),
         (("--resume", ".", "--steps", "3"), "--resume"),
     ],

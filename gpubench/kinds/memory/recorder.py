@@ -35,7 +35,8 @@ class MemoryProgress(Progress):
 def describe(progress: MemoryProgress) -> str:
     """Returns the state of a run as one line of plain text."""
     doing = units.words(progress.doing)
-    return doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
+    place = doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
+    return f"{progress.variant}, {place}" if progress.variant else place
 
 
 def draw(experiment: str, progress: MemoryProgress) -> RenderableType:

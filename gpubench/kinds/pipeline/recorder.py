@@ -140,7 +140,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
 
     def sum_up(self) -> Summary:
         repeats = [repeat for _, repeat in sorted(self._repeats.items())]
-        found = summarise(repeats, self.settings.work.samples, self.own_telemetry, self.metered_gpus)
+        found = summarise(repeats, self.settings.work.samples, self.own_telemetry, self.metered_gpus, self._values)
         settings = self.settings
         threads = settings.performance.cpu_threads if settings.device is Device.cpu else None
         remarks = warnings.collected(

@@ -16,14 +16,15 @@ from gpubench.metrics import Metric
 from gpubench.runs.stages import OF_KIND, Digest, HandoffSize, Pipeline, StageSummary, Verification, mean
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import Estimate, Metrics, Summary, energy_each, largest, throttled_shares
+from gpubench.runs.warnings import NONE, Settings, more_repeats
 from gpubench.telemetry import TelemetrySample
 
 
-def verdict(assignment: Split, metrics: Sequence[Metric], micro_batches: int) -> str | None:
+def verdict(assignment: Split, metrics: Sequence[Metric], micro_batches: int, settings: Settings = NONE) -> str | None:
     """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
     Only measured replicas are compared: how fast they are depends on what the ranks share, which no figure of the
-    pipeline tells. Returns None for a single rank, and without a completed repeat.
+    pipeline tells. `settings` are those of the run. Returns None for a single rank, and without a completed repeat.
     """
     known, ranks = {metric.name: metric for metric in metrics}, len(assignment.ranges)
     if ranks == 1 or "makespan" not in known:
@@ -37,7 +38,7 @@ def verdict(assignment: Split, metrics: Sequence[Metric], micro_batches: int) ->
     both = f"{made}, and the pipeline took {pipeline}"
     interval = known["replicas_speedup"].interval
     if interval is None:
-        return f"{both}; one repeat does not tell whether that is a difference: raise --repeats"
+        return f"{both}; one repeat does not tell whether that is a difference: {more_repeats(settings)}"
     low, high = interval
     sure = f"95 % interval of the ratio {units.digits(low)} to {units.digits(high)}"
     if high < 1:
@@ -55,10 +56,12 @@ def summarise(
     samples: int,
     telemetry: Sequence[TelemetrySample] = (),
     gpus: Sequence[int] = (),
+    settings: Settings = NONE,
 ) -> Summary:
     """Returns the summary of the repeats. Metrics whose value is unknown are absent.
 
-    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`.
+    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`, and `settings`
+    are those of the run.
     """
     found = completed(repeats)
     windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
@@ -77,8 +80,8 @@ def summarise(
         peak=None,
         measured_peak=None,
         throttled=slowed,
-        warnings=find_warnings(repeats, found, samples, slowed),
-        pipeline=_pipeline(repeats, found, made),
+        warnings=find_warnings(repeats, found, samples, slowed, settings),
+        pipeline=_pipeline(repeats, found, made, settings),
     )
 
 
@@ -199,7 +202,9 @@ ESTIMATES: dict[str, Estimate[Completed]] = {
 """The estimate of each metric in one completed repeat; None if it is unknown."""
 
 
-def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics: Sequence[Metric]) -> Pipeline | None:
+def _pipeline(
+    repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics: Sequence[Metric], settings: Settings
+) -> Pipeline | None:
     """Returns the pipeline's part of the summary; None until a rank has reported the pipeline's facts."""
     built = next((built for repeat in repeats for built in repeat.built.values()), None)
     if built is None:
@@ -220,7 +225,7 @@ def _pipeline(repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics
         steady=_steady(found[0]) if found else None,
         samples=digests,
         verification=_verification(repeats, digests),
-        verdict=verdict(assignment, metrics, found[0].micro_batches if found else 0),
+        verdict=verdict(assignment, metrics, found[0].micro_batches if found else 0, settings),
         threads=built.threads,
     )
 

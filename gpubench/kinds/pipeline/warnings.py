@@ -12,10 +12,14 @@ SAMPLES_NAMED = 5  # number of samples that a warning lists
 
 
 def find_warnings(
-    repeats: Sequence[PipeRepeat], found: Sequence[Completed], samples: int, slowed: Mapping[str, float]
+    repeats: Sequence[PipeRepeat],
+    found: Sequence[Completed],
+    samples: int,
+    slowed: Mapping[str, float],
+    settings: warnings.Settings = warnings.NONE,
 ) -> list[str]:
     """Returns the warnings. `found` are the completed repeats, `samples` the number of samples to make in each, and
-    `slowed` the shares of time in which clocks were throttled, by reason.
+    `slowed` the shares of time in which clocks were throttled, by reason. `settings` are those of the run.
     """
     unlike = [
         unlike_reference(repeat.number, [n for n, identical in repeat.comparisons().items() if not identical])
@@ -35,7 +39,7 @@ def find_warnings(
         *unmatched,
         *missing,
         _uneven_split(found) if found else None,
-        warnings.lone_repeat(len(found)),
+        warnings.lone_repeat(len(found), warnings.more_repeats(settings)),
         warnings.held_down(slowed),
     )
 

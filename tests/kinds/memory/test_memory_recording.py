@@ -45,6 +45,6 @@ def test_a_repeat_begins_from_nothing_but_the_machines_state(recorder: MemoryRec
     recorder.progress.step, recorder.progress.doing = 2, "forward"
     recorder.begin_repeat(1, 3)
     now = recorder.progress
-    assert (now.place, now.step, now.steps, now.doing, now.telemetry) == ("repeat 2/3", None, 4, "starting", sample)
+    assert (now.place, now.step, now.steps, now.doing, now.telemetry) == ("repeat 2 of 3", None, 4, "starting", sample)
     recorder.begin_recorded()
     assert (recorder.progress.place, recorder.progress.telemetry) == ("profiling", sample)

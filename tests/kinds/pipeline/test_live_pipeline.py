@@ -45,7 +45,7 @@ def test_a_narrow_terminal_gets_whole_cells(width: int) -> None:
 
 def test_the_table_has_a_row_for_each_rank() -> None:
     text = rendered(progress())
-    for expected in ("trial", "repeat 2/3", "2 of 4", "50 % busy   1 GiB in the workers"):
+    for expected in ("trial", "repeat 2 of 3", "2 of 4", "50 % busy   1 GiB in the workers"):
         assert expected in text, text
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "0 3 1 of 0-1 100 ms 100 % 0 % 0 % 0 % starting" in rows
@@ -55,16 +55,18 @@ def test_the_table_has_a_row_for_each_rank() -> None:
 def test_before_the_first_span_the_line_says_what_is_being_done() -> None:
     found = PipeProgress(ranks=2)
     found.take(Heartbeat(rank=0, doing="building_the_model", step=None))
-    assert describe(found) == "repeat 1/1  building the model"
+    assert describe(found) == "repeat 1 of 1  building the model"
     assert "building the model" in rendered(found)
 
 
 def test_a_line_holds_where_every_rank_is() -> None:
-    assert describe(progress()) == "repeat 2/3  samples 2/4  rank 0 sample 3 evaluation 1  rank 1 sample 3 evaluation 5"
+    assert (
+        describe(progress()) == "repeat 2 of 3  samples 2/4  rank 0 sample 3 evaluation 1  rank 1 sample 3 evaluation 5"
+    )
 
 
 def test_a_rank_that_has_nothing_yet_says_what_it_does() -> None:
     found = PipeProgress(ranks=2, total=4)
     found.take(SpansMeasured(rank=0, spans=LINE.repeat().spans[:1]))
     found.take(Heartbeat(rank=1, doing="recv_wait", step=None))
-    assert describe(found) == "repeat 1/1  samples 0/4  rank 0 sample 0 evaluation 0  rank 1 recv wait"
+    assert describe(found) == "repeat 1 of 1  samples 0/4  rank 0 sample 0 evaluation 0  rank 1 recv wait"

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -24,8 +24,10 @@ def repeats_of(line: Line, n: int = 2) -> list[PipeRepeat]:
     return repeats
 
 
-def summary_of(line: Line, repeats: Sequence[PipeRepeat] | None = None) -> Summary:
-    return summarise(repeats_of(line) if repeats is None else repeats, line.samples)
+def summary_of(
+    line: Line, repeats: Sequence[PipeRepeat] | None = None, settings: Mapping[str, object] | None = None
+) -> Summary:
+    return summarise(repeats_of(line) if repeats is None else repeats, line.samples, settings=settings or {})
 
 
 def pipeline_of(summary: Summary) -> Pipeline:
@@ -136,6 +138,10 @@ def test_measured_replicas_take_as_long_as_the_slowest() -> None:
         "3 replicas, each with the whole model, made the same samples in 9 s, and the pipeline took 1.65 s; one repeat "
         "does not tell whether that is a difference: raise --repeats"
     )
+    for_precision = summary_of(LINE, [repeat], {"measurement.target_precision": 0.01})
+    said = [str(pipeline_of(for_precision).verdict), *for_precision.warnings]
+    assert not [text for text in said if "--repeats" in text], "the precision decides their number"
+    assert sum("raise measurement.max_repeats" in text for text in said) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,25 @@
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
-
-if TYPE_CHECKING:
-    from gpubench.report.terminal import Terminal
-    from gpubench.settings.loading import Configuration
-    from gpubench.settings.trust import Code
+from gpubench.report.terminal import Terminal
+from gpubench.settings.keys import COMMAND_LINE
+from gpubench.settings.loading import Configuration
+from gpubench.settings.trust import Code, code_in, has_run, remember
+from gpubench.text import clean
 
 _SHOWN = set[str]()
 """The digests of the code that this process has shown."""
 
 
-def permit(runs: "Iterable[Configuration[Any]]", terminal: "Terminal") -> None:
+def permit(runs: Iterable[Configuration[Any]], terminal: Terminal) -> None:
     """Shows the code that the runs start and that is not on the command line, and notes that the user runs it.
 
     Raises UsageError if received results name code that this user has not run before, unless the user agrees to it.
     """
-    from gpubench.settings.keys import COMMAND_LINE
-    from gpubench.settings.trust import code_in, has_run, remember
-
     codes: dict[str, Code] = {}
     for run in runs:
         code = code_in(run.settings)
@@ -40,10 +37,8 @@ def permit(runs: "Iterable[Configuration[Any]]", terminal: "Terminal") -> None:
         remember(codes.values())
 
 
-def _ask(code: "Code", source: str) -> None:
+def _ask(code: Code, source: str) -> None:
     """Raises UsageError unless the user agrees on the terminal that the code is run."""
-    from gpubench.text import clean
-
     if sys.stdin and sys.stderr and sys.stdin.isatty() and sys.stderr.isatty() and not launched_by_torchrun():
         print(f"{clean(source)} names code that you have not run here before:", file=sys.stderr)
         print(f"  {clean(code.said)}", file=sys.stderr)
