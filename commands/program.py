@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from gpubench.commands import options, running
+from gpubench.commands.gate import Gate
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import launched_by_torchrun
@@ -46,7 +47,7 @@ class Versus(NamedTuple):
 
 
 def measure(
-    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, *, print_config: bool
+    ctx: typer.Context, config: str | None, shown: options.Shown, versus: Versus, gate: Gate, *, print_config: bool
 ) -> None:
     """Measures the program, or two versions of it interleaved.
 
@@ -64,7 +65,7 @@ def measure(
 
     from gpubench.host import live
 
-    running.run_and_report(runs, ProgramRecorder, live, labels=labels, **shown._asdict())
+    running.run_and_report(runs, ProgramRecorder, live, labels=labels, gate=gate, **shown._asdict())
 
 
 def _versions(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 
 from gpubench.commands import output
+from gpubench.commands.gate import OPEN, Gate
 from gpubench.commands.trust import permit
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryLost, SettingsError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
@@ -42,10 +43,12 @@ def run_and_report(
     quiet: bool,
     verbose: int,
     labels: Sequence[str] = (),
+    gate: Gate = OPEN,
 ) -> None:
     """Runs one configuration, or two interleaved, then shows and writes the results, and raises the run's error.
 
-    `labels` name the two in their comparison; by default it names the settings in which they differ.
+    `labels` name the two in their comparison; by default it names the settings in which they differ. Raises typer.Exit
+    if the gate does not let the second one pass, and UsageError if the runs cannot decide it.
     """
     from gpubench.report import after_run
     from gpubench.report.terminal import Terminal
@@ -53,8 +56,16 @@ def run_and_report(
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     outcomes = measure(runs, recorder, drawing, terminal)
     paths = [outcome.recorder.writer.path for outcome in outcomes]
-    pair = after_run.judge_pair(paths, labels) if len(paths) == 2 else None
+    pair, undecidable = None, None
+    if len(paths) == 2:
+        try:
+            pair = after_run.judge_pair(paths, labels, conditions=gate.conditions)
+        except GpubenchError as error:  # the measurements are shown all the same
+            pair, undecidable = after_run.judge_pair(paths, labels), error
     finish(outcomes, pair, terminal, json=json)
+    if undecidable:
+        raise undecidable
+    gate.decide(pair, terminal)
 
 
 def sweep_and_report(

@@ -2,7 +2,7 @@
 
 import typer
 
-from gpubench.commands import options, program
+from gpubench.commands import gate, options, program
 from gpubench.commands.running import print_configurations, run_and_report, sweep_and_report
 from gpubench.configs import presets
 from gpubench.errors import UsageError
@@ -31,6 +31,8 @@ gpubench train-bench --vs-args "--compile" -- python train.py
 
 gpubench train-bench --vs-ref main -- torchrun --nproc-per-node 2 train.py
 
+gpubench train-bench --vs-ref main --fail-on "step_time>2%" -- python train.py
+
 gpubench compare latest~1 latest
 
 Every setting of --print-config is an option by its dotted name: --training.epochs=5.
@@ -38,6 +40,8 @@ Every setting of --print-config is an option by its dotted name: --training.epoc
 Presets: {", ".join(presets())}.
 
 Built-in models: {", ".join(MODELS)}.
+
+Exit codes: 0 done, 1 a run failed, 2 usage error, {gate.EXIT_CODES}, 130 interrupted.
 """
 
 
@@ -46,7 +50,7 @@ SETTINGS = {
         *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size"),
         *("repeats", "target_precision", "measure_peak", "device"),
     ),
-    "vs_ref": ("experiment", "results"),
+    "strict": ("experiment", "results"),
 }
 
 
@@ -58,6 +62,8 @@ def train_bench(
     vs: options.Vs = None,
     vs_args: options.VsArguments = None,
     vs_ref: options.VsRef = None,
+    fail_on: options.FailOn = None,
+    strict: options.Strict = False,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,
@@ -67,9 +73,10 @@ def train_bench(
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
     versus = program.Versus(vs, vs_args, vs_ref)
+    gated = gate.of_new_runs(fail_on, strict=strict, two_sided=any(versus))
+    shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
     if program.is_given(ctx, config):
-        shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
-        program.measure(ctx, config, shown, versus, print_config=print_config)
+        program.measure(ctx, config, shown, versus, gated, print_config=print_config)
         return
     versus.refuse_without_program(ctx)
     # Settings are imported here, and the modules that measure and draw only once the settings are valid.
@@ -99,5 +106,7 @@ def train_bench(
     from gpubench.host import live
     from gpubench.host.recorder import TrainRecorder
 
-    report = sweep_and_report if sizes else run_and_report
-    report(runs, TrainRecorder, live, json=json, quiet=quiet, verbose=verbose)
+    if sizes:
+        sweep_and_report(runs, TrainRecorder, live, **shown._asdict())
+    else:
+        run_and_report(runs, TrainRecorder, live, gate=gated, **shown._asdict())
