@@ -72,7 +72,7 @@ FILES = ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")
 INPUTS = {
     "PROGRAM": "python train.py --note 'two words; $(touch owned)'",
     "BASE": "HEAD^1",
-    "FAIL_ON": "step_time>3%",
+    "FAIL_ON": "step_time>3%\nthroughput>3%\n",
     "STRICT": "true",
     "OPTIONS": "--repeats 4",
 }
@@ -111,7 +111,7 @@ def test_a_slower_pull_request_fails_with_a_comparison_of_its_base_and_its_head(
     assert (runner / "github_step_summary").read_text() == text
     assert (report(runner) / "comparison.html").read_text().startswith("<!doctype html>")
     (measuring, _), (comparing, _) = calls(runner)
-    gate = ["--fail-on", "step_time>3%", "--strict"]
+    gate = ["--fail-on", "step_time>3%", "--fail-on", "throughput>3%", "--strict"]
     program = ["--", "python", "train.py", "--note", "two words; $(touch owned)"]
     assert measuring[measuring.index("--vs-ref") :] == ["--vs-ref", "HEAD^1", *gate, "--repeats", "4", *program]
     assert comparing[0] == "compare"

@@ -36,7 +36,8 @@ def main() -> int:
 
 def measure(report: Path, known: Mapping[str, str]) -> int:
     """Measures both sides, and writes comparison.md, comparison.html and their runs to the folder `report`."""
-    gate = ["--fail-on", known["FAIL_ON"], *(["--strict"] if known.get("STRICT") == "true" else [])]
+    gate = [word for line in known["FAIL_ON"].splitlines() if line.strip() for word in ("--fail-on", line.strip())]
+    gate += ["--strict"] if known.get("STRICT") == "true" else []
     options = ["--vs-ref", known["BASE"], *gate, *shlex.split(known.get("OPTIONS", ""))]
     program = shlex.split(known["PROGRAM"])
     done = gpubench("train-bench", "--results", str(report / "runs"), "--json", *options, "--", *program)
