@@ -219,7 +219,7 @@ With the latents alone, {silent} are not.
     yield """
 | scheduler | condition |
 |---|---|
-| CosineDPMSolverMultistepScheduler | `pip install 'gpubench[torchsde]'`, for its Brownian tree. The tree is not \
+| CosineDPMSolverMultistepScheduler | `pip install torchsde`, for its Brownian tree. The tree is not \
 handed over: each rank makes the same tree from the sample's seed |
 | DPMSolverSDEScheduler | the same; one sample at a time (`--micro-batch 1`), because a batch has one seed |
 | SCMScheduler | `--precision fp32`, because it converts latents to fp32 |

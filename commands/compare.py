@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import completion, options, output
+from gpubench.commands import completion, gate, options, output
 from gpubench.errors import UsageError
 
 if TYPE_CHECKING:
     from gpubench.compare.evidence import Side
     from gpubench.compare.inputs import LogColumn
-    from gpubench.compare.result import Comparisons, GateResult, Noise
+    from gpubench.compare.result import Comparisons, Noise
     from gpubench.report.terminal import Terminal
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
 
 gpubench compare latest~1 latest
 
@@ -32,9 +32,8 @@ gpubench compare --null results/before
 
 A path is a run directory, a folder of repeated runs, a run id, an experiment, or latest~N.
 
-Exit codes: 0 compared, 1 output error, 2 usage error, 3 --fail-on is met, 4 --strict and undecided, 130 interrupted.
+Exit codes: 0 compared, 1 output error, 2 usage error, {gate.EXIT_CODES}, 130 interrupted.
 """
-REGRESSED, UNDECIDED = 3, 4
 RETRY = "--html FILE writes a page instead"
 
 
@@ -87,10 +86,7 @@ def compare(
             rich_help_panel=options.VERDICT,
         ),
     ] = False,
-    fail_on: Annotated[
-        list[str] | None,
-        options.option("METRIC>X%", "Exit with 3 if the metric is worse by more than X %; repeatable.", options.GATE),
-    ] = None,
+    fail_on: options.FailOn = None,
     strict: options.Strict = False,
     results: options.RunsFolder = Path("results"),
     skip_invalid: Annotated[
@@ -121,9 +117,9 @@ def compare(
     """Compare runs: which one is faster, by how much, is the difference significant, and what explains it?"""
     names, fails = paths or [], fail_on or []
     chosen = Format.JSON if json else format_ or Format.TERMINAL
+    gate.refuse_idle_strict(fails, strict=strict)
     _refuse(
         (json and format_ not in (None, Format.JSON), f"--json and --format {format_} contradict", "leave one out"),
-        (strict and not fails, "--strict without --fail-on has no effect", 'add --fail-on "step_time>2%"'),
         (bool(unit or better) and not column, "--unit and --better describe a --column", "add --column NAME"),
         (bool(column) and not unit, f"--column {column} needs a --unit", "for example --unit ms"),
         (
@@ -150,11 +146,12 @@ def compare(
 
     # Numerical libraries are imported only now, because help and usage errors do not need them.
     from gpubench.compare import compare as comparison
-    from gpubench.compare import gate, inputs
+    from gpubench.compare import inputs
+    from gpubench.compare.gate import parse_condition
     from gpubench.compare.verdicts import ASSUMED
     from gpubench.report.terminal import Terminal
 
-    fraction, conditions = fraction_of(margin), [gate.parse_condition(text) for text in fails]
+    fraction, conditions = fraction_of(margin), [parse_condition(text) for text in fails]
     assumed = ASSUMED if assume is None else fraction_of(assume, "--assume")
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
@@ -181,7 +178,7 @@ def compare(
         if not quiet:
             terminal.err.print(f"wrote {html}", markup=False, soft_wrap=True)
     output.write(_document(comparisons, found, chosen, terminal, everything=bool(metric)), RETRY)
-    raise typer.Exit(exit_code(comparisons.gate, strict, terminal))
+    raise typer.Exit(gate.exit_code(comparisons.gate, terminal, strict=strict))
 
 
 def _refuse(*contradictions: tuple[bool, str, str]) -> None:
@@ -251,16 +248,3 @@ def _noise(learned: "Noise", chosen: Format, terminal: "Terminal") -> str:
         return result.to_json(learned)
     document = noise.document(learned)
     return markdown.render(document) if chosen is Format.MARKDOWN else terminal.render(document)
-
-
-def exit_code(results: "Sequence[GateResult]", strict: bool, terminal: "Terminal") -> int:
-    """Returns the exit code. A regression takes precedence over an undecided condition; stderr names either."""
-    from gpubench.report import phrases
-
-    outcomes = (("regressed", "regression", REGRESSED), ("inconclusive", "undecided", UNDECIDED if strict else 0))
-    for outcome, word, code in outcomes:
-        hit = [phrases.worsening(result, interval=False) for result in results if result.outcome == outcome]
-        if hit and code:
-            terminal.err.print(f"{word}: {'; '.join(hit)}", markup=False, soft_wrap=True)
-            return code
-    return 0

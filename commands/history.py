@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import options, output
-from gpubench.commands.compare import exit_code, fraction_of
+from gpubench.commands import gate, options, output
+from gpubench.commands.compare import fraction_of
 from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen
 from gpubench.errors import UsageError
 from gpubench.runs.directory import HISTORY
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpubench.report.document import Document
 
 THREADS = "OPENBLAS_NUM_THREADS"
-EPILOG = """Examples:
+EPILOG = f"""Examples:
 
 gpubench history
 
@@ -26,7 +26,7 @@ gpubench history step_time --model gpt2 --where training.batch_size=8
 
 gpubench history --since 30d --fail-on "throughput>2%"
 
-Exit codes: 0 done, 1 output error, 2 usage error, 3 --fail-on is met, 4 --strict and undecided.
+Exit codes: 0 done, 1 output error, 2 usage error, {gate.EXIT_CODES}.
 """
 
 
@@ -66,8 +66,7 @@ def history(
     verbose: options.Verbose = 0,
 ) -> None:
     """Show runs over time: since when is a workload slower, by how much, and what changed there?"""
-    if strict and not fail_on:
-        raise UsageError("--strict without --fail-on has no effect", 'add --fail-on "throughput>2%"')
+    gate.refuse_idle_strict(fail_on, strict=strict)
     if not results.is_dir():
         raise UsageError(f"there is no folder {results}", "--results DIR names another one")
     if html:
@@ -78,7 +77,8 @@ def history(
     fraction = fraction_of(margin)
 
     from gpubench import units
-    from gpubench.compare import gate, result
+    from gpubench.compare import result
+    from gpubench.compare.gate import parse_condition
     from gpubench.compare.history import histories
     from gpubench.report import history as report
     from gpubench.report import index
@@ -86,7 +86,7 @@ def history(
     from gpubench.runs.catalogue import catalogue
     from gpubench.runs.selection import Selection
 
-    conditions = [gate.parse_condition(text) for text in fail_on or ()]
+    conditions = [parse_condition(text) for text in fail_on or ()]
     asked = chosen(command=command, experiment=experiment, model=model, tag=tag, host=host, since=since, where=where)
     known = catalogue(results)
     entries = Selection(**asked).of(known)
@@ -104,7 +104,7 @@ def history(
         output.write(terminal.render(document), retry)
         if page and not quiet:
             terminal.err.print(f"page: {page}", markup=False, soft_wrap=True)
-    raise typer.Exit(exit_code(found.gate, strict, terminal))
+    raise typer.Exit(gate.exit_code(found.gate, terminal, strict=strict))
 
 
 @contextmanager

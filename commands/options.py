@@ -211,6 +211,10 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Do not show progress
 Verbose = Annotated[
     int, typer.Option("-v", "--verbose", count=True, help="Print more; -vv prints everything.", rich_help_panel=OUTPUT)
 ]
+FailOn = Annotated[
+    list[str] | None,
+    option("METRIC>X%", "Exit with 3 if the metric is worse by more than X %; repeatable.", GATE),
+]
 Strict = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=GATE),

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubench.commands import output
+from gpubench.commands.gate import OPEN, Gate
 from gpubench.commands.options import Shown
 from gpubench.commands.variants import without_change
-from gpubench.errors import RunDirectoryLost
+from gpubench.errors import GpubenchError, RunDirectoryLost
 from gpubench.ranks import is_rank_zero
 
 if TYPE_CHECKING:
@@ -28,18 +29,32 @@ def print_configurations(variants: "Sequence[Configuration[Any]]", command: str)
 
 
 def run_and_report(
-    bench: "Bench", variants: "Sequence[Configuration[Any]]", shown: Shown, *, swept: bool = False
+    bench: "Bench",
+    variants: "Sequence[Configuration[Any]]",
+    shown: Shown,
+    *,
+    swept: bool = False,
+    gate: Gate = OPEN,
 ) -> None:
     """Runs the variants, compares two of them, shows the results, and raises the error of the runs.
 
     Of variants that are `swept`, which differ in one number and become one table, one that fails does not end the
-    others, unless it is the first one.
+    others, unless it is the first one. Raises typer.Exit if the gate does not let the second one pass, and UsageError
+    if the runs cannot decide it.
     """
     if alike := without_change(variants):
         log.warning("%s", alike)
     outcomes = bench.run(variants, independent=swept)
-    pair = bench.compare(outcomes) if len(outcomes) == 2 and not swept else None
+    pair, undecidable = None, None
+    if len(outcomes) == 2 and not swept:
+        try:
+            pair = bench.compare(outcomes, conditions=gate.conditions)
+        except GpubenchError as error:  # the measurements are shown all the same
+            pair, undecidable = bench.compare(outcomes), error
     finish(outcomes, pair, bench.terminal, json=shown.json, swept=swept)
+    if undecidable:
+        raise undecidable
+    gate.decide(pair, bench.terminal)
 
 
 def finish(

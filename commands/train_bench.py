@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.commands import options, program
+from gpubench.commands import gate, options, program
 from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.commands.variants import Versus, of_values
 from gpubench.configs import presets
@@ -38,6 +38,8 @@ gpubench train-bench --vs-args "--compile" -- python train.py
 
 gpubench train-bench --vs-ref main -- torchrun --nproc-per-node 2 train.py
 
+gpubench train-bench --vs-ref main --fail-on "step_time>2%" -- python train.py
+
 gpubench compare latest~1 latest
 
 Every setting of --print-config is an option by its dotted name: --training.epochs=5.
@@ -45,6 +47,8 @@ Every setting of --print-config is an option by its dotted name: --training.epoc
 Presets: {", ".join(presets())}.
 
 Built-in models: {", ".join(MODELS)}.
+
+Exit codes: 0 done, 1 a run failed, 2 usage error, {gate.EXIT_CODES}, 130 interrupted.
 """
 
 
@@ -53,7 +57,7 @@ SETTINGS = {
         *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size"),
         *("repeats", "target_precision", "measure_peak", "device"),
     ),
-    "vs_ref": ("experiment", "results"),
+    "strict": ("experiment", "results"),
 }
 
 
@@ -65,6 +69,8 @@ def train_bench(
     vs: options.Vs = None,
     vs_args: options.VsArguments = None,
     vs_ref: options.VsRef = None,
+    fail_on: options.FailOn = None,
+    strict: options.Strict = False,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,
@@ -74,6 +80,7 @@ def train_bench(
 ) -> None:
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
     shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
+    gated = gate.of_new_runs(fail_on, strict=strict, two_sided=any(versus))
     kind = kind_of(PROGRAM if program.is_given(ctx, config) else "train-bench")
 
     # Which variants? The run that is asked for, alone or beside another version of it, or a run for each batch size.
@@ -88,7 +95,7 @@ def train_bench(
     from gpubench.bench import Bench  # not loaded for settings that are refused
 
     bench = Bench(kind, shown.terminal())
-    run_and_report(bench, variants, shown, swept=swept)
+    run_and_report(bench, variants, shown, swept=swept, gate=gated)
 
 
 def _variants(ctx: typer.Context, config: str | None, kind: RunKind, versus: Versus) -> "list[Configuration[Any]]":

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import Interrupted
 from gpubench.host import launch, schedule
@@ -96,12 +97,15 @@ class Bench:
             stop_if_interrupted(outcomes)
         return outcomes
 
-    def compare(self, outcomes: Sequence[Outcome], metrics: Sequence[str] = ()) -> Comparisons | None:
+    def compare(
+        self, outcomes: Sequence[Outcome], metrics: Sequence[str] = (), conditions: Sequence[Condition] = ()
+    ) -> Comparisons | None:
         """Compares the second of two outcomes with the first, by default in all metrics.
 
-        Returns None if one of them measured nothing.
+        Returns None if one of them measured nothing. Raises UsageError for a condition that they cannot decide.
         """
-        return after_run.judge_pair([outcome.recorder.writer.path for outcome in outcomes], metrics=metrics)
+        paths = [outcome.recorder.writer.path for outcome in outcomes]
+        return after_run.judge_pair(paths, metrics=metrics, conditions=conditions)
 
     def throughput(self, without: Outcome, with_change: Outcome) -> Verdict | None:
         """Returns the verdict on the throughput alone, because a change may alter the work of a step.

@@ -18,6 +18,7 @@ from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError, did_you_mean
+from gpubench.metrics import DEFINITIONS
 
 EXAMPLE = 'such as --fail-on "step_time>2%"'
 
@@ -72,6 +73,35 @@ def parse_condition(text: str) -> Condition:
     return Condition(text, metric, limit)
 
 
+def refuse_undefined(condition: Condition) -> None:
+    """Raises UsageError for a condition that no measurement can decide, so that it is refused before one begins.
+
+    A name that begins with "phase_" may be that of a program's own phase.
+    """
+    if condition.metric.startswith("phase_"):
+        return
+    named = {name: one.better for name, one in DEFINITIONS.items() if condition.names(name)}
+    if not named:
+        near = did_you_mean(condition.metric.replace(" ", "_"), DEFINITIONS, most=3, cutoff=0.5)
+        raise UsageError(f"--fail-on {condition.text!r} names no metric", near or EXAMPLE)
+    directed = {name: better for name, better in named.items() if better}
+    if not directed:
+        raise _undirected(condition, next(iter(named)))
+    if condition.limit >= 1 and set(directed.values()) == {"higher"}:
+        raise _impossible(condition, next(iter(directed)))
+
+
+def _undirected(condition: Condition, metric: str) -> UsageError:
+    return UsageError(
+        f"--fail-on {condition.text!r}: neither more nor less of {metric} is worse",
+        f"name a metric with a better and a worse, {EXAMPLE}",
+    )
+
+
+def _impossible(condition: Condition, metric: str) -> UsageError:
+    return UsageError(f"--fail-on {condition.text!r} can never fail: {metric} loses 100 % at most", EXAMPLE)
+
+
 def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Sequence[Judged]]]) -> list[GateResult]:
     """Returns the result of every condition for every candidate, in this order.
 
@@ -120,10 +150,7 @@ def _named(condition: Condition, candidate: str, judged: Sequence[Judged]) -> li
         )
     directed = [one for one in named if one.verdict.better]
     if not directed:
-        raise UsageError(
-            f"--fail-on {condition.text!r}: neither more nor less of {named[0].verdict.metric} is worse",
-            f"name a metric with a better and a worse, {EXAMPLE}",
-        )
+        raise _undirected(condition, named[0].verdict.metric)
     for one in directed:
         _refuse_the_untestable(condition, candidate, one.verdict)
     return directed
@@ -136,7 +163,7 @@ def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdic
             verdict.reason or "compare runs of the same workload",
         )
     if verdict.better == "higher" and condition.limit >= 1:
-        raise UsageError(f"--fail-on {condition.text!r} can never fail: {verdict.metric} loses 100 % at most", EXAMPLE)
+        raise _impossible(condition, verdict.metric)
     if verdict.baseline == 0 != verdict.candidate:
         raise UsageError(
             f"--fail-on {condition.text!r}: {verdict.metric} is 0 in the baseline, and no percentage of 0 is a limit",

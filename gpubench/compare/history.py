@@ -31,7 +31,7 @@ from gpubench.settings.keys import HOST, VARIABLES, assignment, is_empty
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
 """VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST
-more runs were made. docs/commands/history.md has the simulations."""
+more runs were made. docs/statistics.md has the simulations."""
 WANDERING = 0.4
 """The correlation of a run with the one before from which the level counts as wandering."""
 UNSTEADY = 2.5

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparisons, PairComparison, SideSummary, to_json
 from gpubench.compare.verdicts import leading
 from gpubench.errors import GpubenchError, RunDirectoryError
@@ -50,16 +51,24 @@ def write_up(path: Path, arranged: Arrangement = PLAIN) -> None:
         log.warning("no report of %s: %s", path, error)
 
 
-def judge_pair(paths: Sequence[Path], labels: Sequence[str] = (), metrics: Sequence[str] = ()) -> Comparisons | None:
+def judge_pair(
+    paths: Sequence[Path],
+    labels: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    conditions: Sequence[Condition] = (),
+) -> Comparisons | None:
     """Compares the second of two finished runs with the first; None if one of them measured nothing.
 
-    By default the sides are called by their variants, and all metrics are compared.
+    By default the sides are called by their variants, and all metrics are compared. Raises UsageError for a condition
+    that these runs cannot decide.
     """
     try:
         runs = [open_run(path) for path in paths]
         sides = [Side(label, (run,)) for label, run in zip(labels or called(runs), runs, strict=True)]
-        return compare(sides, metrics=metrics)
+        return compare(sides, metrics=metrics, conditions=conditions)
     except GpubenchError:
+        if conditions:
+            raise
         return None
 
 

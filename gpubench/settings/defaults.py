@@ -263,7 +263,7 @@ def sharded_sgd(settings: TrainSettings) -> bool:
 def check_wandb(settings: RunSettings) -> None:
     """Raises SettingsError if wandb is requested but not installed."""
     if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
-        hint = "pip install 'gpubench[wandb]'"
+        hint = "pip install wandb, in gpubench's environment"
         raise SettingsError("logging.wandb needs the wandb package", hint, keys=["logging.wandb"])
 
 

@@ -411,7 +411,7 @@ def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() ->
 
 
 def test_every_treatment_is_in_the_table_of_the_documentation_with_what_it_does_to_numbers() -> None:
-    page = DOCS / "commands" / "train-bench.md"
+    page = DOCS / "your-program.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     for key, treatment in from_outside().items():
         (row,) = (row for row in rows if f"`{key}`" in row.split("|")[1] and row.count("|") == 5)

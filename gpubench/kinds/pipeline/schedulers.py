@@ -264,7 +264,8 @@ def check_class(name: str) -> None:
     if name in REFUSED:
         raise refusal(name, REFUSED[name])
     if name in TORCHSDE and importlib.util.find_spec("torchsde") is None:
-        raise SettingsError(f"{name} needs torchsde, which is not installed", "pip install 'gpubench[torchsde]'")
+        hint = "pip install torchsde, in gpubench's environment"
+        raise SettingsError(f"{name} needs torchsde, which is not installed", hint)
 
 
 def check_micro_batch(name: str, size: int) -> None:
