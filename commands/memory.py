@@ -18,6 +18,7 @@ from gpubench.commands.running import (
     try_memory_advice,
 )
 from gpubench.errors import UsageError
+from gpubench.hardware import ACCELERATORS
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import CompletedMemorySettings, MemorySettings
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
 
 gpubench memory
 
@@ -42,6 +43,8 @@ gpubench memory --snapshot snapshot.pickle --html memory.html
 gpubench memory --trace run.pt.trace.json.gz
 
 Every setting of --print-config is an option by its dotted name: --training.optimizer=sgd.
+
+GPUs that --device-model knows: {", ".join(one.key for one in ACCELERATORS)}.
 
 Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory data, 130 interrupted.
 """

@@ -2,11 +2,13 @@
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from gpubench.commands import options, running
+from gpubench import git
+from gpubench.commands import options, program_words, running
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.ranks import launched_by_torchrun
@@ -14,7 +16,7 @@ from gpubench.ranks import launched_by_torchrun
 if TYPE_CHECKING:
     from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
-    from gpubench.settings.schema import RunSettings
+    from gpubench.settings.schema import CommandSettings, RunSettings
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
@@ -27,7 +29,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
         return False
-    path = find_config(config)
+    path = find_config(config, str(ctx.info_name))
     return writer_of(path) in OF_PROGRAMS or "program.command" in read_settings(path)
 
 
@@ -70,7 +72,10 @@ def measure(
 def _versions(
     base: "Configuration[Any]", versus: Versus, complete: "Callable[[Any], tuple[Any, dict[str, str]]]"
 ) -> "tuple[list[Configuration[Any]], list[str]]":
-    """Returns the complete configurations, one or two, and what to call two of them."""
+    """Returns the complete configurations, one or two, and what to call two of them.
+
+    Raises UsageError for a commit that does not exist.
+    """
     from gpubench.settings.loading import complete_all
 
     if sum(map(bool, versus)) > 1:
@@ -83,6 +88,7 @@ def _versions(
         more = {"program.command": f"{first.settings.program.command} {versus.arguments}"}
         return [first, first.with_overrides(more, "--vs-args")], ["as given", f"with {versus.arguments}"]
     if versus.ref:
+        git.commit(first.settings.program.directory or Path(), versus.ref)
         then = first.with_overrides({"program.ref": versus.ref}, "--vs-ref")
         return [then, first], [versus.ref, "this directory"]
     return runs, []
@@ -201,6 +207,14 @@ def configuration(
             "leave it out, or give the program an argument of its own after --",
         )
     given = options.overrides(ctx, cls)
-    if words is not None:
-        given["program.command"] = shlex.join(words)
-    return load(cls, config, given)
+    if words is None:
+        return load(cls, config, given)
+    name, own = str(ctx.info_name), options.own_words(ctx)
+    program_words.refuse(name, own, words)
+    base = load(cls, config, given | {"program.command": shlex.join(words)})
+    program: CommandSettings = base.settings.program  # type: ignore[attr-defined]  # of every `cls` here
+    given_words = program_words.ProgramWords(name, own, words, program.directory or Path())
+    program_words.refuse_unstartable(given_words, at_commit=bool(program.ref))
+    if program.ref:
+        git.commit(given_words.directory, program.ref)
+    return base
