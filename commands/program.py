@@ -44,7 +44,9 @@ class Versus(NamedTuple):
         """Raises UsageError for what only a program has."""
         if self.arguments or self.ref:
             name = "--vs-args" if self.arguments else "--vs-ref"
-            raise UsageError(f"{name} needs a program", f"gpubench {ctx.info_name} {name} ... -- python train.py")
+            value = shlex.quote(self.arguments or self.ref or "")
+            command = f"gpubench {ctx.info_name} {name} {value} -- python train.py"
+            raise UsageError(f"{name} needs a program", command)
 
 
 def measure(

@@ -681,10 +681,9 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
             # the environment may serve several commands
             if not any(declared_key(command, key) for command in COMMANDS.values()):
                 offered = nearest(cls, key)
-                within = next((keys for one in (cls, *COMMANDS.values()) if (keys := inside(one, key))), None)
                 hint = suggestion(variable_of(canonical(cls, offered)) if offered else None)
-                if within:
-                    hint = f"it is a section; name a setting in it, for example {variable_of(within[0])}"
+                if offered and canonical(cls, offered) == key:  # a mapping, which takes no value itself
+                    hint = f"it has no value itself; for example {variable_of(inside(cls, key)[0])}"
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
             variables[key] = name
 
