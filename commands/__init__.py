@@ -13,12 +13,14 @@ from gpubench.commands import (
     history,
     memory,
     options,
+    parsing,
     pipe_infer,
     plain_help,
     profile,
     runs,
     train_bench,
     tune,
+    wrong_words,
 )
 from gpubench.commands.output import drop_unwritten
 from gpubench.errors import GpubenchError, Interrupted, UsageError
@@ -33,7 +35,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,  # an ordinary traceback is more useful to engineers
     rich_markup_mode=None,
-    cls=plain_help.PlainGroup,
+    cls=parsing.AllCommands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": plain_help.WIDEST},
 )
@@ -51,9 +53,9 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
     memory.memory
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
-app.command("compare", cls=plain_help.PlainCommand, epilog=compare.EPILOG)(compare.compare)
-app.add_typer(runs.app, name="runs", cls=plain_help.PlainGroup, epilog=runs.EPILOG)
-app.command("history", cls=plain_help.PlainCommand, epilog=history.EPILOG)(history.history)
+app.command("compare", cls=parsing.ParsedCommand, epilog=compare.EPILOG)(compare.compare)
+app.add_typer(runs.app, name="runs", cls=parsing.OfRuns, epilog=runs.EPILOG)
+app.command("history", cls=parsing.ParsedCommand, epilog=history.EPILOG)(history.history)
 
 
 def _version(requested: bool) -> None:
@@ -88,17 +90,24 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except GpubenchError as error:
-        show(error)
+        show(_as_typed(error))
         code = error.exit_code
     except typer.TyperException as error:
-        if message := error.format_message():  # empty if help was shown instead
-            context = getattr(error, "ctx", None)
-            show(UsageError(message, f"{context.command_path if context else 'gpubench'} --help shows the usage"))
+        if error.format_message():  # empty if help was shown instead
+            show(_as_typed(parsing.refusal(error)))
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
     drop_unwritten()
     sys.exit(code)
+
+
+def _as_typed(error: GpubenchError) -> GpubenchError:
+    """Returns the error, with the hint how to type a request that was pasted from a formatted text."""
+    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    if not isinstance(error, UsageError) or wrong_words.typed(own) == own:
+        return error
+    return UsageError(error.message, wrong_words.typography(sys.argv[1:]))
 
 
 def show(error: GpubenchError) -> None:
@@ -111,7 +120,7 @@ def show(error: GpubenchError) -> None:
 
     from gpubench.text import clean  # because file names and errors of models may contain control characters
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)  # no :train: in latest:train:
     console.print(f"[bold red]error:[/] {escape(clean(error.message))}")
     if error.hint:
         console.print(f"[bold cyan]hint:[/] {escape(clean(error.hint))}")

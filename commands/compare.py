@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import completion, gate, options, output
-from gpubench.errors import UsageError
+from gpubench.commands import completion, gate, options, output, wrong_words
+from gpubench.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from gpubench.compare.evidence import Side
@@ -62,7 +62,10 @@ def compare(
     metric: Annotated[
         list[str] | None,
         options.option(
-            "NAME", "Judge only this metric, or those that match a pattern such as phase_*.", options.VERDICT
+            "NAME",
+            "Judge only this metric, or those that match a pattern such as phase_*.",
+            options.VERDICT,
+            completed_by=completion.metrics,
         ),
     ] = None,
     margin: options.Margin = "0.5%",
@@ -154,7 +157,12 @@ def compare(
     fraction, conditions = fraction_of(margin), [parse_condition(text) for text in fails]
     assumed = ASSUMED if assume is None else fraction_of(assume, "--assume")
     terminal = Terminal(quiet=quiet, verbosity=verbose)
-    found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
+    try:
+        found, left_out = inputs.find(names, results, column=_column(column, unit, better), skip_invalid=skip_invalid)
+    except RunDirectoryError as error:
+        missing = next((name for name in names if error.message.startswith(f"{name}: no such")), None)
+        hint = wrong_words.of_compare(names, missing) if missing else None
+        raise type(error)(error.message, hint or error.hint) from None
     if null:
         from gpubench.report.phrases import omission
 
@@ -193,7 +201,11 @@ def fraction_of(text: str, option: str = "--margin") -> float:
 
     found = percent(text)
     if found is None or found >= 1:
-        raise UsageError(f"{option} {text!r} is not a percentage below 100 %", f"for example {option} 0.5%")
+        hint = f"for example {option} 0.5%"
+        if found is None and (number := percent(f"{text}%")):
+            is_fraction = number < 0.01  # of a number below 1, such as 0.005
+            hint = f"did you mean {option} {number * (1e4 if is_fraction else 100):g}%?"
+        raise UsageError(f"{option} {text!r} is not a percentage below 100 %", hint)
     return found
 
 

@@ -59,6 +59,42 @@ def sort_keys(ctx: typer.Context, incomplete: str) -> Offered:
     return _quietly(lambda: _beginning(incomplete, _sort_keys(ctx)))
 
 
+def metrics(ctx: typer.Context, incomplete: str) -> Offered:
+    """Offers the metrics that the runs have."""
+    return _quietly(
+        lambda: _beginning(incomplete, _main_first(name for entry in _cached(ctx) for name in entry.metrics))
+    )
+
+
+def hosts(ctx: typer.Context, incomplete: str) -> Offered:
+    return _quietly(lambda: _beginning(incomplete, (entry.record.host for entry in _cached(ctx))))
+
+
+def searches(ctx: typer.Context, incomplete: str) -> Offered:
+    """Offers the folders of searches by tune, the newest one first."""
+
+    def found() -> Offered:
+        from gpubench.foreign_files import SEARCH
+
+        folders = sorted((file.parent for file in _results(ctx).glob(f"*/{SEARCH}")), reverse=True)
+        return _beginning(incomplete, map(str, folders))
+
+    return _quietly(found)
+
+
+def tuned(ctx: typer.Context, incomplete: str) -> Offered:
+    """Offers the settings that a search can try, each behind those that are named already."""
+    named, comma, begun = incomplete.rpartition(",")
+    return _quietly(
+        lambda: _beginning(incomplete, (f"{named}{comma}{key}" for key in _tuned() if key.startswith(begun)))
+    )
+
+
+def tried(incomplete: str) -> Offered:
+    """Offers the settings that a search can try, as KEY=."""
+    return _quietly(lambda: _beginning(incomplete, (f"{key}=" for key in _tuned())))
+
+
 def built_in_models(incomplete: str) -> Offered:
     return _beginning(incomplete, sorted(MODELS))
 
@@ -182,6 +218,21 @@ def _fields(command: str) -> "dict[str, Any]":
     from gpubench.settings.field import fields
 
     return dict(fields(COMMANDS["train-bench" if command == "tune" else command]))
+
+
+def _main_first(names: Iterable[str]) -> list[str]:
+    from gpubench.metrics import LEADERS
+
+    known = dict.fromkeys(names)
+    return [*(name for name in LEADERS if name in known), *known]
+
+
+def _tuned() -> list[str]:
+    """Returns the settings that a search by tune has values for."""
+    from gpubench.settings.field import setting
+    from gpubench.settings.sections import NOT_TUNED, TUNED
+
+    return [key for key, field in _fields("tune").items() if key not in NOT_TUNED and setting(field).role in TUNED]
 
 
 def _assignments(command: str, incomplete: str) -> Iterator[str]:

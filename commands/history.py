@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpubench.commands import gate, options, output
+from gpubench.commands import completion, gate, options, output
 from gpubench.commands.compare import fraction_of
-from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen
+from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen, existing
 from gpubench.errors import UsageError
 from gpubench.runs.directory import HISTORY
 
@@ -34,7 +34,10 @@ def history(
     metric: Annotated[
         str | None,
         typer.Argument(
-            metavar="[METRIC]", help="Metric; by default the main one of each workload.", show_default=False
+            metavar="[METRIC]",
+            help="Metric; by default the main one of each workload.",
+            show_default=False,
+            autocompletion=completion.metrics,
         ),
     ] = None,
     command: Command = None,
@@ -67,8 +70,9 @@ def history(
 ) -> None:
     """Show runs over time: since when is a workload slower, by how much, and what changed there?"""
     gate.refuse_idle_strict(fail_on, strict=strict)
-    if not results.is_dir():
-        raise UsageError(f"there is no folder {results}", "--results DIR names another one")
+    existing(results)
+    if metric:
+        _refuse_other_words(metric, results)
     if html:
         output.check_file(html, "--html")
     # Numerical libraries are imported only now, because help and usage errors do not need them.
@@ -105,6 +109,20 @@ def history(
         if page and not quiet:
             terminal.err.print(f"page: {page}", markup=False, soft_wrap=True)
     raise typer.Exit(gate.exit_code(found.gate, terminal, strict=strict))
+
+
+def _refuse_other_words(metric: str, results: Path) -> None:
+    """Raises UsageError for a word that is no metric, and that names runs."""
+    from gpubench.runs.references import LATEST, is_folder
+
+    folder = next((path for path in (Path(metric), results / metric) if is_folder(path)), None)
+    if folder is None and not LATEST.fullmatch(metric):
+        return
+    is_experiment = folder is not None and folder.resolve().parent == results.resolve()
+    hint = (
+        f"gpubench history --experiment {folder.name}" if folder and is_experiment else f"gpubench runs show {metric}"
+    )
+    raise UsageError(f"{metric} names runs, and is no metric", hint)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from gpubench.commands.running import finish, print_configurations, run_and_repo
 from gpubench.commands.trying import check_trial_name, try_batch_sizes, try_memory_fixes
 from gpubench.commands.variants import Versus
 from gpubench.errors import UsageError
+from gpubench.hardware import ACCELERATORS
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.registry import PROGRAM_MEMORY, RunKind, kind_of
 from gpubench.settings.options import MEASUREMENT, OUTPUT
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
     from gpubench.settings.loading import Configuration
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
 
 gpubench memory
 
@@ -38,6 +39,8 @@ gpubench memory --snapshot snapshot.pickle --html memory.html
 gpubench memory --trace run.pt.trace.json.gz
 
 Every setting of --print-config is an option by its dotted name: --training.optimizer=sgd.
+
+GPUs that --device-model knows: {", ".join(one.key for one in ACCELERATORS)}.
 
 Exit codes: 0 done, 1 the run failed, 2 usage error or a file without memory data, 130 interrupted.
 """

@@ -4,19 +4,17 @@ Their values stay text, because the settings parse and check them.
 """
 
 import inspect
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gpubench.commands import completion
-from gpubench.commands.plain_help import PlainCommand
+from gpubench.commands import completion, program_words, wrong_words
+from gpubench.commands.parsing import ParsedCommand, owners_of, path_of, refuse_one_dash
 from gpubench.configs import presets
-from gpubench.errors import UsageError
+from gpubench.errors import ProgramFailed, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
 from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option, options
 
@@ -27,8 +25,12 @@ if TYPE_CHECKING:
 
 VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 
+OWN_WORDS = "own words"
 LEAST_OF_A_KEY = 3
 """The length of an option, with its dashes, from which on the shell completes settings too: there are a hundred."""
+
+
+NO_SUCH_OPTION = "--help shows the common options, and --print-config every setting, which is an option too"
 
 
 class Shown(NamedTuple):
@@ -52,8 +54,11 @@ class Offer(NamedTuple):
     type: str = "plain"
 
 
-class TakesSettings(PlainCommand):
+class TakesSettings(ParsedCommand):
     """A command whose settings are options too, such as --training.steps, which the shell completes."""
+
+    takes_settings = True
+    takes_program = False
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         offered = super().shell_complete(ctx, incomplete)
@@ -61,26 +66,57 @@ class TakesSettings(PlainCommand):
             return offered
         return [*offered, *(Offer(*one) for one in completion.keys(str(ctx.info_name), incomplete))]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own, program = args, None
+        if "--" in args:
+            border = args.index("--")
+            own, program = args[:border], args[border + 1 :]
+        if self.takes_program:
+            ctx.meta[OWN_WORDS] = list(own)  # which parsing empties
+            if program is not None:
+                ctx.meta[YOUR_PROGRAM] = program
+        if not ctx.resilient_parsing:
+            refuse_one_dash(self, ctx, own, takes_settings=True)  # before its value counts as a stray word
+            self._refuse_stray(ctx, own, program)
+        return super().parse_args(ctx, own if self.takes_program else args)
+
+    def _refuse_stray(self, ctx: Any, own: list[str], program: list[str] | None) -> None:
+        """Raises UsageError for a word that is neither an option nor the value of one."""
+        name = str(ctx.info_name)
+        if program is not None and not self.takes_program:
+            own, program = [*own, *program], None
+        at = next(
+            (at for at, _, is_option in wrong_words.positions(self, own, takes_settings=True) if not is_option), None
+        )
+        asks_for_help = any(word in ctx.help_option_names for word in own[:at])
+        if at is not None and not asks_for_help:
+            found = wrong_words.Stray(name, own[at], own[:at], own[at + 1 :], program, self.takes_program)
+            raise UsageError(*wrong_words.stray(found))
+
 
 class TakesProgram(TakesSettings):
     """A command that runs the user's own program, given after `--`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--" in args:
-            border = args.index("--")
-            ctx.meta[YOUR_PROGRAM] = args[border + 1 :]
-            args = args[:border]
-        rest = super().parse_args(ctx, args)
-        if ctx.args and (which(ctx.args[0]) or Path(ctx.args[0]).is_file()):
-            words = shlex.join(ctx.args)
-            raise UsageError(
-                f"unexpected argument {ctx.args[0]!r}",
-                f"a program comes after --, for example: gpubench {ctx.info_name} -- {words}",
-            )
-        return rest
+    takes_program = True
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ProgramFailed as error:
+            words = program(ctx)
+            hint = words and program_words.explained(error, self, str(ctx.info_name), own_words(ctx), words)
+            if not hint:
+                raise
+            raise type(error)(error.message, hint) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENTS]...]"]
+
+
+def own_words(ctx: typer.Context) -> list[str]:
+    """Returns the words between the command and `--`."""
+    found: list[str] = ctx.meta.get(OWN_WORDS, [])
+    return found
 
 
 def program(ctx: typer.Context) -> list[str] | None:
@@ -271,8 +307,28 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
     known = options(str(ctx.info_name))
     named = {name: value for name, value in given(ctx).items() if name in known}
-    found = named | parse_unknown_overrides(ctx.args, cls)
+    settings = parse_unknown_overrides(ctx.args, cls)
+    _refuse_unknown(ctx, cls, settings)
+    found = named | settings
     return found | _world_size(found) if launched_by_torchrun() else found
+
+
+def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iterable[str]) -> None:
+    """Raises UsageError for an option that is no setting of any command, with what it may have meant."""
+    from gpubench.settings.commands import COMMANDS
+    from gpubench.settings.field import declared_key, fields
+    from gpubench.settings.loading import canonical, inside, nearest, negations
+
+    for key in settings:
+        is_setting = any(declared_key(one, canonical(one, key)) or key in negations(one) for one in COMMANDS.values())
+        if is_setting or inside(cls, key):
+            continue
+        option = f"--{key}" if "." in key else f"--{key.replace('_', '-')}"
+        closest = nearest(cls, key, negated=f".{key}".rfind(".no_") >= 0)
+        hint = wrong_words.unknown_option(
+            ctx.command, path_of(ctx), option, partial(owners_of, ctx), fields(cls), closest
+        )
+        raise UsageError(f"there is no option {option}", hint or NO_SUCH_OPTION)
 
 
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
@@ -283,6 +339,7 @@ def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allo
     from gpubench.settings.loading import canonical, parse_unknown_overrides, refuse_unknown
 
     settings = parse_unknown_overrides(ctx.args, cls)
+    _refuse_unknown(ctx, cls, settings)
     refuse_unknown(cls, {canonical(cls, key): value for key, value in settings.items()}, {})
     for key in [*(name for name in given(ctx) if name not in allowed), *settings]:
         option = f"--{key.replace('_', '-')}"

@@ -6,6 +6,7 @@ It replaces the help that typer draws with rich, whose import takes as long as a
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -35,7 +36,8 @@ class PlainGroup(TyperGroup):
             _show_help(ctx, NOTHING_ASKED)
         if args[1:] and args[1] in ctx.help_option_names and args[0] in self.commands:
             self.commands[args[0]].make_context(args[0], args[1:], parent=ctx)  # shows the help and exits
-        return super().parse_args(ctx, args)
+        with _naming_the_command(ctx):
+            return super().parse_args(ctx, args)
 
 
 class PlainCommand(TyperCommand):
@@ -47,7 +49,19 @@ class PlainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] and args[0] in ctx.help_option_names:
             _show_help(ctx)
-        return super().parse_args(ctx, args)
+        with _naming_the_command(ctx):
+            return super().parse_args(ctx, args)
+
+
+@contextmanager
+def _naming_the_command(ctx: Any) -> Iterator[None]:
+    """A context in which every error of typer knows the command that it is about; some do not."""
+    try:
+        yield
+    except typer.TyperException as error:
+        if getattr(error, "ctx", None) is None:
+            error.ctx = ctx  # type: ignore[attr-defined]
+        raise
 
 
 def usage(parameter: Any) -> list[str]:

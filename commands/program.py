@@ -1,11 +1,13 @@
 """A program of the user, which stands behind `--` on the command line of train-bench, profile, memory and tune."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpubench.commands import options
+from gpubench import git
+from gpubench.commands import options, program_words
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
@@ -13,6 +15,7 @@ from gpubench.registry import OF_PROGRAMS, RunKind, kind_of
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
+    from gpubench.settings.programs import CommandSettings
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
@@ -24,7 +27,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
 
     if config is None or config in presets():  # a preset is not read only to see that it names none
         return False
-    path = find_config(config)
+    path = find_config(config, str(ctx.info_name))
     return writer_of(path) in OF_PROGRAMS or "program.command" in read_settings(path)
 
 
@@ -63,6 +66,14 @@ def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Con
     if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
         raise UsageError(*_refusal(foreign[0], kind))
     given = options.overrides(ctx, cls)
-    if words is not None:
-        given["program.command"] = shlex.join(words)
-    return load(cls, config, given)
+    if words is None:
+        return load(cls, config, given)
+    name, own = str(ctx.info_name), options.own_words(ctx)
+    program_words.refuse(name, own, words)
+    base = load(cls, config, given | {"program.command": shlex.join(words)})
+    program: CommandSettings = base.settings.program  # type: ignore[attr-defined]  # of every `cls` here
+    given_words = program_words.ProgramWords(name, own, words, program.directory or Path())
+    program_words.refuse_unstartable(given_words, at_commit=bool(program.ref))
+    if program.ref:
+        git.commit(given_words.directory, program.ref)
+    return base

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import completion, options, output
-from gpubench.commands.plain_help import PlainCommand
-from gpubench.errors import GpubenchError, UsageError
+from gpubench.commands.parsing import ParsedCommand
+from gpubench.errors import GpubenchError, UsageError, one_of
 from gpubench.registry import COMMANDS
 from gpubench.settings.options import OUTPUT
 
@@ -99,7 +99,9 @@ Tag = Annotated[
     list[str] | None,
     options.option("TAG", "Runs with this tag; repeatable.", SELECTION, "--tag", completed_by=completion.tags),
 ]
-Host = Annotated[str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host")]
+Host = Annotated[
+    str | None, options.option("NAME", "Runs on this machine.", SELECTION, "--host", completed_by=completion.hosts)
+]
 Since = Annotated[
     str | None, options.option("AGE|DATE", "Runs that began since: 12h, 30d or 2026-11-01.", SELECTION, "--since")
 ]
@@ -167,7 +169,7 @@ def runs(
         since=since,
         where=where,
     )
-    known = catalogue(_existing(results))
+    known = catalogue(existing(results))
     found = ordered(Selection(**asked, whole=not all_).of(known), sort)
     shown = found[:most] if most else found
     if json:
@@ -181,7 +183,7 @@ def runs(
     _print(document, verbose)
 
 
-@app.command(cls=PlainCommand, epilog="Example: gpubench runs show latest")
+@app.command(cls=ParsedCommand, epilog="Example: gpubench runs show latest")
 def show(
     ctx: typer.Context,
     run: Run,
@@ -204,20 +206,41 @@ def show(
     arranged = arrangement(sort or [], rows or [], unfolded=verbose > 1)
     if arranged and not (path / PROFILE).is_file():
         raise UsageError(f"--sort and --rows arrange the tables of a profile, and {path} has none", "leave them out")
+    if json:
+        text = _as_json(path, folder)
+    elif (path / SEARCH).exists():
+        from gpubench.report import tuning
+        from gpubench.tuning.result import read
+
+        text = terminal.render(tuning.document(path, read(path)))
+    else:
+        from gpubench.report import run as report
+
+        text = terminal.render(report.document([path], arranged=arranged))
+    output.write(text, f"{path} has all results")
+
+
+def _as_json(path: Path, results: Path) -> str:
+    """Returns a run, or a search, as it is listed with --json, and with its complete results."""
+    from gpubench.foreign_files import SEARCH
+    from gpubench.report import listing
+    from gpubench.runs import entries
+    from gpubench.runs.directory import to_json
+
     if (path / SEARCH).exists():
         from gpubench.report import tuning
         from gpubench.tuning.result import read
 
-        found = read(path)
-        text = tuning.to_json(path, found) if json else terminal.render(tuning.document(path, found))
+        documents = tuning.to_document(path, read(path))
     else:
-        from gpubench.report import run as report
+        from gpubench.report import run
+        from gpubench.runs.reader import Run as RunDirectory
 
-        text = report.to_json([path]) if json else terminal.render(report.document([path], arranged=arranged))
-    output.write(text, f"{path} has all results")
+        documents = run.documents(RunDirectory.open(path))
+    return to_json(listing.to_document(results, [entries.read(str(path))], {str(path): documents}))
 
 
-@app.command("open", cls=PlainCommand, epilog="Example: gpubench runs open latest")
+@app.command("open", cls=ParsedCommand, epilog="Example: gpubench runs open latest")
 def open_(ctx: typer.Context, run: Run, results: Within = None) -> None:
     """Open the page of a run, or of a search, in the browser; without a browser, print its path."""
     from gpubench.runs.directory import REPORT
@@ -231,7 +254,7 @@ def open_(ctx: typer.Context, run: Run, results: Within = None) -> None:
 
 
 @app.command(
-    cls=PlainCommand, epilog="Examples: gpubench runs tag latest baseline, gpubench runs tag latest --remove baseline"
+    cls=ParsedCommand, epilog="Examples: gpubench runs tag latest baseline, gpubench runs tag latest --remove baseline"
 )
 def tag(
     ctx: typer.Context,
@@ -280,7 +303,7 @@ def tag(
     output.write(clean(f"{said}: {', '.join(sorted(known)) or 'no tags'}") + "\n", "try again")
 
 
-@app.command(cls=PlainCommand, epilog="Example: gpubench runs remove 20261122-065319")
+@app.command(cls=ParsedCommand, epilog="Example: gpubench runs remove 20261122-065319")
 def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = False) -> None:
     """Remove runs, the runs of a folder, or a whole search by tune; not one that is running or tagged."""
     from gpubench.runs import removal
@@ -304,7 +327,7 @@ def remove(ctx: typer.Context, runs: Runs, results: Within = None, yes: Yes = Fa
 
 
 @app.command(
-    cls=PlainCommand,
+    cls=ParsedCommand,
     epilog="Examples: gpubench runs prune --failed, gpubench runs prune --keep 20 --older 30d --experiment nightly",
 )
 def prune(
@@ -335,7 +358,7 @@ def prune(
     folder = _results(ctx, results)
     most = None if keep is None else _limit(keep, 0, "--keep")
     limit = moment(older, "--older") if older else None
-    known = Catalogue(_existing(folder))
+    known = Catalogue(existing(folder))
     entries = ordered(list(known.entries()), "started")
     known.save()
     asked = Selection(**chosen(command=command, experiment=experiment, model=model, where=where), whole=False)
@@ -439,10 +462,15 @@ def _results(ctx: typer.Context, own: Path | None) -> Path:
     return found
 
 
-def _existing(results: Path) -> Path:
+def existing(results: Path) -> Path:
     """Raises UsageError if there is no results folder."""
     if not results.is_dir():
-        raise UsageError(f"there is no folder {results}", "gpubench train-bench makes a run, or name --results DIR")
+        from gpubench.runs.references import around
+
+        there = around(results)
+        hint = f"add --results {there}" if there else "gpubench train-bench makes a run, or name --results DIR"
+        what = "is a file" if results.exists() else "does not exist"
+        raise UsageError(f"the results folder {results} {what}", hint)
     return results
 
 
@@ -474,7 +502,7 @@ def chosen(
         ("--status", status, completion.STATUSES),
     ):
         if value is not None and value not in known:
-            raise UsageError(f"{option} {value!r} is no {option[2:]} of a run", f"it is one of {', '.join(known)}")
+            raise UsageError(f"{option} {value!r} is no {option[2:]} of a run", one_of(value, known, ""))
     return {
         "command": command,
         "experiment": experiment,

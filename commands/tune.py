@@ -1,5 +1,8 @@
 """gpubench tune"""
 
+import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -7,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.commands import options, output, program
+from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import option
 from gpubench.commands.running import print_configurations
-from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFailed, SettingsError, UsageError
+from gpubench.errors import (
+    GpubenchError,
+    Interrupted,
+    RunDirectoryError,
+    RunFailed,
+    SettingsError,
+    UsageError,
+    alike,
+    offer,
+)
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import PROGRAM, kind_of
 
@@ -25,10 +37,6 @@ if TYPE_CHECKING:
 
 SEARCH = "Search"
 QUIETER = "to detect smaller gains, close other programs, or"
-TUNED = ("treatment", "scale")
-"""The roles of the settings that can be tried."""
-NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
-"""Settings of these roles that are part of what is tuned."""
 EPILOG = """Examples:
 
 gpubench tune --config tiny
@@ -53,13 +61,16 @@ Memory = Annotated[
 ]
 Budget = Annotated[str | None, option("TIME", "Take at most about this long: 90s, 30m or 2h.", SEARCH, "--budget")]
 Runs = Annotated[str | None, option("N", "Make at most this many runs.", SEARCH, "--runs")]
-Only = Annotated[str | None, option("KEY[,KEY...]", "Try these settings only.", SEARCH, "--only")]
+Only = Annotated[
+    str | None, option("KEY[,KEY...]", "Try these settings only.", SEARCH, "--only", completed_by=completion.tuned)
+]
 Try = Annotated[
     list[str] | None,
     typer.Option(
         "--try",
         metavar="KEY=VALUE[,VALUE...]",
         help="Also try these values of a setting; repeatable.",
+        autocompletion=completion.tried,
         rich_help_panel=SEARCH,
     ),
 ]
@@ -80,7 +91,10 @@ LossMargin = Annotated[
         "--loss-margin",
     ),
 ]
-Resume = Annotated[Path | None, option("DIR", "Continue the search in this directory.", SEARCH, "--resume")]
+Resume = Annotated[
+    Path | None,
+    option("DIR", "Continue the search in this directory.", SEARCH, "--resume", completed_by=completion.searches),
+]
 
 
 SETTINGS = {
@@ -160,25 +174,21 @@ def _wishes(
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
     from gpubench.compare.losses import DEFAULT
-    from gpubench.settings.field import fields
     from gpubench.settings.keys import flatten
-    from gpubench.settings.loading import apply_overrides, canonical, nearest, parse_assignments, suggestion
+    from gpubench.settings.loading import apply_overrides, canonical, parse_assignments
     from gpubench.settings.schema import RunSettings
     from gpubench.settings.sections import size_in_bytes
     from gpubench.tuner import Wishes
 
     cls: type[RunSettings] = type(settings)
-    known = fields(cls)
-    named = [canonical(cls, name.strip()) for name in (only or "").split(",") if name.strip()]
-    if only is not None and not named:
-        raise UsageError("--only names no setting", "for example --only performance.compile,data.workers")
-    if unknown := [name for name in named if name not in known]:
-        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
+    named = _named(cls, only)
     asked: dict[str, list[Any]] = {}
     for text in tried or []:
         name, equals, values = text.partition("=")
         if not equals or not values:
-            raise UsageError(f"--try {text!r} is not KEY=VALUE[,VALUE...]", "--try performance.cpu_threads=1,2")
+            key, colon, given = text.partition(":")
+            hint = f"--try {key}={given}" if colon and given else "for example --try performance.cpu_threads=1,2"
+            raise UsageError(f"--try {text!r} is not KEY=VALUE[,VALUE...]", hint)
         key = canonical(cls, name)
         for value in values.split(","):
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
@@ -187,7 +197,9 @@ def _wishes(
     try:
         most_peak = size_in_bytes(memory) if memory is not None else None
     except ValueError as error:
-        raise UsageError(f"--memory: {error}", "for example --memory 22GiB") from None
+        message, _, meant = str(error).partition(": did you mean ")
+        hint = offer([f"--memory {meant.rstrip('?')}"]) if meant else "for example --memory 22GiB"
+        raise UsageError(f"--memory: {message}", hint) from None
     if most_peak == 0:
         raise UsageError("--memory 0 leaves no memory", "for example --memory 22GiB")
     return Wishes(
@@ -230,6 +242,23 @@ def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any
             raise UsageError(f"{flag} {assigned(key, now[key])}: that is its value already", "give another value")
 
 
+def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
+    """Returns the settings that --only names. Raises UsageError or SettingsError for what is none."""
+    from gpubench.settings.field import fields
+    from gpubench.settings.loading import canonical, nearest, suggestion
+
+    named = [canonical(cls, name) for name in re.split(r"[,\s]+", only or "") if name]
+    if only is not None and not named:
+        raise UsageError("--only names no setting", "for example --only performance.compile,data.workers")
+    if valued := [name for name in named if "=" in name]:
+        raise UsageError(
+            f"--only {valued[0]} has a value, and --only takes settings", f"did you mean --try {valued[0]}?"
+        )
+    if unknown := [name for name in named if name not in fields(cls)]:
+        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
+    return named
+
+
 def _loss_margin(text: str) -> "Margin":
     """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
     from gpubench.compare.losses import Margin
@@ -254,18 +283,32 @@ def _count(text: str) -> int:
     return int(text)
 
 
-UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "": 1}
+UNITS = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+    "d": 86400,
+}
+"""The units of a time in seconds; those that are words may end in s."""
+PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
 
 
 def _seconds(text: str) -> float:
-    """Returns a time such as "30m" in seconds. Raises UsageError if it is none."""
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    try:
-        found = float(number) * UNITS[text[len(number) :].strip()]
-    except (KeyError, ValueError):
-        found = 0.0
-    if not 0 < found < 1e9:
-        raise UsageError(f"--budget {text!r} is not a time", "write 90s, 30m or 2h")
+    """Returns a time such as "30m" or "1h 30min" in seconds. Raises UsageError if it is none, or has no unit."""
+    plain = text.strip().lower()
+    parts = PART.findall(plain)
+    units = [UNITS.get(unit) or UNITS.get(unit.removesuffix("s")) for _, unit in parts]
+    found = sum(float(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
+    if "".join(PART.split(plain)[::3]) or not all(units) or not 0 < found < 1e9:
+        if plain.isdecimal() and int(plain):
+            raise UsageError(f"--budget {text!r} has no unit", offer([f"--budget {plain}m", f"--budget {plain}h"]))
+        raise UsageError(f"--budget {text!r} is not a time", "write 90s, 30m, 2h or 1h30m")
     return found
 
 
@@ -326,6 +369,28 @@ def _folder(base: "Configuration[Any]", name: str | None) -> Path:
     return results / name
 
 
+def _search_at(folder: Path, ctx: typer.Context) -> Path:
+    """Returns the folder of the search that the user names, by its path or its name in the results folder.
+
+    Raises RunDirectoryError with the searches there are for any other.
+    """
+    from gpubench.foreign_files import SEARCH as SEARCH_FILE
+    from gpubench.runs.references import RESULTS
+
+    results = Path(ctx.params.get("results") or os.environ.get("GPUBENCH_RESULTS") or RESULTS)
+    for path in (folder, results / folder):
+        if (path / SEARCH_FILE).exists():
+            return path
+    what = "holds no search by tune" if folder.exists() else "does not exist"
+    places = [place for place in (folder, results) if place.is_dir()]
+    known = [file.parent for place in places for file in sorted(place.glob(f"*/{SEARCH_FILE}"), reverse=True)]
+    if not known:
+        raise RunDirectoryError(f"{folder} {what}", f"there is no search in {results}; gpubench tune starts one")
+    near = alike(folder.name, [path.name for path in known]) if folder.name else []
+    found = next((path for path in known if path.name in near), known[0])
+    raise RunDirectoryError(f"{folder} {what}", f"gpubench tune --resume {shlex.quote(str(found))}")
+
+
 def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     """Continues a search. Raises UsageError for a folder without one, or beside other options."""
     import msgspec
@@ -347,6 +412,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
             "--resume continues with the settings of the search",
             "leave out all options but --budget, --runs, --trust, --json, -q and -v",
         )
+    folder = _search_at(folder, ctx)
     tuning = read(folder)
     if tuning.command not in COMMANDS:
         raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start a new search")
@@ -379,6 +445,7 @@ def _refuse_untried(tuning: "Tuning", cls: "type[RunSettings]", file: Path) -> N
 def _is_tuned(cls: "type[RunSettings]", key: str) -> bool:
     """Returns whether a search may try values of a setting."""
     from gpubench.settings.field import fields, setting
+    from gpubench.settings.sections import NOT_TUNED, TUNED
 
     return key in fields(cls) and key not in NOT_TUNED and setting(fields(cls)[key]).role in TUNED
 

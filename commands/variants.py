@@ -1,11 +1,13 @@
 """The variants that a command is to run: the run that is asked for, another one beside it, or one for each value."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from gpubench import git
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -27,7 +29,8 @@ class Versus(NamedTuple):
         """Raises UsageError for what only a program has."""
         for name, given in (("--vs-args", self.arguments), (VS_REF, self.ref)):
             if given is not None:
-                raise UsageError(f"{name} needs a program", f"gpubench {ctx.info_name} {name} ... -- python train.py")
+                command = f"gpubench {ctx.info_name} {name} {shlex.quote(given)} -- python train.py"
+                raise UsageError(f"{name} needs a program", command)
 
     @property
     def own(self) -> int:
@@ -55,6 +58,7 @@ class Versus(NamedTuple):
             more = {"program.command": f"{base.settings.program.command} {self.arguments}"}
             return complete_all([base, base.with_overrides(more, "--vs-args")], complete)
         if self.ref:
+            git.commit(base.settings.program.directory or Path(), self.ref)
             return complete_all([base.with_overrides({"program.ref": self.ref}, VS_REF), base], complete)
         return complete_all([base], complete)
 

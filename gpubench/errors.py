@@ -26,7 +26,7 @@ Any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 
 class GpubenchError(Exception):
@@ -133,15 +133,57 @@ class Interrupted(GpubenchError):
     exit_code = 130
 
 
+FEW = 8
+"""The number of names that a hint lists without leaving any out."""
+BEGINS, CONTAINS = 0.3, 0.15
+"""What is added to the similarity of a name that begins with what is looked for, or has it as one of its words."""
+
+
 def offer(names: Sequence[str]) -> str:
-    """Returns "did you mean 'a' or 'b'?", or "" without names."""
-    quoted = " or ".join(f"'{name}'" for name in names)
-    return f"did you mean {quoted}?" if names else ""
+    """Returns "did you mean 'a', 'b' or 'c'?", or "" without names."""
+    if not names:
+        return ""
+    *most, last = (f"'{name}'" for name in names)
+    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
+
+
+def alike(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Returns the known names that `name` may stand for, the closest first.
+
+    They have a similarity of `cutoff` (0 to 1). Case and separators do not count. A name that begins with what is
+    looked for, or has it as a word, is closer.
+    """
+    wanted, found = _plain(name), dict[str, float]()
+    for one in known:
+        other = _plain(one)
+        found[one] = SequenceMatcher(None, other, wanted).ratio()
+        if len(wanted) > 2 and other.startswith(wanted):
+            found[one] += BEGINS
+        elif len(wanted) > 2 and f"-{wanted}-" in f"-{other}-":
+            found[one] += CONTAINS
+    closest = sorted(found, key=lambda one: (found[one], one), reverse=True)
+    return [one for one in closest if found[one] >= cutoff][:most]
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "-").replace(" ", "-")
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
     """Returns a hint with the known names closest to `name`, or "" if none has a similarity of `cutoff` (0 to 1)."""
-    return offer(get_close_matches(name, list(known), n=most, cutoff=cutoff))
+    return offer(alike(name, known, most, cutoff))
+
+
+def one_of(name: str, known: Iterable[str], shown_by: str, *, what: str = "it is one of", cutoff: float = 0.6) -> str:
+    """Returns a hint for a name that is none of the known ones: all of them, or the closest if they are not FEW.
+
+    `shown_by` says where all of them are shown, as in "gpubench memory --help lists all 66".
+    """
+    names = list(known)
+    near = did_you_mean(name, names, most=1 if len(names) <= FEW else 3, cutoff=cutoff)
+    if len(names) <= FEW:
+        return f"{near} {what} {', '.join(names)}".lstrip() if names else shown_by
+    return f"{near} {shown_by}" if near else f"for example {', '.join(names[:3])}; {shown_by}"
 
 
 NO_MESSAGE = "it failed, and its error has no message"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpubench.errors import UsageError
+from gpubench.errors import FEW, UsageError, alike, offer
 
 LONGEST_SUBJECT = 100
 """The characters of a commit's subject that are kept."""
@@ -144,12 +144,12 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     reason.
     """
     top = _path(folder, "rev-parse", "--show-toplevel")
-    commit = _commit(folder, ref)
+    commit_hash = commit(folder, ref)
     repository = folder / _path(folder, "rev-parse", "--git-common-dir")
     # without a template the copy has no hook either
     cloning = ("clone", "--quiet", "--shared", "--no-checkout", "--no-recurse-submodules", "--template=")
     _said(folder, *cloning, "--", str(repository.absolute()), str(copy.absolute()))
-    _said(copy, "checkout", "--quiet", "--detach", commit)
+    _said(copy, "checkout", "--quiet", "--detach", commit_hash)
     if missing := _said(copy, "ls-files", "--deleted"):  # git reports them, and exits with 0
         name = os.fsdecode(missing.partition(b"\n")[0])
         raise UsageError(
@@ -172,14 +172,43 @@ def is_at(ref: str, folder: Path) -> bool:
     if found is None or found["dirty"]:
         return False
     try:
-        return found.get("commit") == _commit(folder, ref)
+        return found.get("commit") == commit(folder, ref)
     except UsageError:
         return False
 
 
-def _commit(folder: Path, ref: str) -> str:
-    """Returns the full name of a commit. Raises UsageError with git's reason."""
-    return _said(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode()
+def commit(folder: Path, ref: str) -> str:
+    """Returns the hash of a commit in the repository of a folder.
+
+    Raises UsageError with git's reason, and with the nearest branches and tags if there is no such commit.
+    """
+    _path(folder, "rev-parse", "--show-toplevel")
+    try:
+        return (
+            _run(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode().strip()
+        )
+    except subprocess.CalledProcessError:
+        named = _said(folder, "for-each-ref", "--format=%(refname:short)", "--sort=-creatordate")
+        known = ["HEAD", *named.decode(errors="replace").splitlines()]
+        name, sign, back = ref.partition("~") if "~" in ref else ref.partition("^")
+        if sign and name in known:
+            hint = f"{name} has not as many commits before it: git log --oneline {name} lists them"
+        else:
+            near = offer([f"{one}{sign}{back}" for one in alike(name, known, most=3)])
+            hint = near or f"its branches and tags are {listed(known[1:])}"
+        raise UsageError(f"there is no commit {ref!r} in the repository of {folder.absolute()}", hint) from None
+
+
+def is_commit(folder: Path, name: str) -> bool:
+    """Returns whether a branch, a tag or another name stands for a commit of the repository of a folder."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        return bool(_run(folder, *command, timeout=TIMEOUT))
+    return False
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (", ..., as git branch --all and git tag list them" if len(names) > FEW else "")
 
 
 def is_tracked(top: Path, file: Path) -> bool:
@@ -230,7 +259,10 @@ def _hint(reason: str) -> str:
     if "not a git repository" in reason:
         named = next((name for name in ("GIT_DIR", "GIT_WORK_TREE") if name in os.environ), None)
         unused = f"{named} is set, and is not used: " if named else ""
-        return f"{unused}start gpubench in the working tree of the repository, or give its --program.directory"
+        return (
+            f"{unused}start gpubench in the working tree of the repository, or give its --program.directory; without "
+            "git, measure one version after the other, and then: gpubench compare latest~1 latest"
+        )
     if "must be run in a work tree" in reason:
         return "the folder is in a bare repository or in .git: start gpubench in a working tree"
     return "name a commit of its repository"

@@ -9,7 +9,7 @@ have the same name; the memory that the driver reports distinguishes them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpubench.errors import DeviceError, did_you_mean
+from gpubench.errors import DeviceError, one_of
 
 _LEAST_MEMORY, _MOST_MEMORY = 0.88, 1.05  # reported / nominal memory: the driver and inline ECC reserve up to a tenth
 _DATA_TYPES = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "bf16": "bf16"}  # by precision setting
@@ -59,12 +59,15 @@ def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator 
     return found[0] if found and equal else None
 
 
+LISTED_BY = "gpubench memory --help lists all"
+
+
 def find_by_key(key: str) -> Accelerator:
     """Returns the accelerator `key`, such as "h200". Raises DeviceError with the nearest key if there is none."""
     if found := _BY_KEY.get(_normalised(key)):
         return found
-    near = did_you_mean(_normalised(key), _BY_KEY, cutoff=0)
-    raise DeviceError(f"no accelerator is called '{key}'", f"{near} known are {', '.join(_BY_KEY)}")
+    wanted = _normalised(key).removeprefix("nvidia").removeprefix("amd").strip(" -")
+    raise DeviceError(f"no accelerator is called '{key}'", one_of(wanted, _BY_KEY, LISTED_BY))
 
 
 def peak_flops(

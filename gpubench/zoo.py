@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from gpubench.errors import ModelError, did_you_mean
@@ -314,6 +315,8 @@ def find(name: str) -> ModelSpec:
     if name in MODELS:
         return MODELS[name]
     guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)}"
+    if name.endswith(".py"):
+        guess = f"for a function in that file, give {Path(name).stem}:FUNCTION"
     raise ModelError(
         f"model.name: there is no built-in model, and no folder, called {name!r}",
         f"{guess}; a model of your own is module:callable, or a folder holding config.json",

@@ -16,7 +16,7 @@ import yaml
 from places import ROOT
 
 from gpubench import units
-from gpubench.commands import app, options, program
+from gpubench.commands import app, options, program, program_words
 from gpubench.compare.gate import parse_condition
 from gpubench.configs import presets
 from gpubench.errors import GpubenchError
@@ -96,6 +96,12 @@ def test_rows_of_metrics_in_a_documented_output_are_those_that_the_command_print
 @functools.cache
 def gpubench_command() -> Any:
     return typer.main.get_command(app)
+
+
+@pytest.fixture(autouse=True)
+def files_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs in the examples need not exist here."""
+    monkeypatch.setattr(program_words, "refuse_unstartable", lambda *_, **__: None)
 
 
 def refused(arguments: list[str]) -> str | None:

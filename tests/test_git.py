@@ -257,7 +257,7 @@ def test_a_folder_without_a_repository_is_named_with_what_to_do(
     with pytest.raises(UsageError, match="must be run in a work tree") as refused:
         git.check_out("HEAD", repository / ".git", tmp_path / "copy")
     assert "working tree" in str(refused.value.hint)
-    with pytest.raises(UsageError, match="there is no such commit"):
+    with pytest.raises(UsageError, match="there is no commit"):
         git.check_out("--all", repository, tmp_path / "copy")
 
 

@@ -50,6 +50,10 @@ OF_OTHERS = {
     "--branch": "git",
     "--template": "git",
     "--untracked-files": "git",
+    "--oneline": "git",
+    "--execute": "Jupyter",
+    "--to": "Jupyter",
+    "--no-": "begins the opposite of a setting",
     "--section.key": "stands for any setting",
     "--KEY": "stands for any setting",
 }

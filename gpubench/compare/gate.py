@@ -17,12 +17,14 @@ from gpubench.compare.comparability import PER_DEVICE
 from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
-from gpubench.errors import UsageError, did_you_mean
+from gpubench.errors import UsageError, did_you_mean, one_of
 from gpubench.metrics import DEFINITIONS
 
+METRICS_SHOWN_BY = "gpubench runs --json shows the metrics of every run"
 EXAMPLE = 'such as --fail-on "step_time>2%"'
 
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *%|0")
+_ALMOST = re.compile(r"([A-Za-z]\w*)(?:[ <>=]+([0-9]+(?:\.[0-9]+)?) *%?)?")
 _CONDITION = re.compile(r"([^<>=]+)>([^<>=]+)")
 
 
@@ -66,10 +68,10 @@ def parse_condition(text: str) -> Condition:
     """Parses "METRIC>X%". Raises UsageError for any other text."""
     parts = _CONDITION.fullmatch(text)
     if parts is None or not (metric := parts[1].strip()):
-        raise UsageError(f"--fail-on {text!r} is not METRIC>X%", EXAMPLE)
+        raise UsageError(f"--fail-on {text!r} is not METRIC>X%", _condition_like(text))
     limit = percent(parts[2])
     if limit is None:
-        raise UsageError(f"--fail-on {text!r}: {parts[2].strip()!r} is not a percentage", EXAMPLE)
+        raise UsageError(f"--fail-on {text!r}: {parts[2].strip()!r} is not a percentage", _condition_like(text))
     return Condition(text, metric, limit)
 
 
@@ -100,6 +102,12 @@ def _undirected(condition: Condition, metric: str) -> UsageError:
 
 def _impossible(condition: Condition, metric: str) -> UsageError:
     return UsageError(f"--fail-on {condition.text!r} can never fail: {metric} loses 100 % at most", EXAMPLE)
+
+
+def _condition_like(text: str) -> str:
+    """Returns the hint with the condition that a text may stand for."""
+    found = _ALMOST.fullmatch(text.strip())
+    return f'did you mean --fail-on "{found[1]}>{found[2] or 2}%"?' if found else EXAMPLE
 
 
 def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Sequence[Judged]]]) -> list[GateResult]:
@@ -173,8 +181,7 @@ def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdic
 
 def nearest(wanted: str, names: Sequence[str]) -> str:
     """Returns a hint for an unknown metric."""
-    near = did_you_mean(wanted.replace(" ", "_"), names, most=3, cutoff=0.5)
-    return near or f"there is {', '.join(names) or 'none'}"
+    return one_of(wanted, names, METRICS_SHOWN_BY, cutoff=0.5)
 
 
 def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:

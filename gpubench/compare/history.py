@@ -19,7 +19,7 @@ from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
 from gpubench.compare.result import Difference, GateResult
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
-from gpubench.errors import GpubenchError, UsageError, did_you_mean
+from gpubench.errors import GpubenchError, UsageError, one_of
 from gpubench.metrics import DEFINITIONS, LEADERS, Better
 from gpubench.registry import kind_of
 from gpubench.runs import directory
@@ -138,8 +138,12 @@ def histories(
     measured = [entry for entry in entries if entry.measured and entry.record.status == COMPLETED]
     known = list(dict.fromkeys(name for entry in measured for name in entry.metrics))
     if metric is not None and metric not in (known or DEFINITIONS):
-        hint = did_you_mean(metric, known or DEFINITIONS) or f"there are {', '.join(known or DEFINITIONS)}"
-        raise UsageError(f"no run has a metric {metric!r}", hint)
+        main = (
+            [*(name for name in LEADERS if name in known), *known]
+            if known
+            else ["throughput", "step_time", *DEFINITIONS]
+        )
+        raise UsageError(f"no run has a metric {metric!r}", one_of(metric, dict.fromkeys(main), gate.METRICS_SHOWN_BY))
     groups = [group for workload in _workloads(_in_order(measured)) for group in _chains(workload)]
     found = [one for group in groups if (one := _series(group, metric or _main(group.runs), margin))]
     return Histories(

@@ -126,8 +126,8 @@ class Table(Block):
     sentences: tuple[str, ...] = ()
     """Columns of words that a narrow terminal wraps instead of shortening them."""
     expendable: tuple[str, ...] = ()
-    kept: str = ""
-    """A column that is never left out."""
+    kept: tuple[str, ...] = ()
+    """Columns that are never left out."""
     complete: bool = False
     """Whether a narrow terminal shortens words instead of leaving out columns."""
     rest: str = ""

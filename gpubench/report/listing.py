@@ -4,7 +4,7 @@ It is imported whenever runs are listed, so that it imports nothing that takes t
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,18 @@ from gpubench.metrics import LEADERS, Metric
 from gpubench.registry import TUNE
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
-from gpubench.runs.entries import Compared, Entry, EntryFigure
+from gpubench.runs.entries import RUN_ID, Compared, Entry, EntryFigure
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
 COLUMNS = frozenset({"command", "model", "variant", "status", "name", "tags", "experiment", "host"})
 """The columns of words."""
-EXPENDABLE = ("host", "tags", "experiment", "command", "age", "name", "model", "result")
+EXPENDABLE = ("host", "tags", "experiment", "age", "status", "name", "result")
+"""The columns that a narrow terminal does without or shows in brief, the first ones first."""
+KEPT = ("command", "model", "variant", "result")
+BRIEF_ID = len("20261124-091451")
+"""The characters of a run id that a narrow terminal shows: the time, by which a run is found too."""
 MOST_NAMED = 20
 """The number of runs that a removal lists one by one."""
 
@@ -50,6 +54,7 @@ def document(
             [row for entry in shown for row in _rows(entry, sort, details=details)],
             words=COLUMNS,
             expendable=EXPENDABLE,
+            kept=KEPT,
             rest=_rest(len(entries) - len(shown)),
         )
     ]
@@ -61,9 +66,16 @@ def document(
     return Document(_headline(results, entries, others), [*blocks, Paragraph(notes, "quiet")])
 
 
-def to_document(results: Path, entries: Iterable[Entry]) -> dict[str, Any]:
-    """Returns the list as --json prints it."""
-    return {"schema_version": 1, "results": str(results), "runs": [_as_document(entry) for entry in entries]}
+def to_document(
+    results: Path, entries: Iterable[Entry], documents: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Returns the list as --json prints it. Every run has the same keys, whether it is listed or shown.
+
+    `documents` are the complete results of a run that is shown, by its path; those of a run that is listed are null.
+    """
+    shown = documents or {}
+    runs = [_as_document(entry) | {"documents": shown.get(entry.folder)} for entry in entries]
+    return {"schema_version": 2, "results": str(results), "runs": runs}
 
 
 def of_removal(found: Sequence[Unit], spared: Sequence[Unit] = ()) -> Document:
@@ -182,11 +194,11 @@ def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
     record = entry.record
     main = main_figure(entry)
     row: dict[str, str | Cell] = {
-        "run": entry.run_id,
+        "run": Cell(entry.run_id, brief=entry.run_id[:BRIEF_ID] if RUN_ID.fullmatch(entry.run_id) else None),
         "command": entry.command,
         "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
         "variant": entry.variant,
-        "result": result(entry),
+        "result": Cell(result(entry), brief=result(entry).partition(" +- ")[0]),
         "status": _status(entry),
         "age": age(record.started),
         "name": entry.name or "",

@@ -184,7 +184,7 @@ def _table(listing: Listing[Any], rank: RankProfile, arranged: Arrangement) -> T
         rest=f"{units.counted(len(others), 'other')}{f', {spent} in all' if spent else ''}" if others else "",
         note=listing.note if len(items) < len(all_of_them) else "",
         on=EVERYWHERE if listing.name in arranged else UNASKED,
-        kept=by or "",
+        kept=(by,) if by else (),
         expendable=tuple(name for name in listing.expendable if name != listing.leading or not rank.host_only),
     )
 

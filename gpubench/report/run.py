@@ -68,18 +68,25 @@ def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> st
     that cannot be read.
     """
     compared = msgspec.structs.asdict(comparisons) if comparisons else {}
-    runs = [_as_document(path) for path in paths]
+    runs = [
+        {"path": str(path), "status": run.status, "error": run.record.error, **documents(run)}
+        for path in paths
+        for run in (Run.open(path),)
+    ]
     return directory.to_json({"schema_version": directory.SCHEMA_VERSION} | compared | {"runs": runs})
 
 
-def _as_document(path: Path) -> dict[str, Any]:
-    run = Run.open(path)
+def documents(run: Run) -> dict[str, Any]:
+    """Returns the summary of a run, and its other documents by name.
+
+    Raises RunDirectoryError for one that cannot be read.
+    """
     summary = _as_written(run, SUMMARY, Summary) or msgspec.to_builtins(NO_MEASUREMENTS)
     beside = {name: _as_written(run, file, kind) for name, (file, kind) in DOCUMENTS.items()}
     if not kind_of(run.record.command).timed:
         beside["memory"] = beside["memory"] or msgspec.to_builtins(Footprints([]))
     known = {name: found for name, found in beside.items() if found}
-    return {"path": str(path), "status": run.status, "error": run.record.error, **summary, **known}
+    return {**summary, **known}
 
 
 def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, Any] | None:

@@ -70,10 +70,10 @@ class Terminal:
     """Decides once what is printed on which stream."""
 
     def __init__(self, quiet: bool, verbosity: int) -> None:
-        self._out = Console(highlight=False)
+        self._out = Console(highlight=False, emoji=False)
         if not self._out.is_terminal and not os.environ.get("COLUMNS"):
             self._out.width = PIPE_COLUMNS  # rich would cut a piped table to 80 columns
-        self.err = SilencedConsole(stderr=True, highlight=False)
+        self.err = SilencedConsole(stderr=True, highlight=False, emoji=False)
         self.quiet = quiet
         self._verbosity = verbosity
         root = logging.getLogger("gpubench")
@@ -311,13 +311,16 @@ def _layouts(block: Table) -> Iterator[dict[int, bool]]:
     kept = dict.fromkeys(places, False)
     yield dict(kept)
     for place in [*first, *(place for place in reversed(places) if place not in first)]:
-        if place == 0 or len(kept) <= 2 or block.columns[place] == block.kept:
+        if place == 0 or len(kept) <= 2:
             continue
         if any(row[place].brief is not None for row in block.rows):
             kept[place] = True
             yield dict(kept)
-        del kept[place]
-        yield dict(kept)
+        if block.columns[place] not in block.kept:
+            del kept[place]
+            yield dict(kept)
+    if any(row[0].brief is not None for row in block.rows):
+        yield kept | {0: True}
 
 
 def _wraps(block: Table, place: int) -> bool:

@@ -73,10 +73,15 @@ def write(folder: Path, tuning: Tuning, best: str | None) -> None:
 
 
 def to_json(folder: Path, tuning: Tuning) -> str:
+    """Returns `to_document` as --json prints it."""
+    return directory.to_json(to_document(folder, tuning))
+
+
+def to_document(folder: Path, tuning: Tuning) -> dict[str, Any]:
     """Returns tune.json with what is tuned, and the paths of the page and of the best settings."""
     found: dict[str, Any] = msgspec.to_builtins(tuning)
     paths = {"path": str(folder), "report": str(folder / directory.REPORT), "subject": subject(tuning)}
-    return directory.to_json(paths | ({"best": str(folder / BEST)} if tuning.keep else {}) | found)
+    return paths | ({"best": str(folder / BEST)} if tuning.keep else {}) | found
 
 
 def document(folder: Path, tuning: Tuning) -> Document:

@@ -3,13 +3,12 @@
 All commands name runs alike, because all of them use this module.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpubench.errors import RunDirectoryError, UsageError, offer
+from gpubench.errors import RunDirectoryError, UsageError, alike, offer
 from gpubench.registry import COMMANDS, OF_PROGRAMS, kind_of
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
@@ -73,7 +72,7 @@ class Lookup:
         """
         path = self._path(name, searches=False)
         if not is_folder(path):
-            raise RunDirectoryError(f"{path} is a file, not a run directory", OF_LOGS)
+            raise RunDirectoryError(f"{path} is a file, not a run directory", self._of_file(path))
         if is_run(path):
             return [path], False
         if found := sorted(child for child in folders(path) if is_run(child)):
@@ -84,6 +83,15 @@ class Lookup:
                 f"give one of them: {listed([f'{path}/{one}' for one in experiments])}",
             )
         raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if any(map(_is_log, children(path))) else WHAT)
+
+    def _of_file(self, path: Path) -> str:
+        """Returns the hint for a file in place of a run."""
+        if is_run(path.parent):
+            return f"name the run, and not a file of it: {path.parent}"
+        if path.name.endswith((".json", ".json.gz")):
+            against = " --against AFTER" if self._measured else ""
+            return f"if it is a trace: gpubench profile --trace {path}{against}"
+        return OF_LOGS if self._measured else WHAT
 
     def path(self, name: str) -> Path:
         """Returns the path that a name stands for: of a run directory, of the folder of a search, or of any other.
@@ -132,7 +140,8 @@ class Lookup:
             raise RunDirectoryError(
                 f"{name} is the beginning of {counted(len(begun), 'run')}", f"give more of it: {several}"
             )
-        raise RunDirectoryError(f"{name}: no such run, experiment or folder", _nearest(Path(name), self.results))
+        hint = f"add --results {there}" if (there := around(self.results)) else _nearest(Path(name), self.results)
+        raise RunDirectoryError(f"{name}: no such run, experiment or folder", hint)
 
     def named(self, name: str) -> Path | None:
         """Returns the newest run that was given a name; None if there is none."""
@@ -186,8 +195,22 @@ class Lookup:
         )
 
 
+def around(results: Path) -> str | None:
+    """Returns the results folder that the user is in, as seen from there; None if this one exists, or there is none."""
+    if exists(results) or results.is_absolute():
+        return None
+    for there, depth in ((".", "*/*/"), ("..", "*/"), ("../..", "")):
+        if any(Path().glob(f"{depth}{RUN}")):
+            return there
+    return None
+
+
 def _instead(folder: Path) -> str:
     """Returns what to give in place of a name that stands for nothing in a folder."""
+    if there := around(folder):
+        return f"add --results {there}"
+    if not is_folder(folder):
+        return "gpubench train-bench makes a run, or name --results DIR"
     inside = folder / RESULTS
     return f"--results {inside} names the folder inside of it" if is_folder(inside) else WHAT
 
@@ -234,7 +257,7 @@ def children(path: Path) -> list[Path]:
 
 def closest(name: str, known: Mapping[str, str]) -> str:
     """Returns a hint with the closest known name."""
-    return offer([known[close] for close in difflib.get_close_matches(name, known, n=1)])
+    return offer([known[close] for close in alike(name, known)])
 
 
 def listed(names: Iterable[str]) -> str:
@@ -291,6 +314,11 @@ def _has_results(entry: Entry) -> bool:
 
 def _nearest(path: Path, results: Path) -> str:
     """Returns a hint with names similar to `path`: experiments, runs, or entries of the same folder."""
+    if path.suffix and is_run(path.parent):
+        return f"name the run, and not a file of it: {path.parent}"
+    if alike(path.name, ["latest"], cutoff=0.7) or path.name.lower().startswith(("latest", "last")):
+        back = re.search(r"\d+$", path.name)
+        return offer([f"latest~{back[0]}" if back and not RUN_ID.match(path.name) else "latest"])
     experiments = {child.name: child.name for child in folders(results)}
     runs = {run.name: run.name for experiment in experiments for run in folders(results / experiment)}
     beside = {child.name: str(child) for child in children(path.parent)}

@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gpubench.errors import UsageError, did_you_mean
+from gpubench.errors import UsageError, did_you_mean, offer
 from gpubench.runs.entries import Entry
 
-CONDITION = re.compile(r"(?P<key>[\w.-]+) *(?P<sign>!=|<=|>=|=|<|>) *(?P<value>.*)")
+CONDITION = re.compile(r"(?P<key>[\w.-]+) *(?P<sign>!=|<=|>=|==?|<|>) *(?P<value>.*)")
 AGE = re.compile(r"(?P<number>\d{1,9}(?:\.\d+)?) *(?P<unit>min|h|d|w)")
+AGES = "write 12h, 30d or 2w, or a date such as 2026-11-01"
 UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 ENVIRONMENT = "environment."
 """Stands before a fact of the environment, unlike a setting."""
@@ -93,9 +94,8 @@ def moment(text: str, option: str, now: datetime | None = None) -> datetime:
             return now - float(age["number"]) * UNITS[age["unit"]]
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (OverflowError, ValueError, OSError):
-        raise UsageError(
-            f"{option} {text!r} is neither an age nor a date", "write 12h, 30d or 2w, or a date such as 2026-11-01"
-        ) from None
+        hint = offer([f"{option} {text.strip()}d"]) if text.strip().isdecimal() and len(text.strip()) < 4 else AGES
+        raise UsageError(f"{option} {text!r} is neither an age nor a date", hint) from None
 
 
 def keys(entries: Iterable[Entry]) -> dict[str, None]:
@@ -188,7 +188,7 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
     if not entries:
         return lambda _: True
     key, read = _readable(parts["key"], entries)
-    if sign == "=":
+    if sign in ("=", "=="):
         return lambda entry: _equals(read(entry), asked)
     if sign == "!=":
         return lambda entry: not _equals(read(entry), asked)

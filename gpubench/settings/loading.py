@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 
 from gpubench import foreign_files
 from gpubench.configs import presets
-from gpubench.errors import SettingsError, UsageError, did_you_mean, offer
+from gpubench.errors import SettingsError, UsageError, alike, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import OF_PROGRAMS, kind_of
@@ -271,7 +272,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     out of range, and a file that is missing or not YAML.
     """
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    path = None if config is None else find_config(config)
+    path = None if config is None else find_config(config, kind_of(cls.command).run_by)
     if path:
         layers.append((str(config), applicable(cls, read_settings(path), str(config), path)))
     if not (path and reproduces(cls, path)):
@@ -455,9 +456,13 @@ def parse_argument(text: str) -> Any:
 
 def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
     """Returns `["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError for a missing `=`."""
+    assignments = [assignment.lstrip("-") for assignment in assignments]
     for assignment in assignments:
         if "=" not in assignment.strip("="):
-            raise UsageError(f"{assignment!r} is not KEY=VALUE", "for example precision=fp32 or training.batch_size=64")
+            key, colon, value = assignment.partition(":")
+            example = "for example precision=fp32 or training.batch_size=64"
+            hint = offer([f"{key}={value}"]) if colon and value else example
+            raise UsageError(f"{assignment!r} is not KEY=VALUE", hint)
     keys = [canonical(cls, assignment.partition("=")[0]) for assignment in assignments]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UsageError(f"{twice[0]} is changed twice", "give each setting once")
@@ -513,8 +518,9 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
         return cls.model_validate(nest(values))
     except ValidationError as error:
         found = [_describe(problem) for problem in _by_setting(cls, error.errors(include_url=False))]
-    messages = [with_origins(message, keys, origins) for message, keys in found]
-    raise SettingsError("; ".join(messages), SHOWN_BY, keys=[key for _, keys in found for key in keys])
+    messages = [with_origins(message, keys, origins) for message, keys, _ in found]
+    hint = next((hint for _, _, hint in found if hint), SHOWN_BY)
+    raise SettingsError("; ".join(messages), hint, keys=[key for _, keys, _ in found for key in keys])
 
 
 def _by_setting(cls: type[RunSettings], problems: Sequence["ErrorDetails"]) -> list["ErrorDetails"]:
@@ -533,17 +539,51 @@ def _by_setting(cls: type[RunSettings], problems: Sequence["ErrorDetails"]) -> l
     return list(found.values())
 
 
-def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str]]:
-    """Returns the message of one of pydantic's errors, and the dot-keys that it is about."""
+OTHER_WORDS = {
+    **dict.fromkeys(("fp16", "float16", "half", "16", "f16", "16-mixed"), ("fp16", "amp")),
+    **dict.fromkeys(("bfloat16", "bf16-mixed"), ("bf16",)),
+    **dict.fromkeys(("float32", "float", "full", "32", "f32"), ("fp32",)),
+    **dict.fromkeys(("gpu", "nvidia", "auto"), ("cuda",)),
+    "mixed": ("amp",),
+}
+"""Values of other tools, and those of gpubench that mean the same; of several, the first that a setting has."""
+SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+"), re.compile(r"\d{1,3}(,\d{3})+")
+GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
+MEANT = ": did you mean "
+
+
+def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
+    """Returns the message of one of pydantic's errors, the dot-keys that it is about, and a hint if there is one."""
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    message, meant, named = message.partition(MEANT)
+    hint = f"{meant[2:]}{named}"
     if problem["type"] == "value_error":
         error = problem["ctx"]["error"]
-        return (message, error.keys) if isinstance(error, Conflict) else (f"{key}: {message}", [key])
+        return (message, error.keys, hint) if isinstance(error, Conflict) else (f"{key}: {message}", [key], hint)
     if problem["type"] == "string_pattern_mismatch":
         message = "should be a plain folder name, without '/' and not beginning with '.'"
-    return f"{key} = {problem['input']!r}: {message}", [key]
+    return f"{key} = {problem['input']!r}: {message}", [key], hint or _meant(problem)
+
+
+def _meant(problem: "ErrorDetails") -> str:
+    """Returns the hint for a value that is none of some words, or no whole number; "" if it is like none."""
+    given = str(problem["input"]).strip()
+    if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
+        key = ".".join(map(str, problem["loc"]))
+        return f"give one value; several are tried by: gpubench tune --try {key}={given}"
+    if problem["type"] == "int_parsing":
+        with suppress(ValueError, OverflowError):
+            number = float(given.replace(",", ""))
+            return offer([str(int(number))]) if number == int(number) else ""
+    if problem["type"] not in ("literal_error", "enum"):
+        return ""
+    known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+    if "cuda" in known and (index := GPU_NUMBER.fullmatch(given)):
+        return f"{offer(['cuda'])} CUDA_VISIBLE_DEVICES={index[1]} before the command chooses the GPU"
+    other = [word for word in OTHER_WORDS.get(given.casefold(), ()) if word in known]
+    return offer(other[:1] or alike(given, known))
 
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -566,15 +606,52 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         raise SettingsError(with_origins(message, [key], origins), hint, keys=[key])
 
 
-def find_config(name: str) -> Path:
-    """Returns the path of a preset or a file. Raises SettingsError with the nearest preset if there is none."""
+def find_config(name: str, command: str = "train-bench") -> Path:
+    """Returns the path of a preset or a file of settings for a command.
+
+    Raises SettingsError with the nearest preset if there is none, and for a file of another kind with what reads it.
+    """
     known = presets()
     if name in known:
         return Path(str(files("gpubench.configs"))) / f"{name}.yaml"
     if os.path.isfile(name):  # noqa: PTH113 - Path's own raises for a name too long or a folder out of bounds
+        kind, hint = OTHER_FILES.get(Path(name).suffix, ("", ""))
+        if kind:
+            raise SettingsError(f"{name} is {kind}, and no file of settings", hint.format(command=command, path=name))
         return Path(name)
+    if found := _configs_in(name):
+        raise SettingsError(f"{name!r} is a folder, and no file of settings", offer(found))
+    if name.startswith("latest"):
+        raise SettingsError(
+            f"no preset or file {name!r}",
+            f"give the config.yaml of the run; gpubench runs show {name} names its directory",
+        )
+    beside = _configs_in(os.path.dirname(name) or ".")  # noqa: PTH120
+    if near := alike(name, [one.removeprefix("./") for one in beside], cutoff=0.8):
+        raise SettingsError(f"no preset or file {name!r}", offer(near))
     hint = f"{did_you_mean(name, known)} presets are {', '.join(known)}".lstrip()
     raise SettingsError(f"no preset or file {name!r}", hint)
+
+
+def _configs_in(folder: str) -> list[str]:
+    """Returns the first few YAML files in a folder; none if there is no such folder."""
+    with suppress(OSError, ValueError):
+        names = sorted(name for name in os.listdir(folder) if name.endswith((".yaml", ".yml")))  # noqa: PTH208
+        return [os.path.join(folder, name) for name in names[:3]]  # noqa: PTH118
+    return []
+
+
+OTHER_FILES = {
+    ".py": ("a program", "a program comes after --: gpubench {command} -- python {path}"),
+    ".sh": ("a program", "a program comes after --: gpubench {command} -- bash {path}"),
+    ".ipynb": ("a notebook", "gpubench {command} -- jupyter nbconvert --to notebook --execute {path}"),
+    ".pickle": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
+    ".pkl": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
+}
+"""Files that are no settings, by the ends of their names: what they are, and what reads them."""
+A_TRACE = "gpubench profile --trace {path} reads a trace"
+OF_A_TRACE = "traceEvents"
+"""The key by which a trace is recognised, which may have the suffix of a file of settings."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -587,11 +664,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         document = yaml_text.parse(foreign_files.content(path, MOST_BYTES))
     except (ValueError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{path} cannot be read as YAML: {reason}", "--print-config shows one that can") from None
+        hint = A_TRACE.format(path=path) if ".json" in path.suffixes else "--print-config shows one that can"
+        raise SettingsError(f"{path} cannot be read as YAML: {reason}", hint) from None
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise SettingsError(f"{path} is not a mapping of settings", "write 'section:' and under it 'key: value'")
+    if OF_A_TRACE in document:
+        raise SettingsError(f"{path} is a trace, and no file of settings", A_TRACE.format(path=path))
     return document
 
 
@@ -612,6 +692,8 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
             if not any(declared_key(command, key) for command in COMMANDS.values()):
                 offered = nearest(cls, key)
                 hint = suggestion(variable_of(canonical(cls, offered)) if offered else None)
+                if offered and canonical(cls, offered) == key:  # a mapping, which takes no value itself
+                    hint = f"it has no value itself; for example {variable_of(inside(cls, key)[0])}"
                 raise SettingsError(f"unknown setting in environment variable {name}", hint)
             variables[key] = name
 

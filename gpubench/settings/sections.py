@@ -32,6 +32,10 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Mebibytes = Annotated[float, Field(gt=0, le=1e6)]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 MatmulPrecision = Literal["highest", "high", "medium"]
+TUNED = ("treatment", "scale")
+"""The roles of the settings that a search can try."""
+NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
+"""Settings of these roles that are part of what is tuned."""
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""
 
@@ -50,14 +54,28 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
 }  # fmt: skip
 
 
+LEAST_OF_A_SIZE = 2**20
+"""Bytes below which a number without a unit is not what was meant."""
+
+
 def size_in_bytes(value: Any) -> Any:
-    """Returns a size such as "80GiB" in bytes, and what is no text as it is. Raises ValueError."""
+    """Returns a size such as "80GiB" in bytes, and what is neither a text nor a number as it is.
+
+    Raises ValueError, also for a number without a unit that is so small that another unit was meant.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
-    if not match or match[2].casefold() not in UNITS:
-        raise ValueError(f"{value!r} is not a size: write 80GiB, 80GB or bytes")
-    return int(float(match[1]) * UNITS[match[2].casefold()])
+    number, unit = match.groups() if match else ("", "")
+    if number and not unit and 0 < float(number) < LEAST_OF_A_SIZE:
+        raise ValueError(f"{value!r} has no unit: did you mean {number}GiB?")
+    if number and unit.casefold() in UNITS:
+        return int(float(number) * UNITS[unit.casefold()])
+    if number and (prefix := unit[:1].upper()) in ("K", "M", "G", "T"):
+        raise ValueError(f"{value!r} is not a size: did you mean {number}{prefix}iB?")
+    raise ValueError(f"{value!r} is not a size: write 80GiB, 80GB or bytes")
 
 
 def fraction(value: Any) -> Any:

@@ -61,9 +61,18 @@ def parse(text: str | bytes) -> Any:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Besides its own errors, PyYAML raises those of a tag's constructor: !!bool x is a KeyError.
-        known = isinstance(error, yaml.YAMLError | ValueError)
-        reason = " ".join(str(error).split()) if known else "a value does not fit its tag"
-        raise ValueError(reason) from None
+        raise ValueError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """Returns what is wrong with a text in one line, without what only a programmer of Python knows."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if isinstance(error, yaml.reader.ReaderError):
+        return "it is no text, because it has control characters"
+    if not isinstance(error, yaml.YAMLError | ValueError):
+        return "a value does not fit its tag"
+    return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
 
 
 def _check(text: str) -> None:

@@ -87,13 +87,13 @@ def result(outcome: Any, metric: str = "step_time") -> GateResult:
         (["a", "b", "--margin", "0.005"], "--margin '0.005' is not a percentage", "0.5%"),
         (["a", "b", "--margin", "-1%"], "--margin '-1%' is not a percentage", "0.5%"),
         (["--null", "a", "--assume", "1%"], "so --assume has no effect", "leave --assume out"),
-        (["a", "b", "--assume", "2"], "--assume '2' is not a percentage", "--assume 0.5%"),
+        (["a", "b", "--assume", "2"], "--assume '2' is not a percentage", "--assume 2%"),
         (["a", "b", "--margin", "100%"], "--margin '100%' is not a percentage below 100 %", "0.5%"),
         (["a", "b", "--fail-on", "step_time>2"], "'2' is not a percentage", "step_time>2%"),
         (["a", "b", "--html", "."], "is a directory", "page.html"),
         (["a", "b", "--html", "no/where.html"], "there is no folder no", "mkdir -p no"),
-        (["a", "b", "--format", "pdf"], "pdf", "--help"),
-        (["a", "b", "--better", "sideways"], "sideways", "--help"),
+        (["a", "b", "--format", "pdf"], "pdf", "it is one of terminal"),
+        (["a", "b", "--better", "sideways"], "sideways", "it is one of lower"),
         (["a", "b", "--color"], "--color", "--help"),
         (["a", "b"], "a", ""),
     ],
@@ -240,7 +240,7 @@ def test_markdown_can_be_appended_to_a_pull_request(command_line: CommandLine, l
     ("arguments", "error", "hint"),
     [
         (["--metric", "mss"], "mss", "did you mean 'ms'?"),
-        (["--fail-on", "step_time>2%"], "names no metric that was compared for slower", "there is ms"),
+        (["--fail-on", "step_time>2%"], "names no metric that was compared for slower", "it is one of ms"),
     ],
 )
 def test_a_metric_that_is_not_there_is_refused_with_the_nearest(

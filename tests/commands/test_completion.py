@@ -84,6 +84,21 @@ def test_runs_and_what_is_known_of_them_are_completed(tmp_path: Path) -> None:
     assert words(completion.conditions(context, "batch")) == ["batch_size=16", "batch_size=8"]
     assert words(completion.conditions(context, "prec")) == ["precision="]
     assert words(completion.sort_keys(context, "thr")) == ["throughput"]
+    assert words(completion.metrics(context, ""))[:2] == ["throughput", "step_time"]
+    assert words(completion.hosts(context, "")) == [entry.record.host for entry in catalogue(tmp_path)][:1]
+
+
+def test_searches_and_what_they_try_are_completed(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(params={"results": tmp_path}, parent=None, info_name="tune")
+    for name in ("tune-1", "tune-2", "other"):
+        (tmp_path / name).mkdir()
+    for name in ("tune-1", "tune-2"):
+        (tmp_path / name / "tune.json").touch()
+    assert words(completion.searches(context, "")) == [f"{tmp_path}/tune-2", f"{tmp_path}/tune-1"]
+    assert words(completion.tuned(context, "data.work")) == ["data.workers"]
+    assert words(completion.tuned(context, "precision,data.work")) == ["precision,data.workers"]
+    assert words(completion.tried("data.work")) == ["data.workers="]
+    assert words(completion.tuned(context, "seed")) == []
 
 
 def test_settings_are_completed_with_their_values() -> None:

@@ -17,6 +17,7 @@ COMPLETED = (
     *("train-bench --precision ", "train-bench --model gpt2", "train-bench --device ", "train-bench --config b"),
     *("train-bench --vs performance.comp", "train-bench --steps ", "train-bench --measure-peak ", "tune --precision a"),
     *("pipe-infer --precision ", "pipe-infer --unet ", "pipe-infer --split ", "pipe-infer --baseline "),
+    *("tune --only precision,performance.comp", "tune --try data.w"),
     *("pipe-infer --model ", "pipe-infer --world-size ", "memory --device-model a100", "memory --experiment "),
 )
 REFUSED = (

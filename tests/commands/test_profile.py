@@ -224,7 +224,7 @@ def test_a_trace_as_json_is_one_document(tmp_path: Path, command_line: Callable[
         (("--trace", "none.json"), "cannot read none.json"),
         (("--trace", "x.json", "--verify"), "--verify is for a new run"),
         (("--trace", "x.json", "--steps", "3"), "--steps is for a new run"),
-        (("--trace", "x.json", "--bogus", "1"), "unknown setting 'bogus'"),
+        (("--trace", "x.json", "--bogus", "1"), "there is no option --bogus"),
         (("--against", "x.json"), "--against needs --trace"),
         (("--html", "x.html"), "--html belongs to --trace"),
         (("--device", "mps"), "no timing events exist for MPS"),

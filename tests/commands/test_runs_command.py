@@ -247,7 +247,7 @@ def test_a_name_by_which_the_run_could_not_be_found_is_refused(results: Path, co
         (["--since", "soon"], "--since 'soon' is neither an age nor a date", "30d"),
         (["--status", "done"], "--status 'done' is no status", "completed"),
         (["--limit", "-1"], "--limit '-1' is no number of runs", "--limit 20"),
-        (["--results", "nowhere"], "there is no folder nowhere", "--results DIR"),
+        (["--results", "nowhere"], "the results folder nowhere does not exist", "--results DIR"),
         (["--tag", "x", "show", "latest"], "--tag before show is an option of the listing", "runs show --help"),
         (["show", "nothing"], "nothing: no such run", "experiments under results are made"),
         (["tag", "latest", "a b"], "'a b' is no tag", "letters"),

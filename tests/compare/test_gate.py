@@ -46,7 +46,7 @@ def test_a_condition_is_a_metric_and_a_percentage(text: str, metric: str, limit:
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on") as refused:
         parse_condition(text)
-    assert "step_time>2%" in (refused.value.hint or "")
+    assert ">2%" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_a_candidate_that_left_work_undone_passes_nothing() -> None:
     ("text", "message", "hint"),
     [
         ("step_tme>2%", "names no metric that was compared for new", "did you mean 'step_time'?"),
-        ("zzz>2%", "names no metric", "there is step_time, final_loss, mfu, hfu, skipped_steps"),
-        ("phase_*>2%", "names no metric", "there is"),
+        ("zzz>2%", "names no metric", "it is one of step_time, final_loss, mfu, hfu, skipped_steps"),
+        ("phase_*>2%", "names no metric", "it is one of"),
         ("final_loss>2%", "neither more nor less of final_loss is worse", "step_time>2%"),
         ("mfu>2%", "the verdict on mfu of new is withheld", "world size 1 against 2"),
         ("*>2%", "the verdict on mfu of new is withheld", "world size 1 against 2"),

@@ -45,7 +45,7 @@ def test_every_table_can_be_ordered_by_each_of_its_columns(kind: str, name: str,
     known = [value for value in values if value not in (None, "")]
     assert values[: len(known)] == known, "what is not known comes last"
     assert known == sorted(known, reverse=not any(isinstance(value, str) for value in known))
-    assert (found.title, found.on, found.kept) == (f"{name}, by {column}", EVERYWHERE, column)
+    assert (found.title, found.on, found.kept) == (f"{name}, by {column}", EVERYWHERE, (column,))
     others = {title: one for title, one in tables(rank).items() if title != name}
     arranged = tables(rank, Arrangement(columns={name: column}))
     assert {title: arranged[title] for title in others} == others, "the others stay as they are"

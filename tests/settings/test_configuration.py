@@ -100,7 +100,8 @@ def test_a_value_that_makes_no_sense_is_told_with_its_setting(monkeypatch: pytes
     monkeypatch.setenv("GPUBENCH_MEASUREMENT__TARGET_PRECISION", "3")
     with pytest.raises(SettingsError) as caught:
         load(TrainSettings, None)
-    said = "measurement.target_precision: '3' is a fraction: did you mean 3%?"
+    said = "measurement.target_precision: '3' is a fraction"
+    assert caught.value.hint == "did you mean 3%?"
     assert caught.value.message == f"{said} (from GPUBENCH_MEASUREMENT__TARGET_PRECISION)"
 
 

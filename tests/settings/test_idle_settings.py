@@ -78,7 +78,7 @@ def test_a_setting_of_which_a_command_has_one_value_is_idle_with_the_other(comma
         ("train-bench --batch-size 1,2 --logging.wandb_mode=offline", "no effect: logging.wandb is false", "leave it"),
         ("train-bench --vs training.momentum=0.5", "training.momentum=0.5 has no effect", "leave it out"),
         ("profile --performance.compile_mode=max-autotune", "performance.compile is false", "performance.compile"),
-        ("profile --measurement.max_repeats=9 -- python x.py", "measurement.target_precision is not set", "change"),
+        ("profile --measurement.max_repeats=9 -- python -m x", "measurement.target_precision is not set", "change"),
         ("memory --measurement.measure_peak", "measure_peak=true has no effect: memory has only false", "leave it out"),
         ("pipe-infer --unet tiny --step-ms 3", "model.step_ms=3.0 has no effect: model.unet is tiny", "model.unet"),
         ("train-bench --repeats 5 --target-precision 1%", "measurement.repeats=5 has no effect with", "max_repeats"),

@@ -7,7 +7,7 @@ import msgspec
 import psutil
 
 from gpubench.errors import DeviceError
-from gpubench.hardware import ACCELERATORS, capability, find_by_key
+from gpubench.hardware import LISTED_BY, capability, find_by_key
 from gpubench.kinds.memory.settings import FollowSettings
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
@@ -45,8 +45,7 @@ def target_of(follow: FollowSettings, device: Device | None) -> Target:
         return Target(found.key, follow.device_memory or found.memory_bytes, capability(found.key))
     if follow.device_memory:
         return Target(None, follow.device_memory, UNKNOWN)
-    keys = ", ".join(one.key for one in ACCELERATORS)
-    raise DeviceError("no GPU model is given", f"--device-model with one of {keys}; or --device-memory 80GiB")
+    raise DeviceError("no GPU model is given", f"add --device-model h200, or --device-memory 80GiB; {LISTED_BY} models")
 
 
 def predicted(

@@ -142,7 +142,7 @@ def check_scheduler_name(name: str) -> None:
         return
     near = [known for known in names if known.lower() in (name.lower(), f"{name}scheduler".lower())]
     within = [known for known in names if name and name.lower() in known.lower()][:3]
-    hint = errors.offer(near) or errors.did_you_mean(name, names) or errors.offer(within) or EXAMPLE
+    hint = errors.offer(near) or errors.offer(within) or errors.did_you_mean(name, names) or EXAMPLE
     raise SettingsError(f"diffusers has no scheduler {name!r}", hint)
 
 

@@ -184,8 +184,8 @@ def test_a_script_is_found_in_the_directory_of_the_program(
     ("words", "options", "error"),
     [
         (["nosuch"], (), "there is no command 'nosuch'"),
-        (["./train.py"], (), "./train.py is not executable; start it with python ./train.py"),
-        ([], (), "names no program"),
+        (["./train.py"], (), "./train.py is not executable"),
+        ([], (), "no program stands behind --"),
         (["true"], ("--program.directory=nosuch",), "there is no directory nosuch"),
         (["true"], ("--batch-size", "8"), "--batch-size configures a model of gpubench"),
         (["true"], ("--precision", "amp"), "precision"),
