@@ -12,7 +12,7 @@ from gpubench.commands import completion, gate, options, output
 from gpubench.commands.compare import fraction_of
 from gpubench.commands.runs import Command, Experiment, Host, Model, Since, Tag, Where, chosen, existing
 from gpubench.errors import UsageError
-from gpubench.runs.directory import HISTORY
+from gpubench.foreign_files import HISTORY
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document

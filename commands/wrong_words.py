@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gpubench.configs import presets
 from gpubench.errors import alike, did_you_mean, offer
 from gpubench.foreign_files import RUN as RUN_FILE
+from gpubench.foreign_files import opened
 from gpubench.git import is_commit
 from gpubench.units import listed
 from gpubench.zoo import MODELS
@@ -295,8 +296,11 @@ def _starts_itself(path: Path) -> bool:
     """Returns whether a script says what it is run with, and may be run."""
     if not which(str(path if path.is_absolute() else Path.cwd() / path)):
         return False
-    with path.open("rb") as file:
-        return file.read(2) in (b"#!", b"\x7fE")
+    try:
+        with opened(path) as file:
+            return file.read(2) in (b"#!", b"\x7fE")
+    except OSError:
+        return False
 
 
 def near_file(name: str, directory: Path = Path()) -> str | None:

@@ -17,6 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
+HISTORY = "history.html"
+"""The page of all runs over time, in the results folder."""
 RUN = "run.json"
 """The file by which a folder is recognised as a run directory."""
 

@@ -238,7 +238,7 @@ OWN = {
     "kinds/program/endings.py": "files of the kernel",
     "kinds/program/standard_input.py": "what is standard input already",
     "ranks.py": "files of the kernel",
-    "report/index.py": "files of gpubench",
+    "report/page.py": "files of gpubench",
     "runs/catalogue.py": "a new file",
     "settings/callables.py": "the source of a module that the user names and that is imported next",
     "host/sampler.py": "files of the kernel",

@@ -4,15 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
+from known_options import known
 
 import gpubench
-from gpubench.commands import app
-from gpubench.settings.commands import COMMANDS
-from gpubench.settings.field import aliases, fields
 
 SOURCES = Path(gpubench.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w.-]*")
@@ -33,6 +29,9 @@ OF_OTHERS = {
     "--ignore-submodules": "git",
     "--includes": "git",
     "--local": "git",
+    "--no-ext-diff": "git",
+    "--no-textconv": "git",
+    "--shortstat": "git",
     "--multiprocessing-fork": "Python",
     "--name-only": "git",
     "--null": "git",
@@ -57,19 +56,6 @@ OF_OTHERS = {
     "--section.key": "stands for any setting",
     "--KEY": "stands for any setting",
 }
-
-
-def commands(command: Any) -> Iterator[Any]:
-    yield command
-    for inner in getattr(command, "commands", {}).values():
-        yield from commands(inner)
-
-
-def known() -> set[str]:
-    everywhere = list(commands(typer.main.get_command(app)))
-    named = {name for one in everywhere for option in one.params for name in (*option.opts, *option.secondary_opts)}
-    keys = {key for cls in COMMANDS.values() for key in (*fields(cls), *aliases(cls))}
-    return named | {f"--{key.replace('_', '-')}" for key in keys} | {f"--{key}" for key in keys} | {"--help"}
 
 
 def named(source: str) -> Iterator[tuple[int, str]]:

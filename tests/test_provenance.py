@@ -37,7 +37,12 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_clean_tree_is_its_commit_and_branch(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
-    assert provenance.state(repository) == {"commit": commit, "branch": "topic", "dirty": False}
+    assert provenance.state(repository) == {
+        "commit": commit,
+        "subject": "start",
+        "branch": "topic",
+        "dirty": False,
+    }
 
 
 def test_a_folder_inside_the_tree_answers_for_it(repository: Path) -> None:
@@ -59,7 +64,7 @@ def test_an_untracked_file_does_not_make_it_dirty(repository: Path) -> None:
 
 def test_a_detached_head_has_no_branch(repository: Path) -> None:
     git(repository, "checkout", "--quiet", "--detach")
-    assert set(provenance.state(repository) or {}) == {"commit", "dirty"}
+    assert set(provenance.state(repository) or {}) == {"commit", "subject", "dirty"}
 
 
 def test_before_the_first_commit_there_is_none(tmp_path: Path) -> None:

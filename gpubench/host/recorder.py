@@ -108,7 +108,7 @@ class Recorder(ABC, Generic[S]):
         settings, text = configuration.settings, configuration.to_yaml()
         self.settings = settings
         self.origins = configuration.origins
-        self.variant = variants.label_of(configuration)
+        self.variant = configuration.labels.variant or ""
         self._values = flatten(settings.model_dump(mode="json"))
         """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
         self._git = self._code()
@@ -135,7 +135,7 @@ class Recorder(ABC, Generic[S]):
             git=self._git,
             settings=self._values,
             chosen=[key for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)],
-            variant=self.variant,
+            variant=variants.label_of(configuration),
             asked=variants.asked(configuration),
             name=configuration.labels.name,
             tags=configuration.labels.tags,

@@ -23,6 +23,7 @@ import psutil
 
 from gpubench import events, foreign_files, units
 from gpubench.errors import RunDirectoryError, RunDirectoryLost, RunFailed
+from gpubench.foreign_files import HISTORY as HISTORY
 from gpubench.foreign_files import RUN as RUN
 from gpubench.probe.length import FEWEST, MOST
 
@@ -42,8 +43,6 @@ SUMMARY = "summary.json"
 SUMMARY_TABLE = "summary.csv"
 NOISE = "noise.json"
 REPORT = "report.html"
-HISTORY = "history.html"
-"""The page of all runs over time, in the results folder."""
 COMPARISON, COMPARISON_PAGE = "comparison.json", "comparison.html"
 """What the comparison with the run that this one was interleaved with says. The candidate has them."""
 LOG = "run.log"

@@ -5,7 +5,7 @@ A label is made once, when the run is opened, and is what listings, pages, progr
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpubench.settings.field import fields, setting
@@ -15,7 +15,7 @@ from gpubench.settings.schema import RunSettings
 
 COMMAND = "program.command"
 BASELINE, WORKING_TREE = "baseline", "working tree"
-UNNAMED = frozenset({COMMAND, "program.directory", "model.name", "model.unet", "data.source", "seed"})
+UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})
 """Settings that listings show elsewhere, or that no run is told by."""
 MOST_NAMED = 4
 
@@ -37,9 +37,10 @@ def asked(configuration: Configuration[Any]) -> dict[str, Any]:
     return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def label(known: Mapping[str, Any]) -> str:
-    """Returns what was asked of a run in a few words; "" if nothing was."""
-    words = [assignment(key, value) for key, value in known.items() if key not in UNNAMED]
+def label(known: Mapping[str, Any], first: Collection[str] = ()) -> str:
+    """Returns what was asked of a run in a few words, those about the keys `first` before others; "" if nothing was."""
+    told = {key: assignment(key, value) for key, value in known.items() if key not in UNNAMED}
+    words = [told[key] for key in sorted(told, key=lambda key: key not in first)]
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return " ".join(words[:MOST_NAMED] + more)
 
@@ -50,18 +51,19 @@ def label_of(configuration: Configuration[Any]) -> str:
     return label(asked(configuration)) if given is None else given
 
 
-def variants(runs: Sequence[Configuration[Any]]) -> list[str]:
-    """Returns the labels of the runs of one command. Of several, each has one; one that is given stays."""
-    first = runs[0].settings
-    found = []
-    for run in runs:
-        known = asked(run)
-        own = getattr(getattr(run.settings, "program", None), "command", "")
-        base = getattr(getattr(first, "program", None), "command", "")
-        more = own.removeprefix(base).strip() if own != base and own.startswith(base) else ""
-        found.append(" ".join(filter(None, [label(known), f"+ {more}" if more else ""])))
+def variants(runs: Sequence[Configuration[Any]]) -> list[str | None]:
+    """Returns the labels of the runs of one command; None for a run alone. One that a run has already stays."""
     if len(runs) == 1:
-        return found
-    plain = WORKING_TREE if any(REF in asked(run) for run in runs) else BASELINE
-    given = [run.labels.variant for run in runs]
-    return [(made or plain) if one is None else one for one, made in zip(given, found, strict=True)]
+        return [runs[0].labels.variant]
+    every = [asked(run) for run in runs]
+    keys = dict.fromkeys(key for known in every for key in known)
+    differing = [key for key in keys if len({str(known.get(key)) for known in every}) > 1]
+    plain = WORKING_TREE if any(REF in known for known in every) else BASELINE
+    commands = [str(known.get(COMMAND, "")) for known in every]
+    found: list[str | None] = []
+    for run, known, command in zip(runs, every, commands, strict=True):
+        more = command.removeprefix(commands[0]).strip() if command.startswith(commands[0]) else ""
+        own = more or any(key in known for key in differing if key not in UNNAMED)
+        words = filter(None, ["" if own else plain, label(known, differing), f"+ {more}" if more else ""])
+        found.append(" ".join(words) if run.labels.variant is None else run.labels.variant)
+    return found

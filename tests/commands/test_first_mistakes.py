@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from cli import complaint
+from known_options import known
 from recorded_runs import write_run
 from running import Finished, gpubench
 
@@ -334,8 +335,6 @@ def test_a_program_that_refuses_an_option_of_gpubench_is_answered_with_where_it_
 
 
 def test_every_option_that_a_word_of_another_tool_may_mean_exists(answer: Callable[..., Finished]) -> None:
-    from test_options_named import known
-
     options = known()
     meant = {name for names in wrong_words.OPTIONS.values() for name in names}
     assert {

@@ -117,7 +117,7 @@ def test_any_training_run_is_recorded_if_its_file_says_how(
     for one in profile["ranks"]:
         assert sum(one["host"].values()) == one["wall"]
         assert len(one["step_numbers"]) == 2
-    traces = sorted(path.name.split(".")[0] for path in done.run.glob("profiler_traces/*"))
+    traces = sorted(path.name.split(".")[0] for path in done.run.glob("profiler_traces/*.gz"))
     assert traces == ["rank0", "rank0", "rank1", "rank1"], "a file for each of the two cycles"
     assert len(done.lines("steps.jsonl")) == 2 * 11, "the figures are those of the repeat that was not recorded"
     lines = done.stdout.splitlines()

@@ -28,7 +28,7 @@ def test_a_run_is_told_by_what_was_asked_of_it_and_not_by_how_it_is_measured() -
     )
     assert asked(run) == {"program.command": "python train.py", "data.workers": 2, "performance.compile": True}
     assert label_of(run) == "compile=true workers=2"
-    assert variants([run]) == ["compile=true workers=2"]
+    assert variants([run]) == [None], "a run alone needs no name"
     assert label_of(BASE) == ""
 
 

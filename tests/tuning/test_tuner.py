@@ -396,7 +396,7 @@ def test_a_gpu_has_other_levels() -> None:
         (("--keep-arithmetic", "--try", "precision=bf16"), "--keep-arithmetic tries no other precision"),
         (("--keep-arithmetic", "--only", "training.batch_size"), "--keep-arithmetic tries no other precision"),
         (("--data.workers=2", "--try", "data.workers=2"), "--try data.workers=2: that is its value already"),
-        (("--resume", "."), "tune.json"),
+        (("--resume", "."), "holds no search by tune"),
         (("--resume", ".", "--steps", "3"), "--resume"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_cache_that_the_users_environment_names_is_used_and_told(
     (_, first), (hits, misses) = compiled(2)
     assert first > 0
     assert (hits, misses) == (first, 0), "the second repeat takes what the first one compiled"
-    said = [record.message for record in caplog.records if record.name == "gpubench.kinds.training.worker.rank"]
+    said = [record.message for record in caplog.records if record.name == "gpubench.train_bench"]
     assert said == ["TORCHINDUCTOR_CACHE_DIR is set: the time of the first step depends on the content of this cache"]
 
 

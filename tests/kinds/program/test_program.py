@@ -325,7 +325,7 @@ def test_a_program_is_compared_with_itself_given_more_arguments(tmp_path: Path) 
     run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs-args", more, "--json"])
     assert run.code == 0
     (compared,) = json.loads(run.stdout)["comparisons"]
-    assert [compared[side]["label"] for side in ("baseline", "candidate")] == ["as given", f"with {more}"]
+    assert [compared[side]["label"] for side in ("baseline", "candidate")] == ["baseline", f"+ {more}"]
     assert compared["comparability"]["comparable"]
     assert {each["key"] for each in compared["comparability"]["differences"]} == {"program.command"}
 
@@ -431,7 +431,7 @@ def test_a_setting_that_finds_nothing_to_change_is_reported_in_the_run_and_in_th
     run = measure(tmp_path, *takes(500), options=["--repeats", "2", "--vs", "performance.sdpa=math", "--json"])
     assert run.code == 0
     (compared,) = json.loads(run.stdout)["comparisons"]
-    assert compared["candidate"]["label"] == "with performance.sdpa=math"
+    assert compared["candidate"]["label"] == "sdpa=math"
     assert {verdict["verdict"] for verdict in compared["verdicts"]} == {"withheld"}
     assert any("performance.sdpa was not applied" in warning for warning in compared["warnings"])
     without, given = (json.loads((each / "summary.json").read_text())["missed"] for each in run.runs)
@@ -496,7 +496,7 @@ def test_the_memory_of_two_versions_of_a_program_is_compared(tmp_path: Path) -> 
     run = follow(tmp_path, *takes(500), options=["--vs-args", "9", "--json"])
     assert run.code == 0
     (compared,) = json.loads(run.stdout)["comparisons"]
-    assert compared["candidate"]["label"] == "with 9"
+    assert compared["candidate"]["label"] == "+ 9"
     assert [each["metric"] for each in compared["verdicts"]] == ["peak_memory_allocated"]
     assert len(run.runs) == 2
 
