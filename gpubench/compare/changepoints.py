@@ -12,9 +12,8 @@ for.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -158,7 +157,7 @@ def _in_windows(
 class _Series:
     """A series whose change points are searched for."""
 
-    def __init__(self, values: Floats, reference: Floats | None, models: Sequence["_Model"], margin: float) -> None:
+    def __init__(self, values: Floats, reference: Floats | None, models: "_Models", margin: float) -> None:
         self.n, self.models, self.margin = len(values), models, margin
         values = values - np.mean(values)
         of_machine = np.zeros(self.n) if reference is None else reference - np.mean(reference)
@@ -193,21 +192,20 @@ class _Series:
             steps.remove(steps[found.index(weakest)])
         return []
 
-    def _fits(self, steps: Sequence[int], outliers: Sequence[int]) -> list["_Fit"]:
-        columns = _columns(self.n, steps, outliers)
-        return [_Fit(model, columns, self.values, self.log_shares) for model in self.models]
+    def _fitted(self, steps: Sequence[int], outliers: Sequence[int]) -> "_Fits":
+        return _Fits(self.models, _columns(self.n, steps, outliers), self.values, self.log_shares)
 
     def _best(self, steps: Sequence[int], outliers: Sequence[int]) -> tuple[str, list[int]]:
         """Returns the most probable kind of addition, and its most probable places; none if nothing is the best."""
         allowed, free = self._allowed(steps), np.setdiff1d(np.arange(self.n), outliers)
         pairs, disturbed = _pairs(allowed), self._disturbed(outliers)
-        fits = self._fits(steps, outliers)
+        fits = self._fitted(steps, outliers)
         weights = {
-            "nothing": _total(fit.evidence for fit in fits),
-            "step": _total(fit.with_step(allowed) for fit in fits) + self.log_step,
-            "outlier": _total(fit.with_outlier(free) for fit in fits) + math.log(_OUTLIERS),
-            "disturbance": _total(fit.with_disturbance(*disturbed) for fit in fits) + _LOG_DISTURBANCE,
-            "pair": _total(fit.with_steps(*pairs) for fit in fits) + 2 * self.log_step,
+            "nothing": _total(fits.evidence()),
+            "step": _total(fits.with_step(allowed)) + self.log_step,
+            "outlier": _total(fits.with_outlier(free)) + math.log(_OUTLIERS),
+            "disturbance": _total(fits.with_disturbance(*disturbed)) + _LOG_DISTURBANCE,
+            "pair": _total(fits.with_steps(*pairs)) + 2 * self.log_step,
         }
         places = {"step": (allowed,), "outlier": (free,), "disturbance": disturbed, "pair": pairs, "nothing": ()}
         masses = {kind: float(np.logaddexp.reduce(found)) for kind, found in weights.items() if found.size}
@@ -244,15 +242,15 @@ class _Series:
         above = min((one for one in others if one > step), default=self.n)
         allowed = self._allowed(others)
         allowed = allowed[(allowed > below) & (allowed < above)]
-        fits = self._fits(others, outliers)
-        weights = np.concatenate([fit.with_step(allowed) for fit in fits]) + self.log_step
-        means, errors = map(np.concatenate, zip(*(fit.size_of(allowed) for fit in fits), strict=True))
-        nothing = float(_total(fit.evidence for fit in fits)[0])
+        fits = self._fitted(others, outliers)
+        weights = fits.with_step(allowed) + self.log_step
+        means, errors = fits.size_of(allowed)
+        nothing = float(_total(fits.evidence())[0])
         total = float(np.logaddexp.reduce(weights, axis=None))
-        shares = np.exp(weights - total)  # shape (fits, places)
+        shares = np.exp(weights - total)  # shape (models, rows, places)
         mean = float(np.sum(shares * means))
         beyond = np.sum(shares * _below((np.sign(mean) * means - self.margin) / errors))
-        by_place = shares.sum(axis=0)
+        by_place = shares.sum(axis=(0, 1))
         order = np.argsort(by_place)[::-1]
         within = allowed[order[: int(np.searchsorted(np.cumsum(by_place[order]), 0.95)) + 1]]
         return ChangePoint(
@@ -266,115 +264,128 @@ class _Series:
 
 
 @dataclass(frozen=True)
-class _Model:
-    """One combination of correlation, days and drift."""
+class _Models:
+    """All combinations of correlation, days and drift."""
 
-    log_prior: float
-    inverse: Floats
-    """The inverse covariance, in units of the noise's variance, shape (runs, runs)."""
-    log_determinant: float
+    log_priors: Floats
+    """Shape (models,)."""
+    inverses: Floats
+    """The inverse covariances, in units of the noise's variance, shape (models, runs, runs)."""
+    log_determinants: Floats
+    """Those of the covariances, shape (models,)."""
     of_steps: Floats
-    """The sums of the inverse covariance over the runs after each two steps, shape (runs + 1, runs + 1)."""
+    """The sums of an inverse covariance over the runs after each two steps, shape (models, runs + 1, runs + 1)."""
 
 
-class _Fit:
-    """A model with given columns, applied to rows of values: the logarithm of the evidence, also with further columns.
+class _Fits:
+    """All models with given columns, applied to rows of values: the logarithm of the evidence, also with more columns.
 
     A step is a sum over the runs after it, so what a step explains comes from sums of the inverse covariance, less what
-    the columns explain already.
+    the columns explain already. The evidence has the shape (models, rows, places).
     """
 
-    def __init__(self, model: _Model, columns: Floats, values: Floats, log_shares: Floats) -> None:
+    def __init__(self, models: _Models, columns: Floats, values: Floats, log_shares: Floats) -> None:
         """`values` has the shape (rows, runs), and `log_shares` (rows,)."""
-        weighted = model.inverse @ columns
+        weighted = models.inverses @ columns
         normal = columns.T @ weighted
-        solved: Floats = np.asarray(np.linalg.solve(normal, weighted.T), float)
-        self._of_outlier = model.inverse.diagonal() - np.sum(weighted.T * solved, axis=0)
-        self._score = values @ model.inverse - (values @ weighted) @ solved
-        self._model = model
+        solved: Floats = np.asarray(np.linalg.solve(normal, _transposed(weighted)), float)
+        self._of_outlier = _diagonal(models.inverses) - np.sum(_transposed(weighted) * solved, axis=1)
+        self._score = values @ models.inverses - (values @ weighted) @ solved
+        self._of_steps = models.of_steps
         self._after = _sums_after(weighted)
-        self._solved_after = _sums_after(solved.T).T
-        of_step = model.of_steps.diagonal() - np.sum(self._after.T * self._solved_after, axis=0)
+        self._solved_after = _transposed(_sums_after(_transposed(solved)))
+        of_step = _diagonal(models.of_steps) - np.sum(_transposed(self._after) * self._solved_after, axis=1)
         self._of_step = np.maximum(of_step, _EQUAL)  # nothing is left of a step that the columns explain
-        self._step_score = _sums_after(self._score.T).T
-        self._squares = np.sum(values * self._score, axis=1)[:, None]
+        self._step_score = _transposed(_sums_after(_transposed(self._score)))
+        self._squares = np.sum(values * self._score, axis=2)[:, :, None]
         self._freedom = columns.shape[0] - columns.shape[1]
-        log_evidence = model.log_prior - (model.log_determinant + float(np.linalg.slogdet(normal)[1])) / 2
-        self._base = (log_evidence + log_shares)[:, None]
+        log_evidence = models.log_priors - (models.log_determinants + np.linalg.slogdet(normal)[1]) / 2
+        self._base = log_evidence[:, None, None] + log_shares[:, None]
 
-    @cached_property
     def evidence(self) -> Floats:
-        """Without a further column, shape (rows, 1)."""
-        return self._evidence(np.zeros((len(self._base), 1)), np.ones(1))
+        """Returns the evidence without a further column, as of one place."""
+        return self._evidence(np.zeros_like(self._base), np.ones((len(self._base), 1)))
 
     def with_step(self, places: Places) -> Floats:
-        return self._with_one(self._step_score[:, places], self._of_step[places], _STEP_SIZE)
+        return self._with_one(self._step_score[:, :, places], self._of_step[:, places], _STEP_SIZE)
 
     def with_outlier(self, places: Places) -> Floats:
-        return self._with_one(self._score[:, places], self._of_outlier[places], _OUTLIER_SIZE)
+        return self._with_one(self._score[:, :, places], self._of_outlier[:, places], _OUTLIER_SIZE)
 
     def with_disturbance(self, first: Places, after: Places) -> Floats:
         """Returns the evidence with runs that differ by one amount: a step, and the same step back."""
-        both = self._model.of_steps[first, after] - np.sum(self._after[first] * self._solved_after[:, after].T, axis=1)
-        gram = np.maximum(self._of_step[first] + self._of_step[after] - 2 * both, _EQUAL)
-        return self._with_one(self._step_score[:, first] - self._step_score[:, after], gram, _OUTLIER_SIZE)
+        explained = np.sum(_transposed(self._after)[:, :, first] * self._solved_after[:, :, after], axis=1)
+        both = self._of_steps[:, first, after] - explained
+        gram = np.maximum(self._of_step[:, first] + self._of_step[:, after] - 2 * both, _EQUAL)
+        score = self._step_score[:, :, first] - self._step_score[:, :, after]
+        return self._with_one(score, gram, _OUTLIER_SIZE)
 
     def with_steps(self, first: Places, second: Places) -> Floats:
         """Returns the evidence with two steps each."""
         diagonal = self._of_step + _STEP_SIZE**-2
-        both = self._model.of_steps - self._after @ self._solved_after
-        a, c = diagonal[first], both[first, second]
-        left = diagonal[second] - c * c / a  # of the second step, beside the first one
-        apart = self._step_score.take(second, axis=1)
-        apart -= (c / a) * self._step_score.take(first, axis=1)
+        both = self._of_steps - self._after @ self._solved_after
+        a, c = diagonal[:, first], both[:, first, second]
+        left = diagonal[:, second] - c * c / a  # of the second step, beside the first one
+        apart = self._step_score.take(second, axis=2)
+        apart -= (c / a)[:, None] * self._step_score.take(first, axis=2)
         explained = np.square(apart, out=apart)
-        explained /= left
-        explained += (np.square(self._step_score) / diagonal).take(first, axis=1)
+        explained /= left[:, None]
+        explained += (np.square(self._step_score) / diagonal[:, None]).take(first, axis=2)
         return self._evidence(explained, a * left * _STEP_SIZE**4)
 
     def size_of(self, places: Places) -> tuple[Floats, Floats]:
         """Returns the sizes of steps, one at a time, and their standard deviations."""
-        score, gram = self._step_score[:, places], self._of_step[places]
+        score, gram = self._step_score[:, :, places], self._of_step[:, None, places]
         left = np.maximum(0.0, self._squares - np.square(score) / gram)
         return score / gram, np.sqrt((2 * _NOISE**2 + left) / max(1.0, self._freedom - 1) / gram)
 
     def _with_one(self, score: Floats, gram: Floats, size: float) -> Floats:
-        return self._evidence(np.square(score) / (gram + size**-2), 1 + size**2 * gram)
+        return self._evidence(np.square(score) / (gram + size**-2)[:, None], 1 + size**2 * gram)
 
-    def _evidence(self, explained: Floats, determinant: Floats) -> Floats:
-        """Returns the logarithm of the evidence. `explained` has the shape (rows, places), and is overwritten."""
+    def _evidence(self, explained: Floats, determinants: Floats) -> Floats:
+        """Returns the evidence. `explained` has its shape, and is overwritten; `determinants` (models, places)."""
         found: Floats = np.subtract(self._squares, explained, out=explained)
         np.maximum(found, 0.0, out=found)
         found /= 2
         found += _NOISE**2
         np.log(found, out=found)
         found *= -(self._freedom / 2 + 1)
-        found += self._base - np.log(determinant) / 2
+        found += self._base
+        found -= np.log(determinants)[:, None] / 2
         return found
 
 
-def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> list[_Model]:
+def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> _Models:
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n))).astype(float)
     names = np.array(days if days is not None else np.arange(n))
     same_day = (names[:, None] == names[None, :]).astype(float)
     daily = _DAILY if 1 < len(np.unique(names)) < n else ((0.0, 1.0),)
-    made = []
+    covariances, priors = [], []
     kinds = [*product(_CORRELATED, _DRIFTING), (_PERSISTENT, _STEADY)]
     kinds += [(_INDEPENDENT, (size, runs / n, share)) for size, runs, share in _WANDERING]
     for ((alike, correlation, first), (drift, length, third)), (of_day, second) in product(kinds, daily):
         covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
-        covariance += drift**2 * np.exp(-0.5 * np.square(apart / (length * n)))
-        log_determinant = float(np.linalg.slogdet(covariance)[1])
-        inverse = np.linalg.inv(covariance)
-        of_steps = _sums_after(_sums_after(inverse).T)
-        made.append(_Model(math.log(first * second * third), inverse, log_determinant, of_steps))
-    return made
+        covariances.append(covariance + drift**2 * np.exp(-0.5 * np.square(apart / (length * n))))
+        priors.append(first * second * third)
+    every = np.stack(covariances)
+    inverses = np.linalg.inv(every)
+    of_steps = _sums_after(_transposed(_sums_after(inverses)))
+    return _Models(np.log(priors), inverses, np.linalg.slogdet(every)[1], of_steps)
+
+
+def _diagonal(matrices: Floats) -> Floats:
+    return np.diagonal(matrices, axis1=1, axis2=2)
+
+
+def _transposed(matrices: Floats) -> Floats:
+    return matrices.swapaxes(1, 2)
 
 
 def _sums_after(rows: Floats) -> Floats:
-    """Returns the sum of all rows from each one on, and at last a row of zeros."""
-    sums = np.zeros((len(rows) + 1, rows.shape[1]))
-    np.cumsum(rows[::-1], axis=0, out=sums[-2::-1])
+    """Returns the sum of all rows of each matrix from each one on, and at last a row of zeros."""
+    matrices, n, columns = rows.shape
+    sums = np.zeros((matrices, n + 1, columns))
+    np.cumsum(rows[:, ::-1], axis=1, out=sums[:, -2::-1])
     return sums
 
 
@@ -397,15 +408,17 @@ def _pairs(allowed: Places) -> tuple[Places, Places]:
     return first[apart], second[apart]
 
 
-def _total(logarithms: Iterable[Floats]) -> Floats:
-    """Returns the logarithm of the sum over all rows of all fits; -inf for what is nothing beside the largest one."""
-    every: Floats = np.concatenate(list(logarithms))
-    if not every.size:
+def _total(logarithms: Floats) -> Floats:
+    """Returns the logarithm of the sum over all models and rows; -inf for what is nothing beside the largest one.
+
+    `logarithms` has the shape (models, rows, places), and is overwritten.
+    """
+    if not logarithms.size:
         return np.zeros(0)
-    largest = float(every.max())
-    every -= largest
+    largest = float(logarithms.max())
+    logarithms -= largest
     with np.errstate(divide="ignore"):
-        found: Floats = largest + np.log(np.exp(every, out=every).sum(axis=0))
+        found: Floats = largest + np.log(np.exp(logarithms, out=logarithms).sum(axis=(0, 1)))
     return found
 
 
