@@ -9,6 +9,7 @@ A result depends on what all devices compute for it, so that this device waits f
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter, defaultdict
 from time import monotonic_ns
@@ -376,10 +377,20 @@ def _peaks(index: int) -> tuple[int, int, int] | None:
     return found if found and found[1] else None
 
 
+IN_MEMORY = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+
+
 def _item(value: torch.Tensor) -> float | None:
-    """Returns the value of a scalar on the host; None for one without a value, as inside of torch.func."""
+    """Returns the value of a scalar on the host; None for one without a value, as inside of torch.func.
+
+    It is read from its memory, because an operator of the probe would be part of the program's profile.
+    """
     try:
-        return float(value.item())
+        kind = IN_MEMORY.get(value.dtype)
+        if kind is None or value.is_neg():
+            return float(value.item())
+        place = value.data_ptr()
+        return float(kind.from_address(place).value) if place else None
     except RuntimeError:
         return None
 

@@ -144,3 +144,25 @@ def test_nothing_is_asked_while_a_graph_is_captured(events: type[Events], monkey
     monkeypatch.setattr(Timing, "captures", 1)
     assert not timing.passed([mark])
     assert not device.UNANSWERED
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_loss_on_the_cpu_is_read_without_an_operator(dtype: torch.dtype) -> None:
+    """One would be part of the program's profile, and of what a dispatch mode of the program counts."""
+    values = [torch.tensor(2.5, dtype=dtype), torch.tensor([7.0, 2.5], dtype=dtype)[1]]
+    with torch.profiler.profile() as recording:
+        assert [device.loss_of(value) for value in values] == [2.5, 2.5]
+    names = {event.name for event in recording.events()}
+    assert dtype is torch.bfloat16 or "aten::item" not in names
+
+
+def test_a_loss_that_has_no_memory_or_is_negated_lazily_has_the_value_that_it_has() -> None:
+    negated = torch.tensor(1 + 2j).conj().imag
+    assert negated.is_neg()
+    assert device.loss_of(negated) == -2.0
+    assert (
+        torch.func.vmap(lambda value: torch.zeros(()) if device.loss_of(value) is None else value)(
+            torch.ones(3)
+        ).tolist()
+        == [0.0] * 3
+    )
