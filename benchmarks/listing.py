@@ -59,7 +59,7 @@ BENCHMARKS = (
     Benchmark(
         "tune-peers",
         "How well do searches for the fastest settings work?",
-        ("benchmarks/tune_peers.py", "--trials", "16", "--peer-trials", "4"),
+        ("benchmarks/tune_peers.py", "--trials", "100", "--peer-trials", "5"),
         "at most 3 % of the searches end more than 1 % from the best at 2 % noise, 10 % at 5 % or with uneven noise; "
         "2 % false gains; the headline is right within 0.3 % on average",
         10,
