@@ -28,6 +28,7 @@ from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
 from gpubench.settings.keys import HOST, VARIABLES, assignment, is_empty
 
+LARGEST_LOGARITHM = 700.0
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
 """VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST
@@ -318,7 +319,7 @@ def _series(chain: _SeriesRuns, metric: str, margin: float) -> Series | None:
         points=[_point(entry, metric) for entry in runs],
         changes=[_change(one, runs, sign, figure.better) for one in found],
         noise=noise,
-        visible=None if noise is None else max(margin, math.expm1(visible * noise)),
+        visible=None if noise is None else max(margin, math.expm1(_bounded(visible * noise))),
         correlation=correlation,
         wanders=wanders,
         varied=chain.varied,
@@ -382,7 +383,7 @@ def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
 
 def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> LevelChange:
     before, after = runs[one.index - 1], runs[one.index]
-    ends = [math.exp(sign * (one.change + side * NORMAL * one.error)) for side in (-1, 1)]
+    ends = [math.exp(_bounded(sign * (one.change + side * NORMAL * one.error))) for side in (-1, 1)]
     return LevelChange(
         index=one.index,
         before=before.run_id,
@@ -390,7 +391,7 @@ def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better
         started=after.record.started,
         earliest=one.first,
         latest=one.last,
-        ratio=math.exp(sign * one.change),
+        ratio=math.exp(_bounded(sign * one.change)),
         interval=(min(ends), max(ends)),
         probability=one.probability,
         outcome="other" if better is None else "worse" if one.change > 0 else "better",
@@ -398,6 +399,11 @@ def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better
         differences=_differences(runs[one.first - 1], runs[one.last]),
         command=_command(before, after),
     )
+
+
+def _bounded(logarithm: float) -> float:
+    """Returns a logarithm whose ratio is a number, also where absurd figures are compared."""
+    return min(max(logarithm, -LARGEST_LOGARITHM), LARGEST_LOGARITHM)
 
 
 def _command(before: Entry, after: Entry) -> str:
@@ -492,13 +498,13 @@ def _judged(
         reason = f"runs differ by {units.percent(one.noise)}: only changes above {visible} are visible"
     regressed = p_beyond < SIGNIFICANT
     passed = p_within < SIGNIFICANT and reason is None
-    ends = [abs(math.expm1(sign * (worse + side * NORMAL * error))) for side in (-1, 1)]
+    ends = [abs(math.expm1(_bounded(sign * (worse + side * NORMAL * error)))) for side in (-1, 1)]
     return GateResult(
         condition=condition.text,
         metric=one.metric,
         candidate=one.workload,
         limit=condition.limit,
-        worsening=None if reason and not worse else abs(math.expm1(sign * worse)),
+        worsening=None if reason and not worse else abs(math.expm1(_bounded(sign * worse))),
         interval=(min(ends), max(ends)) if error else None,
         p_value=p_within if passed else p_beyond,
         outcome="regressed" if regressed else "passed" if passed else "inconclusive",

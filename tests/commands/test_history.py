@@ -1,6 +1,7 @@
 """`gpubench history`: which runs are one series, what changed at a change point, the gate, and the page."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -381,3 +382,10 @@ def test_a_folder_that_cannot_be_written_has_a_history_without_a_page(
     assert done.code == 0, done
     assert "2026-10-03" in done.stdout
     assert not (slower / "history.html").exists()
+
+
+def test_absurd_figures_of_foreign_runs_end_in_no_error() -> None:
+    made = [entry(number, 1e300 if number < 8 else 1e-300) for number in range(16)]
+    found = histories(made, conditions=[gate.parse_condition("throughput>2%")])
+    assert all(0 < change.ratio < math.inf for one in found.series for change in one.changes)
+    assert found.series[0].visible is None or found.series[0].visible < math.inf
