@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpubench import foreign_files
-from gpubench.report import page
 from gpubench.runs.directory import write_document
 
 VIEWER = "https://ui.perfetto.dev"
@@ -39,5 +38,7 @@ def page_of(trace: Path) -> Path:
 
 def render(name: str, content: bytes) -> str:
     """Returns the page of a trace with this content."""
+    from gpubench.report import page  # with jinja2, which the terminal does without
+
     held = base64.b64encode(content).decode()
     return page.rendered("perfetto.html", "perfetto.js", name=name, viewer=VIEWER, content=held)
