@@ -459,7 +459,7 @@ class MemoryFollowed(Event, frozen=True):
 
 
 class MemoryRecorded(Event, frozen=True):
-    """A part of the JSON of a `gpubench.memory.history.DeviceHistory`: what one rank of a program has allocated."""
+    """A part of the JSON of a `gpubench.memory.allocation_log.DeviceLog`: what one rank of a program has allocated."""
 
     repeat: RepeatNumber
     data: bytes

@@ -19,8 +19,8 @@ from gpubench.kinds.memory.predicted_device import Target
 from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettings
 from gpubench.kinds.memory.worker.predict import predict
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
+from gpubench.memory.allocation_log import AllocationLog
 from gpubench.memory.analysis import footprint
-from gpubench.memory.history import History
 from gpubench.ranks import Ranks
 from gpubench.settings.loading import load
 
@@ -28,11 +28,11 @@ CPU = torch.device("cpu")
 STEPS = 3
 
 
-def predicted(settings: CompletedMemorySettings) -> History:
+def predicted(settings: CompletedMemorySettings) -> AllocationLog:
     return predict(settings, Target("cpu", 2**40, None, cuda=False), Activity(), STEPS).history
 
 
-def tracked(settings: CompletedMemorySettings) -> tuple[History, int]:
+def tracked(settings: CompletedMemorySettings) -> tuple[AllocationLog, int]:
     """The history of a real run, and the most bytes that the allocator had given out in it."""
     tracker = AllocationTracker(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
@@ -44,7 +44,7 @@ def tracked(settings: CompletedMemorySettings) -> tuple[History, int]:
     return tracker.history(), max(one["args"]["Total Allocated"] for one in events if one["name"] == "[memory]")
 
 
-def peak(history: History) -> int:
+def peak(history: AllocationLog) -> int:
     return footprint(history, source="measured", device="cpu", capacity=None).peak.level.requested
 
 

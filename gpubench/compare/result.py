@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from gpubench import text as plain
 from gpubench.findings import Severity
 from gpubench.memory import footprint
-from gpubench.memory.history import Phase
+from gpubench.memory.allocation_log import Phase
 from gpubench.metrics import Better
 from gpubench.runs import directory
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered
 from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
+from gpubench.memory.allocation_log import PLACES, Phase
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
-from gpubench.memory.history import PLACES, Phase
 from gpubench.metrics import Metric
 from gpubench.trace.profile import Cause, HostPart, Profile, RankProfile, StepPhase
 

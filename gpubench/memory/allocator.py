@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.memory.history import AllocatorReading, Counts, History, PhaseStart
+from gpubench.memory.allocation_log import AllocationLog, AllocatorReading, Counts, PhaseStart
 from gpubench.memory.segments import Driver, ExpandablePool, MemoryBlock, Pool
 from gpubench.units import MIB
 
@@ -192,7 +192,7 @@ class Replayed:
     counts: Counts
 
 
-def replay(history: History, rules: Rules) -> Replayed:
+def replay(history: AllocationLog, rules: Rules) -> Replayed:
     """Replays the allocations and frees of a history with an empty allocator, on one stream."""
     allocator = CachingAllocator(rules)
     addresses = [0] * len(history.allocations)
@@ -214,7 +214,7 @@ def replay(history: History, rules: Rules) -> Replayed:
     )
 
 
-def _events(history: History) -> list[tuple[int, bool]]:
+def _events(history: AllocationLog) -> list[tuple[int, bool]]:
     """Returns, for each position, the index of the allocation there (-1 if there is none) and whether it begins."""
     events = [(-1, False)] * history.length
     for index, allocation in enumerate(history.allocations):

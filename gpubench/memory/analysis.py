@@ -17,6 +17,15 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.errors import DataError
+from gpubench.memory.allocation_log import (
+    Allocation,
+    AllocationLog,
+    AllocatorReading,
+    Category,
+    Counts,
+    DeviceLog,
+    Phase,
+)
 from gpubench.memory.allocator import Replayed, Rules, replay
 from gpubench.memory.footprint import (
     CATEGORIES,
@@ -33,7 +42,6 @@ from gpubench.memory.footprint import (
     Stage,
     TimelineMark,
 )
-from gpubench.memory.history import Allocation, AllocatorReading, Category, Counts, DeviceHistory, History, Phase
 
 Bytes = NDArray[np.int64]
 Places = NDArray[np.int64]
@@ -146,7 +154,7 @@ class Moments:
         return span.first + int(np.argmax(self.allocated[span.moments]))
 
 
-def moments(history: History, source: Source, rules: Rules | None, other: int) -> Moments:
+def moments(history: AllocationLog, source: Source, rules: Rules | None, other: int) -> Moments:
     """Returns all moments of a history: two more per phase than it has events.
 
     With `rules`, allocated and reserved bytes come from a replay, otherwise from the history's readings; without either
@@ -178,19 +186,19 @@ def shortfall(found: Moments, readings: Sequence[AllocatorReading]) -> tuple[int
     return max([(0, found.spans[0]), *lacking], key=lambda one: one[0])
 
 
-def _borders(history: History) -> list[tuple[int, int]]:
+def _borders(history: AllocationLog) -> list[tuple[int, int]]:
     """Returns (start, end) of each phase, as positions."""
     return list(pairwise([*(mark.at for mark in history.marks), history.length]))
 
 
-def _spans(history: History) -> list[PhaseSpan]:
+def _spans(history: AllocationLog) -> list[PhaseSpan]:
     return [
         PhaseSpan(mark.phase, mark.step, start + 2 * place, end + 2 * place + 1)
         for place, (mark, (start, end)) in enumerate(zip(history.marks, _borders(history), strict=True))
     ]
 
 
-def _lives(history: History, size: Bytes) -> Lives:
+def _lives(history: AllocationLog, size: Bytes) -> Lives:
     allocations, number = history.allocations, {category: place for place, category in enumerate(HELD)}
 
     def end(one: Allocation) -> int:
@@ -212,13 +220,13 @@ def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
     return np.cumsum(change[:-1])
 
 
-def _counted(history: History) -> Counts:
+def _counted(history: AllocationLog) -> Counts:
     """Returns the counts of the history's own allocations."""
     given = sum(one.category != "before" for one in history.allocations)
     return Counts(given, sum(one.end is not None for one in history.allocations))
 
 
-def _replayed(history: History, rules: Rules) -> Replayed:
+def _replayed(history: AllocationLog, rules: Rules) -> Replayed:
     """Replays the history on a device without a limit, so that it also shows what a smaller device lacks.
 
     Retries and failures are counted on a device of the rules' capacity, up to the first failed allocation.
@@ -309,7 +317,7 @@ _Times = dict[tuple[Stage, Phase], list[PhaseSpan]]
 
 
 def footprint(
-    history: History,
+    history: AllocationLog,
     *,
     source: Source,
     device: str | None,
@@ -368,7 +376,7 @@ def footprint(
     )
 
 
-def footprints(devices: Sequence[DeviceHistory], source: Source) -> list[Footprint]:
+def footprints(devices: Sequence[DeviceLog], source: Source) -> list[Footprint]:
     """Returns the footprint of each device in a file. Raises what `footprint` does."""
     return [
         footprint(
@@ -406,7 +414,7 @@ def _times(spans: Sequence[PhaseSpan], stages: Sequence[Stage]) -> _Times:
     return found
 
 
-def _kept_by_step(history: History) -> dict[int, list[Allocation]]:
+def _kept_by_step(history: AllocationLog) -> dict[int, list[Allocation]]:
     """Returns what each step has allocated and is still held at the end of the second step after it.
 
     A loop may fetch a batch one step before it is used, and free it one step after that. The first and the last two
@@ -468,7 +476,7 @@ def _holders(held: Iterable[Allocation], sizes: Iterable[int]) -> list[Holder]:
     return [*found[:HOLDERS], Holder("", "", "", "", "", count=count, size=size)]
 
 
-def _doubts(history: History, found: Moments, rules: Rules | None) -> Iterator[str]:
+def _doubts(history: AllocationLog, found: Moments, rules: Rules | None) -> Iterator[str]:
     lacking, span = shortfall(found, [] if rules else history.readings)
     if lacking > NOTABLE * found.allocated.max():
         yield (

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gpubench.memory.history import Counts, Phase
+from gpubench.memory.allocation_log import Counts, Phase
 
 Source = Literal["measured", "predicted", "snapshot", "trace"]
 Stage = Literal["setup", "first", "steady"]

@@ -14,12 +14,10 @@ from msgspec import Raw, Struct, field
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.analysis import footprints
-from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import (
+from gpubench.memory.allocation_log import (
     Allocation,
     AllocatorMove,
-    DeviceHistory,
+    DeviceLog,
     Held,
     Phase,
     assembled,
@@ -27,6 +25,8 @@ from gpubench.memory.history import (
     filled,
     steps,
 )
+from gpubench.memory.analysis import footprints
+from gpubench.memory.footprint import Footprint
 from gpubench.trace import file
 from gpubench.trace import phases as known_phases
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, at
@@ -219,7 +219,7 @@ def _module(program: ProgramSlices, known: Phases) -> Ids:
 HOW = "record it with torch.profiler.profile(profile_memory=True), or gpubench profile --profiling.profile_memory=true"
 
 
-def read(path: Path) -> list[DeviceHistory]:
+def read(path: Path) -> list[DeviceLog]:
     """Returns a history of each device with [memory] events in the trace at `path`, with the categories of `classify`.
 
     The host's events count only if no other device has any. Sizes are those of the allocator's blocks. Memory from
@@ -241,7 +241,7 @@ def read(path: Path) -> list[DeviceHistory]:
     ]
 
 
-def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], places: EventPlaces) -> DeviceHistory:
+def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], places: EventPlaces) -> DeviceLog:
     moves = [
         _move(about, address, number, places)
         for about, address, number in zip(abouts, _addresses(abouts), numbers, strict=True)
@@ -254,7 +254,7 @@ def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], plac
     history.notes = list(_notes(abouts, before, held))
     device = abouts[0].device
     about = trace.described(device) if abouts[0].kind != HOST else None
-    return DeviceHistory(
+    return DeviceLog(
         device,
         history,
         name=about.name if about else None,

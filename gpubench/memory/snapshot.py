@@ -17,13 +17,11 @@ from msgspec import Meta, Struct
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.analysis import footprints
-from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import (
+from gpubench.memory.allocation_log import (
     Allocation,
     AllocatorMove,
     Counts,
-    DeviceHistory,
+    DeviceLog,
     Held,
     Phase,
     assembled,
@@ -31,6 +29,8 @@ from gpubench.memory.history import (
     filled,
     steps,
 )
+from gpubench.memory.analysis import footprints
+from gpubench.memory.footprint import Footprint
 from gpubench.memory.unpickling import HOW, plain
 
 
@@ -295,7 +295,7 @@ _GIVEN, _REQUESTED, _COMPLETED, _FAILED = "alloc", "free_requested", "free_compl
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
-def read(path: Path) -> list[DeviceHistory]:
+def read(path: Path) -> list[DeviceLog]:
     """Returns a history of each device with events in the snapshot at `path`, with the categories of `classify`.
 
     Sizes are those requested. Readings are of blocks: the sizes of blocks held at the end are known; others are the
@@ -313,7 +313,7 @@ def read(path: Path) -> list[DeviceHistory]:
     return devices
 
 
-def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> DeviceHistory:
+def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> DeviceLog:
     segments = [one for one in found.segments if one.device == number]
     held = {address: block for one in segments for address, block in _held(one)}
     reserved = sum(one.total_size for one in segments)
@@ -336,7 +336,7 @@ def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stac
     history.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
     history.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
-    return DeviceHistory(number, history)
+    return DeviceLog(number, history)
 
 
 def _counts(events: Sequence[SnapshotEvent], segments: Sequence[Segment]) -> Counts:

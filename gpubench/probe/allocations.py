@@ -27,7 +27,7 @@ class Unreadable(TypeError):
 
 
 class RecordedAllocation:
-    """One allocation, with the fields of `gpubench.memory.history.Allocation`."""
+    """One allocation, with the fields of `gpubench.memory.allocation_log.Allocation`."""
 
     __slots__ = ("begin", "category", "end", "module", "operator", "shape", "size", "where")
 
@@ -43,7 +43,7 @@ class RecordedAllocation:
 
 
 class PhaseMark(NamedTuple):
-    """The start of `phase` at a position, with the fields of `gpubench.memory.history.PhaseStart`."""
+    """The start of `phase` at a position, with the fields of `gpubench.memory.allocation_log.PhaseStart`."""
 
     at: int
     phase: str
@@ -67,7 +67,7 @@ class Ledger:
         self._marks = [PhaseMark(0, "start")]
         self._position = 0
         self._readings: list[tuple[int, int, int, int, int]] = []
-        """The fields of `gpubench.memory.history.AllocatorReading`, one for each mark."""
+        """The fields of `gpubench.memory.allocation_log.AllocatorReading`, one for each mark."""
         self._closed = False
         self._modules: list[str] = [] if modules is None else modules
         self._read()
@@ -169,7 +169,7 @@ class Ledger:
         return max(accumulate(size for _, size in sorted(changes)), default=0)
 
     def document(self, rounds: int, names: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the fields of `gpubench.memory.history.History`.
+        """Returns the fields of `gpubench.memory.allocation_log.AllocationLog`.
 
         `rounds` is the number of marked steps that make a step, and `names` has the phases that are renamed.
         """

@@ -350,7 +350,7 @@ def counters(device: torch.device) -> tuple[int, int, int, int] | None:
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """Returns what is known about a device, with the fields of `gpubench.memory.history.DeviceHistory`."""
+    """Returns what is known about a device, with the fields of `gpubench.memory.allocation_log.DeviceLog`."""
     if device.type != "cuda":
         return {"device": -1, "name": device.type}
     name = ask("the name of a device", torch.cuda.get_device_name, device)

@@ -26,8 +26,8 @@ from gpubench.compare.result import (
     Waterfall,
 )
 from gpubench.compare.verdicts import leading
+from gpubench.memory.allocation_log import PLACES
 from gpubench.memory.footprint import Amounts
-from gpubench.memory.history import PLACES
 from gpubench.report import bar_charts, findings, phrases, profile, run_figures, timelines
 from gpubench.report.document import (
     TEXT,

@@ -14,9 +14,9 @@ from gpubench.hardware import find_accelerator
 from gpubench.kinds.memory.defaults import complete_memory
 from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
+from gpubench.memory.allocation_log import AllocationLog
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint, Footprints
-from gpubench.memory.history import History
 from gpubench.memory.snapshot import of_snapshot
 from gpubench.ranks import Ranks
 from gpubench.releases import Release, installed
@@ -143,7 +143,7 @@ def test_a_tensor_is_seen_when_it_comes_and_when_it_goes() -> None:
         counted = torch.cuda.memory_allocated(DEVICE)
         tracker.close()
     assert counted == before + kept.nbytes
-    history: History = tracker.history()
+    history: AllocationLog = tracker.history()
     assert [one.size for one in history.allocations] == [10 * MIB, 30 * MIB]
     assert [one.end is None for one in history.allocations] == [True, False]
     (model,) = (

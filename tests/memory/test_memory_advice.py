@@ -2,8 +2,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from allocation_logs_made import adamw, histories, with_readings
 from footprints_made import GIB, MIB, of_phases, of_snapshot, on_cpu, phase, predicted
-from histories_made import adamw, histories, with_readings
 from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC
@@ -12,11 +12,11 @@ from gpubench.diagnosis.rules import advise
 from gpubench.findings import Finding, Findings, Saving
 from gpubench.kinds.memory.settings import MemorySettings
 from gpubench.kinds.memory.worker.predict import with_prediction
+from gpubench.memory.allocation_log import Phase
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import OTHERS, Amounts, Footprint, Holder, Level, ModuleFootprint
 from gpubench.memory.from_trace import of_trace_file
-from gpubench.memory.history import Phase
 from gpubench.memory.libraries import HANDLES, blas_workspace
 from gpubench.memory.snapshot import of_snapshot as of_snapshot_file
 from gpubench.settings.keys import flatten

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from gpubench.memory.allocation_log import Allocation, AllocationLog, AllocatorReading, Counts, PhaseStart
 from gpubench.memory.allocator import CachingAllocator, OutOfDeviceMemory, Rules, replay
-from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, PhaseStart
 
 KIB, MIB = 2**10, 2**20
 
@@ -45,12 +45,12 @@ def reserved_for(*asked: int, rules: Rules | None = None) -> list[int]:
     return [(after - before) // MIB for before, after in pairwise(found)]
 
 
-def a_history(*allocations: tuple[int, int, int | None], marks: Sequence[int] = (0,)) -> History:
+def a_history(*allocations: tuple[int, int, int | None], marks: Sequence[int] = (0,)) -> AllocationLog:
     """Of sizes, begins and ends."""
     ends = [end for _, _, end in allocations if end is not None]
     length = max([begin for _, begin, _ in allocations] + ends, default=-1) + 1
     made = [Allocation(size, begin, end) for size, begin, end in allocations]
-    return History(made, [PhaseStart(at, "forward") for at in marks], length)
+    return AllocationLog(made, [PhaseStart(at, "forward") for at in marks], length)
 
 
 # --- Sizes of blocks and segments

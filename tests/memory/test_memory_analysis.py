@@ -5,22 +5,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from allocation_logs_made import MIB, Script, adamw, histories, with_readings
 from footprints_made import row
-from histories_made import MIB, Script, adamw, histories, with_readings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import DataError
+from gpubench.memory.allocation_log import Allocation, AllocationLog, AllocatorReading, Counts, PhaseStart
 from gpubench.memory.allocator import Rules, replay
 from gpubench.memory.analysis import HOLDERS, MODULES, POINTS, footprint
 from gpubench.memory.footprint import CATEGORIES, OTHERS, Footprint, Source
-from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, PhaseStart
 
 N = 12_345
 """Elements of the made model's parameters."""
 
 
-def of(history: History, source: Source = "measured", **known: Any) -> Footprint:
+def of(history: AllocationLog, source: Source = "measured", **known: Any) -> Footprint:
     return footprint(history, source=source, device="cpu", capacity=None, **known)
 
 
@@ -111,9 +111,9 @@ def test_a_step_that_was_cut_off_does_not_stand_for_the_others() -> None:
     assert {one.stage for one in of(_until(adamw(N, steps=2), at // 2)).phases} == {"setup", "first"}
 
 
-def _until(history: History, at: int) -> History:
+def _until(history: AllocationLog, at: int) -> AllocationLog:
     begun = [one for one in history.allocations if one.begin < at]
-    return History(
+    return AllocationLog(
         [
             Allocation(one.size, one.begin, one.end if one.end is not None and one.end < at else None, one.category)
             for one in begun
@@ -154,7 +154,7 @@ def test_a_history_that_begins_in_a_later_step_has_no_first() -> None:
 
 def test_a_mark_that_only_closes_the_history_is_no_phase() -> None:
     history = adamw(N)
-    closed = History(history.allocations, [*history.marks, PhaseStart(history.length, "unknown")], history.length)
+    closed = AllocationLog(history.allocations, [*history.marks, PhaseStart(history.length, "unknown")], history.length)
     assert of(closed).phases == of(history).phases
 
 
@@ -198,7 +198,7 @@ def test_a_device_that_is_too_small_is_seen_to_be() -> None:
     assert small.peak.level.total > 100 * MIB
 
 
-def _read(*readings: tuple[int, int, int, int]) -> History:
+def _read(*readings: tuple[int, int, int, int]) -> AllocationLog:
     """1 KiB of parameters, then a forward pass that goes up to 5 KiB and ends with 3 KiB."""
     script = Script()
     script.phase("model")
@@ -270,7 +270,7 @@ def test_a_reading_of_hardly_less_is_not_worth_a_word() -> None:
 
 
 @given(histories(), st.sampled_from((0, 34 * MIB)))
-def test_readings_as_the_rules_give_them_lead_to_the_levels_of_the_rules(history: History, beyond: int) -> None:
+def test_readings_as_the_rules_give_them_lead_to_the_levels_of_the_rules(history: AllocationLog, beyond: int) -> None:
     """Only what was held by the allocator's own side differs, and that is the same everywhere."""
     measured = of(with_readings(history, Rules(), beyond))
     predicted = of(history, "predicted", rules=Rules())
@@ -284,7 +284,7 @@ def test_readings_as_the_rules_give_them_lead_to_the_levels_of_the_rules(history
 # Always
 
 
-def _made(history: History, how: str) -> Footprint:
+def _made(history: AllocationLog, how: str) -> Footprint:
     if how == "rules":
         return of(history, "predicted", rules=Rules(), other=1000)
     if how == "readings":
@@ -293,7 +293,7 @@ def _made(history: History, how: str) -> Footprint:
 
 
 @given(histories(), st.sampled_from(("rules", "readings", "neither")))
-def test_amounts_sum_to_the_total_everywhere(history: History, how: str) -> None:
+def test_amounts_sum_to_the_total_everywhere(history: AllocationLog, how: str) -> None:
     found = _made(history, how)
     for one in (*((one.peak, one.level) for one in found.phases), (found.peak.amounts, found.peak.level)):
         amounts, level = one
@@ -312,7 +312,7 @@ def test_amounts_sum_to_the_total_everywhere(history: History, how: str) -> None
 
 
 @given(histories())
-def test_phases_hold_what_going_through_the_events_one_by_one_holds(history: History) -> None:
+def test_phases_hold_what_going_through_the_events_one_by_one_holds(history: AllocationLog) -> None:
     found = of(history)
     borders = list(pairwise([*(mark.at for mark in history.marks), history.length]))
     times: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -330,7 +330,7 @@ def test_phases_hold_what_going_through_the_events_one_by_one_holds(history: His
     assert found.peak.amounts == max(whole, key=lambda state: sum(state.values()))
 
 
-def _held(history: History, state: int) -> dict[str, int]:
+def _held(history: AllocationLog, state: int) -> dict[str, int]:
     """Bytes by category after so many events."""
     amounts: dict[str, int] = {}
     for one in history.allocations:
@@ -340,7 +340,7 @@ def _held(history: History, state: int) -> dict[str, int]:
 
 
 @given(histories(), st.sampled_from(("rules", "neither")))
-def test_modules_and_holders_split_the_blocks_that_are_held_at_the_peak(history: History, how: str) -> None:
+def test_modules_and_holders_split_the_blocks_that_are_held_at_the_peak(history: AllocationLog, how: str) -> None:
     found = _made(history, how)
     held = {name: size for name, size in found.peak.amounts.items() if name not in ("fragmentation", "other")}
     by_module: dict[str, int] = {}
@@ -352,7 +352,7 @@ def test_modules_and_holders_split_the_blocks_that_are_held_at_the_peak(history:
 
 
 @given(histories())
-def test_what_a_replay_was_asked_for_is_what_is_said_to_have_been_requested(history: History) -> None:
+def test_what_a_replay_was_asked_for_is_what_is_said_to_have_been_requested(history: AllocationLog) -> None:
     assert of(history, "predicted", rules=Rules()).peak.level.allocated == replay(history, Rules()).allocated.max()
     level = of(history).peak.level
     assert level.requested == level.allocated == replay(history, Rules()).requested.max()
@@ -396,7 +396,7 @@ def test_allocations_that_are_alike_are_one_holder() -> None:
 # The timeline
 
 
-def _saw(teeth: int) -> History:
+def _saw(teeth: int) -> AllocationLog:
     """Each tooth a little higher than the one before it but for the middle one, which is the highest."""
     script = Script()
     script.phase("model")
@@ -486,13 +486,13 @@ def test_the_allocator_s_counts_are_its_own_or_the_replay_s_or_the_history_s() -
 
 def test_what_was_there_before_was_not_allocated_in_the_history() -> None:
     there = Allocation(10, begin=0, end=2, category="before")
-    history = History([there, Allocation(20, begin=1)], [PhaseStart(0, "start")], 3)
+    history = AllocationLog([there, Allocation(20, begin=1)], [PhaseStart(0, "start")], 3)
     assert of(history).allocator == Counts(1, 1)
 
 
 def test_a_history_without_allocations_is_refused() -> None:
     with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
-        of(History([], [PhaseStart(0, "start")], 0), "snapshot")
+        of(AllocationLog([], [PhaseStart(0, "start")], 0), "snapshot")
     assert error.value.hint
 
 

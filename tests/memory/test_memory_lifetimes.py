@@ -1,12 +1,12 @@
 import pytest
-from histories_made import PHASES, Script
+from allocation_logs_made import PHASES, Script
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.memory.history import Allocation, Category, History, Phase, classify, filled, steps
+from gpubench.memory.allocation_log import Allocation, AllocationLog, Category, Phase, classify, filled, steps
 
 
-def categories(history: History) -> list[str]:
+def categories(history: AllocationLog) -> list[str]:
     classify(history)
     return [one.category for one in history.allocations]
 
@@ -119,7 +119,7 @@ def test_of_a_phase_that_tells_nothing_nothing_is_claimed(phase: Phase) -> None:
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> History:
+def scripts(draw: st.DrawFn) -> AllocationLog:
     script, held = Script(), list[Allocation]()
     for phase, step in draw(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 2)), min_size=1, max_size=8)):
         script.phase(phase, step)
@@ -132,7 +132,7 @@ def scripts(draw: st.DrawFn) -> History:
 
 
 @given(scripts())
-def test_what_is_held_to_the_end_is_never_temporary_and_all_of_a_known_phase_is_told(history: History) -> None:
+def test_what_is_held_to_the_end_is_never_temporary_and_all_of_a_known_phase_is_told(history: AllocationLog) -> None:
     classify(history)
     lasting: dict[str, Category] = {"forward": "activations", "loss": "activations", "backward": "gradients"}
     for one in history.allocations:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from traces_made import LOADER, PUBLIC, Record, anything, document, numbered, slice_, step, write
 
 from gpubench.errors import DataError
+from gpubench.memory.allocation_log import AllocationLog, DeviceLog
 from gpubench.memory.from_trace import memory_events, read
-from gpubench.memory.history import DeviceHistory, History
 
 V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048, "numSms": 80}
 CUDA: Record = {"Device Type": 1, "Device Id": 0}
@@ -67,12 +67,12 @@ def asked(number: int, start: float) -> list[Record]:
     ]
 
 
-def one(path: Path) -> DeviceHistory:
+def one(path: Path) -> DeviceLog:
     (found,) = read(path)
     return found
 
 
-def sums(history: History) -> list[int]:
+def sums(history: AllocationLog) -> list[int]:
     """Bytes held after each position."""
     changes = [0] * history.length
     for allocation in history.allocations:

@@ -31,7 +31,7 @@ from traces_made import PUBLIC
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.memory.history import Counts, DeviceHistory, History, PhaseStart
+from gpubench.memory.allocation_log import AllocationLog, Counts, DeviceLog, PhaseStart
 from gpubench.memory.snapshot import read
 
 MIB = 2**20
@@ -43,12 +43,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "snapshot.pickle"
 
 
-def one(file: Path, content: Record) -> DeviceHistory:
+def one(file: Path, content: Record) -> DeviceLog:
     (found,) = read(write(file, content))
     return found
 
 
-def held(history: History) -> list[int]:
+def held(history: AllocationLog) -> list[int]:
     """Bytes after each position."""
     changes = [0] * history.length
     for allocation in history.allocations:

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.diagnosis.rules import advise
+from gpubench.memory.allocation_log import AllocationLog, DeviceLog, classify
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Amounts, Footprint
-from gpubench.memory.history import DeviceHistory, History, classify
 from gpubench.probe import following
 
 WIDTH, BATCH, CLASSES = 64, 32, 10
@@ -35,20 +35,20 @@ def followed(
     code: int = 0,
     treatments: dict[str, Any] | None = None,
     missed: Sequence[str] = (),
-) -> History:
+) -> AllocationLog:
     """Returns the history of a loop, which ends with `code`, and in which the treatments `missed` change nothing."""
     run = probed(folder, loop, follow=steps, treatments=treatments)
     assert run.code == code
     assert [*run.missed] == [*missed]
     parts = [base64.b64decode(event["data"]) for event in run.all if event["event"] == "memoryrecorded"]
-    found = msgspec.json.decode(b"".join(parts), type=DeviceHistory)
+    found = msgspec.json.decode(b"".join(parts), type=DeviceLog)
     assert (found.device, found.name, found.rank) == (-1, "cpu", 0)
     assert "stepsmeasured" not in run.names
     classify(found.history)
     return found.history
 
 
-def table(history: History) -> Footprint:
+def table(history: AllocationLog) -> Footprint:
     return footprint(history, source="measured", device="cpu", capacity=None)
 
 

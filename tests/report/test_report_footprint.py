@@ -30,6 +30,7 @@ from test_plots import parsed, texts
 from gpubench.findings import Findings
 from gpubench.kinds.memory import footprint_report as memory
 from gpubench.kinds.memory.footprint_report import document, headline
+from gpubench.memory.allocation_log import Counts
 from gpubench.memory.footprint import (
     CATEGORIES,
     Amounts,
@@ -43,7 +44,6 @@ from gpubench.memory.footprint import (
     peaks,
     scalars,
 )
-from gpubench.memory.history import Counts
 from gpubench.report import charts, terminal
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import Breakdown, Figure, Medium, StackedBar, StackedBars, Table

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from gpubench.findings import Finding, Findings, Saving, Unanswered
+from gpubench.memory.allocation_log import Phase
 from gpubench.memory.footprint import (
     Amounts,
     Correction,
@@ -18,7 +19,6 @@ from gpubench.memory.footprint import (
     Stage,
     TimelineMark,
 )
-from gpubench.memory.history import Phase
 
 MIB = 2**20
 GIB = 2**30

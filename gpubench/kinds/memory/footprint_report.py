@@ -6,6 +6,7 @@ from typing import Any
 
 from gpubench import units
 from gpubench.findings import Findings
+from gpubench.memory.allocation_log import PLACES
 from gpubench.memory.footprint import (
     OTHERS,
     Amounts,
@@ -17,7 +18,6 @@ from gpubench.memory.footprint import (
     PhaseFootprint,
     Source,
 )
-from gpubench.memory.history import PLACES
 from gpubench.report import findings
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import (

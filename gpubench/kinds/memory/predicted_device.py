@@ -9,10 +9,10 @@ import psutil
 from gpubench.errors import DeviceError
 from gpubench.hardware import LISTED_BY, capability, find_by_key
 from gpubench.kinds.memory.settings import FollowSettings
+from gpubench.memory.allocation_log import AllocationLog
 from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Correction, Footprint
-from gpubench.memory.history import History
 from gpubench.memory.libraries import CONTEXT
 from gpubench.settings.keys import about
 from gpubench.settings.schema import Device
@@ -49,7 +49,7 @@ def target_of(follow: FollowSettings, device: Device | None) -> Target:
 
 
 def predicted(
-    history: History,
+    history: AllocationLog,
     target: Target,
     *,
     expandable: bool,

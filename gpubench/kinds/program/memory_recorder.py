@@ -9,8 +9,8 @@ from gpubench.errors import GpubenchError, InvalidEvent, ProgramFailed
 from gpubench.kinds.memory.recorder import FootprintRecorder
 from gpubench.kinds.program.processes import step_name
 from gpubench.kinds.program.recorder import OfProgram
+from gpubench.memory.allocation_log import DeviceLog, classify
 from gpubench.memory.analysis import footprint
-from gpubench.memory.history import DeviceHistory, classify
 from gpubench.runs.summary import Summary
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedProgramMemorySettings
@@ -73,7 +73,7 @@ class ProgramMemoryRecorder(
             raise InvalidEvent.of(rank, f"its history is larger than {units.size(events.LONGEST_LINE)}")
         if not event.last:
             return
-        found = self.content(rank, self._parts.pop((event.repeat, rank)), DeviceHistory)
+        found = self.content(rank, self._parts.pop((event.repeat, rank)), DeviceLog)
         if not found.history.allocations:
             return
         classify(found.history)

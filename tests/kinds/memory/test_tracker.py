@@ -21,9 +21,9 @@ from gpubench.kinds.memory.settings import CompletedMemorySettings, MemorySettin
 from gpubench.kinds.memory.worker import predict as forecast
 from gpubench.kinds.memory.worker.predict import build_without_memory, predict
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
+from gpubench.memory.allocation_log import AllocationLog, Counts, classify
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import Counts, History, classify
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.loading import load
@@ -47,17 +47,17 @@ def on_gpu(model: str, **changes: Any) -> CompletedMemorySettings:
     return complete_memory(load(MemorySettings, None, given).settings)[0]
 
 
-def followed(asked: CompletedMemorySettings, steps: int = 2) -> History:
+def followed(asked: CompletedMemorySettings, steps: int = 2) -> AllocationLog:
     """Made once for each settings, as is what `predicted` returns. Neither is to be written to."""
     return made(asked.model_dump_json(), None, steps)
 
 
-def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 2) -> History:
+def predicted(asked: CompletedMemorySettings, target: Target = HOST, steps: int = 2) -> AllocationLog:
     return made(asked.model_dump_json(), target, steps)
 
 
 @functools.cache
-def made(settings: str, target: Target | None, steps: int) -> History:
+def made(settings: str, target: Target | None, steps: int) -> AllocationLog:
     asked = CompletedMemorySettings.model_validate_json(settings)
     if target is None:
         tracker = AllocationTracker(CPU)
@@ -69,11 +69,11 @@ def made(settings: str, target: Target | None, steps: int) -> History:
     return history
 
 
-def table(history: History) -> Footprint:
+def table(history: AllocationLog) -> Footprint:
     return footprint(history, source="measured", device="cpu", capacity=None)
 
 
-def held(history: History) -> Any:
+def held(history: AllocationLog) -> Any:
     change = np.zeros(history.length + 1, np.int64)
     for one in history.allocations:
         change[one.begin] += one.size

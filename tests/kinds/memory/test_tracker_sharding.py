@@ -26,7 +26,7 @@ from gpubench.channel import Activity
 from gpubench.kinds.memory.predicted_device import Target
 from gpubench.kinds.memory.worker.predict import predict, simulated_ranks
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
-from gpubench.memory.history import Category, History, Phase, PhaseStart, classify
+from gpubench.memory.allocation_log import AllocationLog, Category, Phase, PhaseStart, classify
 from gpubench.ranks import Ranks
 from gpubench.releases import installed
 from gpubench.settings.defaults import complete
@@ -58,13 +58,13 @@ def _settings(
     return apply_overrides(completed, ranks | {key.replace("__", "."): value for key, value in changes.items()})
 
 
-def _predicted(settings: CompletedTrainSettings, steps: int = 2, target: Target = LIKE_HERE) -> History:
+def _predicted(settings: CompletedTrainSettings, steps: int = 2, target: Target = LIKE_HERE) -> AllocationLog:
     """Made once for each. Not to be written to."""
     return _prediction(settings.model_dump_json(), steps, target)
 
 
 @functools.cache
-def _prediction(settings: str, steps: int, target: Target) -> History:
+def _prediction(settings: str, steps: int, target: Target) -> AllocationLog:
     history = predict(CompletedTrainSettings.model_validate_json(settings), target, Activity(), steps).history
     classify(history)
     return history
@@ -74,7 +74,7 @@ def _weights(settings: CompletedTrainSettings) -> list[nn.Parameter]:
     return list(build(settings.model, settings.data, 0).module.parameters())
 
 
-def _held(history: History, mark: PhaseStart) -> dict[Category, int]:
+def _held(history: AllocationLog, mark: PhaseStart) -> dict[Category, int]:
     """By category, when the phase begins."""
     found: dict[Category, int] = {}
     for one in history.allocations:
@@ -83,11 +83,11 @@ def _held(history: History, mark: PhaseStart) -> dict[Category, int]:
     return found
 
 
-def _last(history: History, phase: Phase) -> PhaseStart:
+def _last(history: AllocationLog, phase: Phase) -> PhaseStart:
     return [mark for mark in history.marks if mark.phase == phase][-1]
 
 
-def _levels(history: History) -> list[tuple[int | None, Phase, int, int]]:
+def _levels(history: AllocationLog) -> list[tuple[int | None, Phase, int, int]]:
     """Of each phase its step, the most that is held in it, and what is held at its end."""
     events = [(one.begin, one.size) for one in history.allocations]
     events += [(one.end, -one.size) for one in history.allocations if one.end is not None]
@@ -221,7 +221,7 @@ def test_two_ranks_on_gloo_take_what_was_predicted_for_each(tmp_path: Path) -> N
         whole = 4 * sum(weight.numel() for weight in _weights(settings))
         for rank in (0, 1):
             found = (tmp_path / f"{name}-{rank}.history.json").read_bytes()
-            measured = msgspec.json.decode(found, type=History)
+            measured = msgspec.json.decode(found, type=AllocationLog)
             classify(measured)
             here, there = (_held(one, _last(one, "zero_grad")) for one in (measured, predicted))
             kept: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state", "inputs")

@@ -41,9 +41,9 @@ from gpubench.kinds.memory.worker import attention_kernels
 from gpubench.kinds.memory.worker.cuda_kernels import RULES, Applied, as_cuda
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, follow, hide_shape_propagation, load
 from gpubench.kinds.training.worker.rank import open_feed
+from gpubench.memory.allocation_log import AllocationLog, classify
 from gpubench.memory.batch_sizes import MOST, BatchSizes, fit, largest, overrides, search
 from gpubench.memory.footprint import Correction, Footprint
-from gpubench.memory.history import History, classify
 from gpubench.memory.libraries import blas_workspace
 from gpubench.probe.allocations import RecordedAllocation
 from gpubench.ranks import Ranks
@@ -234,7 +234,7 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm",
 class Prediction:
     """The predicted history of a run."""
 
-    history: History
+    history: AllocationLog
     applied: Applied
     """The number of changes by each rule of `cuda_kernels`."""
 

@@ -17,9 +17,9 @@ from gpubench.kinds.memory.settings import CompletedMemorySettings
 from gpubench.kinds.memory.worker.predict import Forecast
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, device_memory, measure, recorded
 from gpubench.kinds.training.worker.rank import set_up
+from gpubench.memory.allocation_log import classify
 from gpubench.memory.analysis import footprint
 from gpubench.memory.footprint import Footprint
-from gpubench.memory.history import classify
 from gpubench.ranks import Ranks
 from gpubench.runs.directory import SNAPSHOT
 from gpubench.settings.keys import flatten

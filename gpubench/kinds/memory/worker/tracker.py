@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.kinds.training.worker.rank import build_loop, open_feed
-from gpubench.memory.history import Allocation, AllocatorReading, Counts, History, Phase, PhaseStart
+from gpubench.memory.allocation_log import Allocation, AllocationLog, AllocatorReading, Counts, Phase, PhaseStart
 from gpubench.probe.allocations import Ledger, RecordedAllocation, Unreadable, owners_in, tensors
 from gpubench.ranks import Ranks
 from gpubench.settings.schema import CompletedTrainSettings
@@ -84,12 +84,12 @@ class AllocationTracker(Ledger, TorchDispatchMode):
         if not counted and self._before:
             self._counts = _since(self._before)
 
-    def history(self) -> History:
+    def history(self) -> AllocationLog:
         """Returns the history up to `close`, or up to now."""
         self.close()
         marks = [PhaseStart(*mark) for mark in self._marks]  # type: ignore[arg-type]
         readings = [AllocatorReading(*reading) for reading in self._readings]
-        return History(allocations(self._allocations, marks), marks, self._position, readings, self._counts)
+        return AllocationLog(allocations(self._allocations, marks), marks, self._position, readings, self._counts)
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
         path = self._names.get(id(module))

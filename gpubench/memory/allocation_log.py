@@ -34,7 +34,7 @@ PLACES: dict[Phase, str] = {
 class Allocation(Struct, gc=False):
     """One piece of memory from its allocation to its free.
 
-    `begin` and `end` are positions in the history: 0 is the first event, and each allocation and each free has a
+    `begin` and `end` are positions in the log: 0 is the first event, and each allocation and each free has a
     position of its own. The allocation is held at positions in [begin, end).
     """
 
@@ -42,7 +42,7 @@ class Allocation(Struct, gc=False):
     """The number of bytes requested."""
     begin: int
     end: int | None = None
-    """The position of its free; None if it is still held when the history ends."""
+    """The position of its free; None if it is still held when the log ends."""
     category: Category = "unknown"
     phase: Phase = "unknown"
     """The phase at the allocation; the next four fields are of the same moment."""
@@ -77,20 +77,20 @@ class AllocatorReading(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct, frozen=True):
-    """The counts of an allocator over a history. None means unknown."""
+    """The counts of an allocator over a log. None means unknown."""
 
     allocations: int
-    """The allocations; on a device without a counting allocator, such as a CPU, those of tensors in the history."""
+    """The allocations; on a device without a counting allocator, such as a CPU, those of tensors in the log."""
     frees: int
     retries: int | None = None
     """The allocations for which the driver had too little memory until the allocator freed its unused memory."""
     ooms: int | None = None
     """The allocations that failed because memory was short."""
     largest_free: int | None = None
-    """The bytes of the largest unused block of the allocator when the history ends."""
+    """The bytes of the largest unused block of the allocator when the log ends."""
 
 
-class History(Struct):
+class AllocationLog(Struct):
     allocations: list[Allocation]
     """The allocations, ordered by `begin`."""
     marks: list[PhaseStart]
@@ -122,7 +122,7 @@ _LASTING: dict[Phase, Category] = {
 """The category of what is still held when the phase that requested it is over."""
 
 
-def classify(history: History) -> None:
+def classify(history: AllocationLog) -> None:
     """Sets the category of allocations with category "unknown", in place, where their lifetime determines it.
 
     - Freed within the phase that requested it, in the same step: temporaries.
@@ -135,7 +135,7 @@ def classify(history: History) -> None:
     - Requested with the data: inputs, however long they live, because a loop may free a batch after it has the next.
     - In an unknown phase: unknown.
 
-    If the history ends within a phase, what it holds at its end counts as held when the phase is over. Workspaces,
+    If the log ends within a phase, what it holds at its end counts as held when the phase is over. Workspaces,
     which libraries request in a forward or backward pass and keep, cannot be recognised by their lifetime.
     """
     starts = [mark.at for mark in history.marks]
@@ -210,12 +210,12 @@ def _between(before: Phase | None, after: Phase | None) -> Phase:
 
 
 @dataclass(frozen=True)
-class DeviceHistory:
+class DeviceLog:
     """The history of one device, and what the file says about the device."""
 
     device: int
     """The device's number in the program; -1 for the host's memory."""
-    history: History
+    history: AllocationLog
     """The history, whose allocations have categories."""
     name: str | None = None
     """The device's name as the driver reports it, if the file has it."""
@@ -248,14 +248,14 @@ Place = tuple[Phase, int | None]
 _START: Place = ("start", None)
 
 
-def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: int | None) -> History:
-    """Returns the history of `moves`.
+def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: int | None) -> AllocationLog:
+    """Returns the log of `moves`.
 
     `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
     held before, too. All of this begins in a phase "start" before the first move, when the allocator had `reserved`
     bytes from the driver; if that is None there are no readings. There is a reading at each mark and one at the end.
     """
-    builder = _HistoryBuilder(there)
+    builder = _LogBuilder(there)
     for move in moves:
         builder.add(move)
     first = len(builder.before)
@@ -265,7 +265,7 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
         one.begin += first
     for one in (*builder.given, *(one for one, _ in builder.before)):
         one.end = None if one.end is None else one.end + first
-    history = History(
+    history = AllocationLog(
         allocations=[*(one for one, _ in builder.before), *builder.given],
         marks=_marks([_START] * first + builder.phases),
         length=first + len(builder.phases),
@@ -277,8 +277,8 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
     return history
 
 
-class _HistoryBuilder:
-    """Builds a history from moves, with positions counted from the first move."""
+class _LogBuilder:
+    """Builds a log from moves, with positions counted from the first move."""
 
     def __init__(self, there: Sequence[Held]) -> None:
         self.before = [*there]
@@ -319,7 +319,7 @@ def _marks(phases: Sequence[Place]) -> list[PhaseStart]:
     return [PhaseStart(at, *phases[at]) for at in starts]
 
 
-def _readings(history: History, changes: Sequence[int], reserved: Sequence[int]) -> list[AllocatorReading]:
+def _readings(history: AllocationLog, changes: Sequence[int], reserved: Sequence[int]) -> list[AllocatorReading]:
     """Returns the readings; `reserved` has one value more than there are positions, for before the first event."""
     ours, drivers = np.cumsum([0, *changes], dtype=np.int64), np.array(reserved, np.int64)
     borders = [0, *(mark.at for mark in history.marks), history.length]

@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from gpubench.memory.allocation_log import Allocation, AllocationLog, AllocatorReading, Category, Phase, PhaseStart
 from gpubench.memory.allocator import Rules, replay
-from gpubench.memory.history import Allocation, AllocatorReading, Category, History, Phase, PhaseStart
 
 MIB = 2**20
 PHASES: tuple[Phase, ...] = ("data", "forward", "loss", "backward", "optimizer", "zero_grad")
@@ -35,11 +35,11 @@ class Script:
             one.end = self._length
             self._length += 1
 
-    def history(self, **parts: Any) -> History:
-        return History(self._allocations, self._marks, self._length, **parts)
+    def history(self, **parts: Any) -> AllocationLog:
+        return AllocationLog(self._allocations, self._marks, self._length, **parts)
 
 
-def adamw(elements: int, *, steps: int = 2, batches: int = 1, activations: int = 1000) -> History:
+def adamw(elements: int, *, steps: int = 2, batches: int = 1, activations: int = 1000) -> AllocationLog:
     """Training in float32: gradients come in the backward pass and go in zero_grad, the state comes in step 0.
 
     Of `batches` micro-batches, each has `activations` bytes, half of them for its own backward pass a second time, and
@@ -74,11 +74,11 @@ def adamw(elements: int, *, steps: int = 2, batches: int = 1, activations: int =
     return script.history()
 
 
-def with_readings(history: History, rules: Rules, beyond: int = 0) -> History:
+def with_readings(history: AllocationLog, rules: Rules, beyond: int = 0) -> AllocationLog:
     """As a device would have read it whose allocator follows `rules`, and holds `beyond` bytes of its own in a segment
     of their own. The history gets a mark at its end, where its last phase is read."""
     marks = [*history.marks, PhaseStart(history.length, "unknown")]
-    closed = History(history.allocations, marks, history.length)
+    closed = AllocationLog(history.allocations, marks, history.length)
     closed.readings = [
         AllocatorReading(
             at=one.at,
@@ -93,7 +93,7 @@ def with_readings(history: History, rules: Rules, beyond: int = 0) -> History:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
+def histories(draw: st.DrawFn) -> AllocationLog:
     """Of a set-up and up to four steps, whose phases come in any order, zero_grad last; some without events, and some
     allocations without bytes."""
     script = Script()
