@@ -386,7 +386,7 @@ def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int 
     """
     from dataclasses import replace
 
-    from gpubench.settings.variants import variants
+    from gpubench.settings.identity import variants
 
     found = labels(ctx, runs[0].settings.results)
     called = [found._replace(variant=one) for one in variants(runs)]

@@ -39,7 +39,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.other_load import other_load
 from gpubench.runs.summary import Environment, Summary, write_summary
-from gpubench.settings import variants
+from gpubench.settings import identity
 from gpubench.settings.defaults import has_gpu_each, local_ranks
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import FILLED_IN, flatten, is_elsewhere
@@ -135,8 +135,8 @@ class Recorder(ABC, Generic[S]):
             git=self._git,
             settings=self._values,
             chosen=[key for key, origin in configuration.origins.items() if origin.startswith(FILLED_IN)],
-            variant=variants.label_of(configuration),
-            asked=variants.asked(configuration),
+            variant=identity.label_of(configuration),
+            asked=identity.asked(configuration),
             name=configuration.labels.name,
             tags=configuration.labels.tags,
         )

@@ -17,7 +17,7 @@ from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
 from gpubench.registry import PROGRAM, RUN_KINDS, kind_of
 from gpubench.report.terminal import Terminal
-from gpubench.settings import variants as settings_variants
+from gpubench.settings import identity
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.loading import Configuration, load
 from gpubench.settings.programs import ProgramSettings
@@ -36,7 +36,7 @@ def of_program(**given: Any) -> Configuration[Any]:
 
 
 def names(variants: Sequence[Configuration[Any]]) -> list[str]:
-    return [name or "" for name in settings_variants.variants(variants)]
+    return [name or "" for name in identity.variants(variants)]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ class Recorded:
         monkeypatch.setattr("gpubench.report.after_run.write_up", lambda path: None)
 
     def _run(self, variants: Sequence[Configuration[Any]], watch: Any, **how: Any) -> list[Outcome]:
-        self.ran.append([settings_variants.label_of(one) for one in variants])
+        self.ran.append([identity.label_of(one) for one in variants])
         return [self._outcome(one) for one in variants]
 
     def _outcome(self, variant: Configuration[Any]) -> Outcome:
-        name = settings_variants.label_of(variant)
+        name = identity.label_of(variant)
         recorder = SimpleNamespace(elsewhere=None, writer=SimpleNamespace(path=None), variant=name)
         error = Interrupted("interrupted") if self._stopped_at in name else None
         return Outcome(cast("Any", recorder), "completed", cast("Any", None), error)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpubench.settings.identity import asked, label_of, variants
 from gpubench.settings.loading import load
 from gpubench.settings.programs import ProgramSettings
-from gpubench.settings.variants import asked, label_of, variants
 
 BASE = load(ProgramSettings, None, {"program.command": "python train.py"})
 
