@@ -269,9 +269,9 @@ def _whisker(x: Scale, low: float, high: float, y: float) -> list[Markup]:
 
 
 def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draws bars from zero, one for each (name, value, style); None if all are zero or there are none."""
+    """Draws bars from zero, one for each (name, value, style); None if all are zero, or there are fewer than two."""
     largest = max((value for _, value, _ in items), default=0.0)
-    if largest <= 0:
+    if largest <= 0 or len(items) < 2:
         return None
     x = Scale(0, largest * 1.04, 0, 100)
     rows = [
@@ -288,9 +288,9 @@ def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Mark
 
 
 def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draws one bar of all (name, value, style) parts, in seconds; None if all are zero."""
+    """Draws one bar of all (name, value, style) parts, in seconds; None if fewer than two are not zero."""
     whole = sum(value for _, value, _ in items)
-    if whole <= 0:
+    if sum(value > 0 for _, value, _ in items) < 2:
         return None
     parts, start = [], 0.0
     for name, value, style in items:

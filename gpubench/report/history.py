@@ -37,6 +37,7 @@ SPARKS = 24
 BRIEF_SERIES, BRIEF_CHANGES, BRIEF_DIFFERENCES, BRIEF_GATES = 4, 2, 3, 3
 ROWS = 200  # runs that a page lists of one series
 HEIGHT = 220.0  # pixels of a plot
+WIDEST = 1.0  # times the range of the estimates that an interval takes beyond them at most
 SHOWN = 12  # characters of a commit
 
 
@@ -251,16 +252,14 @@ def _on_page(one: Series, folder: Path) -> Iterator[Block]:
     """Yields the part of the page about a series."""
     yield Heading(_name(one))
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
-    yield Figure(
-        f"{words(one.metric)} of {units.counted(len(one.points), 'run')}",
-        _plot(one, folder),
-        note=_caption(one),
-    )
+    if len(one.points) > 1:
+        title = f"{words(one.metric)} of {units.counted(len(one.points), 'run')}"
+        yield Figure(title, _plot(one, folder), note=_caption(one))
     if one.changes:
         yield _changes(one)
     elif one.visible is not None:
         yield Paragraph("no change was found", on=Medium.PAGE)
-    yield Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
+    yield Folded("the runs", [_runs(one, folder)], opened=len(one.points) == 1, on=Medium.PAGE)
 
 
 def _caption(one: Series) -> str:
@@ -322,8 +321,9 @@ def _plot(one: Series, folder: Path) -> Markup:
     n = len(estimates)
     ends = np.array([point.interval or (point.estimate,) * 2 for point in one.points])
     spread = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
-    low = max(min(spread[0], float(np.quantile(ends[:, 0], 0.05))), 0.0)
-    high = max(spread[1], float(np.quantile(ends[:, 1], 0.95)))
+    room = WIDEST * (spread[1] - spread[0])  # so that one wide interval does not flatten the others
+    low = max(min(spread[0], max(float(ends[:, 0].min()), spread[0] - room)), 0.0)
+    high = max(spread[1], min(float(ends[:, 1].max()), spread[1] + room))
     y = charts.Scale(low, high, HEIGHT, 0)
     x = charts.Scale(-0.5, n - 0.5, 0, 100)
     up = charts.Axis(y, one.unit, count=5)
