@@ -17,6 +17,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from gpubench import units
+from gpubench.text import SAME_PART
 from gpubench.trace.profile import CAUSES
 
 Series = NDArray[np.float64]
@@ -25,13 +26,19 @@ HUES = frozenset(
     {
         *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
         *("scheduler", "recv_wait", "send_wait", "idle"),
-        *("compute", "communication", "copy", "set"),
+        *("compute", "copy", "set"),
         *CAUSES,
     }
 )
 """The styles that have a colour: phases of the host, work of the device, causes of idle time. Other styles have the
 colour of a similar one, or grey."""
-ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
+ALIKE = {
+    **SAME_PART,
+    "communication": "exposed_communication",
+    "copies": "copy",
+    "operators": "compute",
+    "python": "python_and_launch",
+}
 
 
 def hue(style: str) -> str:

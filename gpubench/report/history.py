@@ -28,7 +28,7 @@ from gpubench.report.document import (
     Table,
     table,
 )
-from gpubench.runs.directory import HISTORY, REPORT
+from gpubench.runs.directory import REPORT
 from gpubench.text import shorten, words
 
 LINES = "▁▂▃▄▅▆▇█"
@@ -67,7 +67,7 @@ def document(found: Histories, page: Path | None = None) -> Document:
         blocks,
         title="History",
         context="gpubench history",
-        links=[("All runs", "index.html")] if page and page.name == HISTORY else [],
+        links=[("All runs", "index.html")] if page and (page.parent / "index.html").is_file() else [],
     )
 
 

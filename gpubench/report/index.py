@@ -61,7 +61,7 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     whole = [entry for entry in entries if entry.part_of is None]
     script = part("page.js") + part("index.js")
     usual = _usual_settings(whole)
-    runs = [row for entry in whole for row in _rows(results, entry, usual[entry.command])]
+    runs = [row for entry in whole for row in _rows(results, entry, usual[entry.record.command])]
     metrics = {name: units.words(name) for name in SIDE_BY_SIDE}
     data = msgspec.json.encode({"runs": runs, "usual": usual, "metrics": metrics}).decode()
     found = {
@@ -80,8 +80,8 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
 
 
 def _usual_settings(entries: Sequence[Entry]) -> dict[str, dict[str, object]]:
-    """Returns by command the settings of one of its runs, from which the others differ in few."""
-    return {entry.command: _shown(entry.settings) for entry in reversed(entries)}
+    """Returns by kind of run the settings of one of them, from which the others differ in few."""
+    return {entry.record.command: _shown(entry.settings) for entry in reversed(entries)}
 
 
 def _shown(settings: Mapping[str, object]) -> dict[str, object]:
@@ -109,6 +109,7 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
     if entry.measured and not entry.is_search:
         row["id"] = shlex.quote(spelled_out(entry.run_id))
         row["metrics"] = _figures(entry)
+        row["kind"] = entry.record.command
         row["settings"] = _unusual(_shown(entry.settings), usual)
     found = entry.compared
     if found is None:
@@ -125,7 +126,7 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
         "status": "",
         "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE}")),
     }
-    listed = {key: value for key, value in row.items() if key not in ("id", "metrics", "settings")}
+    listed = {key: value for key, value in row.items() if key not in ("id", "metrics", "kind", "settings")}
     return [listed | compared, row]
 
 

@@ -33,6 +33,7 @@ from gpubench.report.document import (
     Medium,
     NestedDocument,
     Paragraph,
+    raised,
     table,
 )
 from gpubench.report.kind_report import KindReport, intervals, missing, report_of
@@ -223,9 +224,11 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
         ran = Paragraph(_measured(run), on=EVERYWHERE)
-        made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [missing(run, "no profile")]
-    made += [*own.before_metrics(run), *_metrics_in_text(run, own), *own.after_metrics(run)]
+        made += [ran if diagnosed else missing(run, "no profile"), *own.after_metrics(run)]
+        made += raised(_profile(run, *diagnosed, arranged)) if diagnosed else []
+    made += [*own.before_metrics(run), *_metrics_in_text(run, own)]
     if not diagnosing:
+        made += own.after_metrics(run)
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     made += [*own.over_time(run), *_metrics_on_page(run, own)]

@@ -90,21 +90,22 @@ function draw() {
 
 // Side by side: the chosen runs in a table and a chart, the one that was chosen first as the baseline.
 const SVG = "http://www.w3.org/2000/svg";
-const PITCH = 46, THICKNESS = 14;
+const THICKNESS = 14;
 const called = (run) => [run.run, run.variant].filter(Boolean).join(", ");
 function settings(run) {
-  return {...usual[run.command], ...run.settings};
+  return {...usual[run.kind], ...run.settings};
 }
 function differing(chosen) {
   const facts = ["command", "model", "status", "precision", "device", "host", "commit", "started"];
   const each = chosen.map((run) => ({...Object.fromEntries(facts.map((key) => [key, run[key]])), ...settings(run), "model.name": ""}));
-  const shown = (value) => value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
-  return [...new Set(each.flatMap(Object.keys))].map((key) => [key, each.map((one) => shown(one[key]))])
+  const shown = (value) => value === null || value === undefined ? "unset" : typeof value === "string" ? value : JSON.stringify(value);
+  return Object.keys(each[0]).filter((key) => each.every((one) => key in one)).map((key) => [key, each.map((one) => shown(one[key]))])
     .filter(([, values]) => new Set(values).size > 1);
 }
 function row(head, cells, className) {
-  const made = document.createElement("tr"), first = element("th", head);
+  const made = document.createElement("tr"), first = element("th");
   first.scope = "row";
+  for (const name of head.split(/(?<=[._])/)) first.append(name, document.createElement("wbr"));
   made.append(first, ...cells.map((text) => element("td", text, className)));
   return made;
 }
@@ -116,26 +117,29 @@ function part(name, attributes, text) {
 }
 function bars(chosen, name) {
   const found = chosen.filter((run) => run.metrics[name]).map((run) => [called(run), ...run.metrics[name]]);
-  const largest = Math.max(...found.map(([, , estimate]) => estimate)), end = largest * 1.25;
-  const place = (value) => Math.min(100, Math.max(0, 100 * value / end)) + "%";
-  const drawing = part("svg", {class: "drawing", role: "img", width: "100%", height: PITCH * found.length + 6});
-  drawing.append(part("title", {}, metrics[name] + " of the chosen runs"), part("desc", {}, found.map(([who, text]) => who + " " + text).join("; ")));
-  found.forEach(([who, text, estimate, low, high], at) => {
-    const top = PITCH * at + 4, y = top + 20, middle = y + THICKNESS / 2;
-    drawing.append(part("text", {class: "lane-name", x: 0, y: top + 11}, who + ": " + text),
-      part("rect", {class: "gauge", x: 0, y, width: place(Math.max(0, estimate)), height: THICKNESS}));
-    if (low === null || high === null) return;
-    drawing.append(part("line", {class: "error", x1: place(low), y1: middle, x2: place(high), y2: middle}));
-    for (const [edge, inside] of [[low, low >= 0], [high, high <= end]]) {
-      if (inside) drawing.append(part("line", {class: "error", x1: place(edge), y1: middle - 4, x2: place(edge), y2: middle + 4}));
-      else {
-        const arrow = part("svg", {x: place(edge), y: middle, class: "symbol"});
-        arrow.append(part("path", {class: "error-arrow", d: edge < 0 ? "M7-5L0 0L7 5Z" : "M-7-5L0 0L-7 5Z"}));
-        drawing.append(arrow);
-      }
+  const end = 1.25 * Math.max(...found.map(([, , estimate]) => estimate)) || 1;
+  find("bars").replaceChildren(...found.map(([who, text, estimate, low, high]) => {
+    const made = element("div"), said = element("p", who + ": ");
+    said.append(element("b", text));
+    made.append(said, bar(metrics[name] + " of " + who + ", " + text, estimate / end, low === null ? [] : [low / end, high / end]));
+    return made;
+  }));
+}
+function bar(title, estimate, ends) {
+  const place = (share) => Math.min(100, Math.max(0, 100 * share)) + "%", middle = THICKNESS / 2;
+  const drawing = part("svg", {class: "drawing", role: "img", width: "100%", height: THICKNESS});
+  drawing.append(part("title", {}, title), part("rect", {class: "gauge", x: 0, y: 0, width: place(estimate), height: THICKNESS}));
+  if (ends.length) drawing.append(part("line", {class: "error", x1: place(ends[0]), y1: middle, x2: place(ends[1]), y2: middle}));
+  for (const share of ends) {
+    if (share >= 0 && share <= 1) {
+      drawing.append(part("line", {class: "error", x1: place(share), y1: middle - 4, x2: place(share), y2: middle + 4}));
+    } else {
+      const arrow = part("svg", {x: place(share), y: middle, class: "symbol"});
+      arrow.append(part("path", {class: "error-arrow", d: share < 0 ? "M7-5L0 0L7 5Z" : "M-7-5L0 0L-7 5Z"}));
+      drawing.append(arrow);
     }
-  });
-  find("bars").replaceChildren(drawing);
+  }
+  return drawing;
 }
 function show() {
   const chosen = [...state.chosen];
