@@ -1,12 +1,14 @@
 """The report of `gpubench history`: since when a workload is faster or slower, and what changed there."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.compare.changepoints import FEWEST
@@ -60,7 +62,10 @@ def document(found: Histories, page: Path | None = None) -> Document:
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    for one in series:
+    known = Counter(map(_name, series))
+    for number, one in enumerate(series, 1):
+        title = f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one)
+        blocks.append(Heading(title, anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
         _headline(series, newest_first),
@@ -250,7 +255,6 @@ def sparkline(values: Sequence[float], most: int = SPARKS) -> str:
 
 def _on_page(one: Series, folder: Path) -> Iterator[Block]:
     """Yields the part of the page about a series."""
-    yield Heading(_name(one))
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
     if len(one.points) > 1:
         title = f"{words(one.metric)} of {units.counted(len(one.points), 'run')}"
@@ -259,13 +263,14 @@ def _on_page(one: Series, folder: Path) -> Iterator[Block]:
         yield _changes(one)
     elif one.visible is not None:
         yield Paragraph("no change was found", on=Medium.PAGE)
-    yield Folded("the runs", [_runs(one, folder)], opened=len(one.points) == 1, on=Medium.PAGE)
+    yield _runs(one, folder) if len(one.points) == 1 else Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
 
 
 def _caption(one: Series) -> str:
     dotted = " A dotted change is one of the machine." if any(each.cause == "machine" for each in one.changes) else ""
     return (
-        "Each dot is a run with its 95 % interval, and leads to its report. Lines are the levels between changes."
+        "Each dot is a run with its 95 % interval, and leads to its report; an interval that reaches the edge goes on. "
+        "Lines are the levels between changes."
         f"{dotted}"
     )
 
@@ -320,10 +325,7 @@ def _plot(one: Series, folder: Path) -> Markup:
     estimates = np.array([point.estimate for point in one.points])
     n = len(estimates)
     ends = np.array([point.interval or (point.estimate,) * 2 for point in one.points])
-    spread = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
-    room = WIDEST * (spread[1] - spread[0])  # so that one wide interval does not flatten the others
-    low = max(min(spread[0], max(float(ends[:, 0].min()), spread[0] - room)), 0.0)
-    high = max(spread[1], min(float(ends[:, 1].max()), spread[1] + room))
+    low, high = _range(estimates, ends)
     y = charts.Scale(low, high, HEIGHT, 0)
     x = charts.Scale(-0.5, n - 0.5, 0, 100)
     up = charts.Axis(y, one.unit, count=5)
@@ -352,6 +354,16 @@ def _plot(one: Series, folder: Path) -> Markup:
     return charts.drawing(words(one.metric), described, charts.HEAD + HEIGHT + charts.FOOT, parts)
 
 
+def _range(estimates: NDArray[np.float64], ends: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the range of the axis: all estimates, and as much of the intervals as does not flatten them."""
+    low, high = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
+    room = WIDEST * (high - low)
+    return (
+        max(min(low, max(float(ends[:, 0].min()), low - room)), 0.0),
+        max(high, min(float(ends[:, 1].max()), high + room)),
+    )
+
+
 def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
     """Yields the dates under the axis, at most one for each fifth of the plot; with the time of day if they repeat."""
     n = len(one.points)
@@ -364,6 +376,6 @@ def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
     for number, (place, label) in enumerate(zip(places, labels, strict=True)):
         if number and label == labels[number - 1]:
             continue  # of the same minute
-        style = "tick middle on-desk" if number % 2 else "tick middle"
+        style = "tick middle on-desk" if number % 2 and len(labels) > 3 else "tick middle"
         yield charts.text(x(place), bottom + 16, label, style)
     yield charts.text(50, bottom + 34, "runs in order", "name middle")

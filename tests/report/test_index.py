@@ -32,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(page: str) -> list[dict[str, object]]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
-    rows: list[dict[str, object]] = json.loads(found[1])
+    rows: list[dict[str, object]] = json.loads(found[1])["runs"]
     return rows
 
 
@@ -125,7 +125,7 @@ def test_removing_a_run_takes_it_off_the_page(command_line: Callable[..., Finish
 def test_the_table_filters_and_sorts_in_the_browser(results: Path, tmp_path: Path) -> None:
     page = index.render(results, catalogue(results))
     script = """
-      const shown = () => [...document.querySelectorAll("#rows tr")].map((row) => row.cells[10].textContent).join(",");
+      const shown = () => [...document.querySelectorAll("#rows tr")].map((row) => row.querySelector("[data-name=experiment]").textContent).join(",");
       const found = [document.title, shown()];
       document.querySelector("th[data-key=result] button").click(); found.push(shown());
       document.getElementById("find").value = "COMPLETED slow"; document.getElementById("find").oninput;
