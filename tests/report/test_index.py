@@ -168,7 +168,7 @@ def test_chosen_runs_stand_side_by_side_with_the_command_that_compares_them(tmp_
       found.kept = document.querySelectorAll("#rows input:checked").length;
       find("clear").click(); found.cleared = [find("chosen").hidden, find("beside").hidden];
       setTimeout(() => { document.body.dataset.found = JSON.stringify(found); }, 50);
-    """
+    }"""
     (tmp_path / "page.html").write_text(probed(page, script))
     done = browse(tmp_path / "page.html", "--virtual-time-budget=2000", "--dump-dom")
     match = re.search(r'data-found="([^"]*)"', done.stdout)
