@@ -33,6 +33,15 @@ def words(name: str) -> str:
     return units.words(clean(name))
 
 
+SAME_PART = {"data_loader": "data_wait"}
+"""Parts of a profile that are a phase of a step under another name, and have its words and its colour."""
+
+
+def step_part(name: str) -> str:
+    """Returns the name of a part of a step as words: of a phase, of a profile, or of what a timeline shows."""
+    return words(SAME_PART.get(name, name))
+
+
 def phase_name(name: str) -> str:
     """Returns the name of a metric as words; that of a phase's time is the phase's."""
     return words(name.removeprefix("phase_"))

@@ -45,7 +45,7 @@ def contradictions(summary: Summary) -> Iterator[str]:
     """Yields the contradictions in a summary that no run can produce."""
     for window in summary.steady:
         if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
-            yield f"repeat {window.repeat} has {window.steps} steady steps from step {window.first}"
+            yield f"repeat {window.repeat + 1} has {window.steps} steady steps from step {window.first}"
     repeats, whose = len(summary.steady), f"there are {len(summary.steady)} steady windows"
     if summary.metrics and not summary.steady:
         first = summary.metrics[0]
@@ -240,7 +240,7 @@ class RunEvidence:
             found.append(ranks[slowest_rank(ranks)] if ranks else self.steps[:0])
             fewest = min((len(rows) for rows in ranks.values()), default=0)
             if fewest < window.steps:
-                lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat}"
+                lost = f"{window.steps - fewest} of the {window.steps} steady steps of repeat {window.repeat + 1}"
                 self.problems.append(f"{self.path / STEPS} lacks {lost}")
         return found
 

@@ -217,7 +217,7 @@ class Recorder(ABC, Generic[S]):
         if not 0 <= rank < self.processes:
             raise InvalidEvent.of(rank, f"the run has {units.counted(self.processes, 'rank')}")
         if repeat >= max(planned, self.progress.repeat + 1) and repeat != self.profiled:
-            raise InvalidEvent.of(rank, f"it is of repeat {repeat}, which the run does not have")
+            raise InvalidEvent.of(rank, f"it is of repeat {repeat + 1}, which the run does not have")
 
     @abstractmethod
     def keep(self, event: events.Message) -> bool:

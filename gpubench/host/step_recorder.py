@@ -113,7 +113,7 @@ class StepRecorder(Recorder[Looped]):
         """Returns a repeat that `rank` measures. Raises InvalidEvent if there is none, or the rank has ended it."""
         repeat = self._repeat(rank, number)
         if rank in repeat.done:
-            raise InvalidEvent.of(rank, f"it comes after the end of repeat {number}")
+            raise InvalidEvent.of(rank, f"it comes after the end of repeat {number + 1}")
         return repeat
 
     def completed(self) -> int:

@@ -25,6 +25,8 @@ LONGEST = 24  # characters of a name left of a drawing
 PITCH = 40.0
 THICKNESS = 16.0
 TOP = 8.0
+WIDEST = 2.0  # times what the axis needs: an interval that is wider ends in an arrow, and does not flatten the others
+NEAR_THE_END = 0.93  # of half the axis: the label of a tick beyond it would stick out of the drawing
 
 _MARKS = {
     "established": "M-7 0L0-7L7 0L0 7Z",
@@ -93,6 +95,7 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
         y = _middle(place)
         low, high = (x(math.log1p(sign * min(verdict.margin, 0.99))) for sign in (-1, 1))
         under.append(charts.bar(low, high, y - PITCH / 2, PITCH, "margin"))
+        under += [charts.line(edge, y - PITCH / 2, edge, y + PITCH / 2, "margin-edge") for edge in (low, high)]
         if verdict.verdict == "withheld":
             rows.append(Row(phase_name(verdict.metric), "withheld", []))
         else:
@@ -172,8 +175,9 @@ def _limit(verdicts: Sequence[Verdict]) -> float:
     reach = min(max(map(abs, ends)), math.log(10))
     margin = max(verdict.margin for verdict in verdicts)
     needed = max(2.5 * margin, 1.25 * reach, 1.25 * float(np.quantile(moved, 0.75)), 1e-4)
-    widest = max((abs(end) for verdict in verdicts for end in _log_interval(verdict)), default=0.0)
-    return min(max(1.1 * widest, needed), 2.5 * needed)
+    ends = [abs(end) for verdict in verdicts for end in _log_interval(verdict)]
+    widest = max((end for end in ends if end <= WIDEST * needed), default=0.0)
+    return max(1.1 * widest, needed)
 
 
 def _log_interval(verdict: Verdict) -> tuple[float, ...]:
@@ -203,11 +207,14 @@ def _interval(verdict: Verdict, x: Scale, limit: float, y: float) -> list[Markup
 def _ratio_ticks(limit: float) -> list[Tick]:
     """Returns round changes in percent on both sides, or ratios if the axis spans more than a doubling."""
     if limit >= math.log(2):
-        power = max(1, round(limit / math.log(2) / 3))
+        power = max(1, math.ceil(limit / math.log(2) / 3))
         steps = range(-math.floor(limit / math.log(2) / power), math.floor(limit / math.log(2) / power) + 1)
-        return [Tick(2.0 ** (step * power), f"{units.digits(2.0 ** (step * power))} x") for step in steps]
+        factors = [2.0 ** (step * power) for step in steps if abs(step * power) * math.log(2) <= NEAR_THE_END * limit]
+        return [Tick(factor, f"{units.digits(factor)} x") for factor in factors]
     changes = ticks(math.expm1(-limit), math.expm1(limit), 6, Measure(0.01, "%"))
-    return [Tick(1 + tick.value, _signed(tick)) for tick in changes if abs(math.log1p(tick.value)) <= limit]
+    return [
+        Tick(1 + tick.value, _signed(tick)) for tick in changes if abs(math.log1p(tick.value)) <= NEAR_THE_END * limit
+    ]
 
 
 def _signed(tick: Tick) -> str:
@@ -269,9 +276,9 @@ def _whisker(x: Scale, low: float, high: float, y: float) -> list[Markup]:
 
 
 def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draws bars from zero, one for each (name, value, style); None if all are zero or there are none."""
+    """Draws bars from zero, one for each (name, value, style); None if all are zero, or there are fewer than two."""
     largest = max((value for _, value, _ in items), default=0.0)
-    if largest <= 0:
+    if largest <= 0 or len(items) < 2:
         return None
     x = Scale(0, largest * 1.04, 0, 100)
     rows = [
@@ -288,9 +295,9 @@ def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Mark
 
 
 def stack(title: str, items: Sequence[tuple[str, float, str]]) -> Markup | None:
-    """Draws one bar of all (name, value, style) parts, in seconds; None if all are zero."""
+    """Draws one bar of all (name, value, style) parts, in seconds; None if fewer than two are not zero."""
     whole = sum(value for _, value, _ in items)
-    if whole <= 0:
+    if sum(value > 0 for _, value, _ in items) < 2:
         return None
     parts, start = [], 0.0
     for name, value, style in items:

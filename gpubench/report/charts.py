@@ -17,6 +17,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from gpubench import units
+from gpubench.text import SAME_PART
 from gpubench.trace.profile import CAUSES
 
 Series = NDArray[np.float64]
@@ -25,13 +26,19 @@ HUES = frozenset(
     {
         *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
         *("scheduler", "recv_wait", "send_wait", "idle"),
-        *("compute", "communication", "copy", "set"),
+        *("compute", "copy", "set"),
         *CAUSES,
     }
 )
 """The styles that have a colour: phases of the host, work of the device, causes of idle time. Other styles have the
 colour of a similar one, or grey."""
-ALIKE = {"copies": "copy", "operators": "compute", "python": "python_and_launch"}
+ALIKE = {
+    **SAME_PART,
+    "communication": "exposed_communication",
+    "copies": "copy",
+    "operators": "compute",
+    "python": "python_and_launch",
+}
 
 
 def hue(style: str) -> str:
@@ -312,6 +319,15 @@ class ShadedRange:
 
 
 @dataclass(frozen=True)
+class Remark:
+    """Words beside a point of a curve."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Plane:
     """The title, axes and size of a plot."""
 
@@ -326,6 +342,7 @@ class Plane:
     y_range: tuple[float, float] | None = None
     """The range of the y axis; None shows all values."""
     spans: Sequence[ShadedRange] = field(default=())
+    remarks: Sequence[Remark] = field(default=())
 
 
 def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
@@ -343,6 +360,7 @@ def over(plane: Plane, curves: Sequence[Curve]) -> Markup | None:
     parts = [
         *framed(Axis(x, plane.x_unit, plane.x_name), up, inner),
         *(text(x(span.start), HEAD - 5, span.label, "note") for span in plane.spans if span.label),
+        *(_remark(one, x, y) for one in plane.remarks),
         *_end_labels(curves, y),
     ]
     return drawing(plane.title, plane.description, HEAD + plane.height + FOOT, parts)
@@ -374,6 +392,12 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
     if envelope.low is envelope.high:
         return [line]
     return [area(places, y.places(envelope.low), y.places(envelope.high), f"extremes {curve.style}"), line]
+
+
+def _remark(remark: Remark, x: Scale, y: Scale) -> Markup:
+    """Returns words on the side of a point that has room; those of a point beyond the plot stay in it."""
+    place = x(remark.x)
+    return text(place, HEAD + y(remark.y) + 11, remark.text, "after" if place < 75 else "before")
 
 
 def _end_labels(curves: Sequence[Curve], y: Scale) -> list[Markup]:

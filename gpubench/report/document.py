@@ -7,7 +7,7 @@ so that no file can move the reader's cursor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +61,11 @@ class Heading(Block):
     """The last words of the text as a link, and where it leads."""
     target: str = ""
     on: Medium = field(default=Medium.PAGE, kw_only=True)
+
+
+def raised(blocks: Iterable[Block]) -> list[Block]:
+    """Returns blocks whose headings of level 3 are of level 2, for a report that has them as its sections."""
+    return [replace(block, level=2) if isinstance(block, Heading) else block for block in blocks]
 
 
 @dataclass(frozen=True)

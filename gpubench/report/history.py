@@ -1,12 +1,14 @@
 """The report of `gpubench history`: since when a workload is faster or slower, and what changed there."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.compare.changepoints import FEWEST
@@ -28,7 +30,7 @@ from gpubench.report.document import (
     Table,
     table,
 )
-from gpubench.runs.directory import HISTORY, REPORT
+from gpubench.runs.directory import REPORT
 from gpubench.text import shorten, words
 
 LINES = "▁▂▃▄▅▆▇█"
@@ -37,6 +39,7 @@ SPARKS = 24
 BRIEF_SERIES, BRIEF_CHANGES, BRIEF_DIFFERENCES, BRIEF_GATES = 4, 2, 3, 3
 ROWS = 200  # runs that a page lists of one series
 HEIGHT = 220.0  # pixels of a plot
+WIDEST = 1.0  # times the range of the estimates that an interval takes beyond them at most
 SHOWN = 12  # characters of a commit
 
 
@@ -59,14 +62,17 @@ def document(found: Histories, page: Path | None = None) -> Document:
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    for one in series:
+    known = Counter(map(_name, series))
+    for number, one in enumerate(series, 1):
+        title = f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one)
+        blocks.append(Heading(title, anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
         _headline(series, newest_first),
         blocks,
         title="History",
         context="gpubench history",
-        links=[("All runs", "index.html")] if page and page.name == HISTORY else [],
+        links=[("All runs", "index.html")] if page and (page.parent / "index.html").is_file() else [],
     )
 
 
@@ -249,24 +255,22 @@ def sparkline(values: Sequence[float], most: int = SPARKS) -> str:
 
 def _on_page(one: Series, folder: Path) -> Iterator[Block]:
     """Yields the part of the page about a series."""
-    yield Heading(_name(one))
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
-    yield Figure(
-        f"{words(one.metric)} of {units.counted(len(one.points), 'run')}",
-        _plot(one, folder),
-        note=_caption(one),
-    )
+    if len(one.points) > 1:
+        title = f"{words(one.metric)} of {units.counted(len(one.points), 'run')}"
+        yield Figure(title, _plot(one, folder), note=_caption(one))
     if one.changes:
         yield _changes(one)
     elif one.visible is not None:
         yield Paragraph("no change was found", on=Medium.PAGE)
-    yield Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
+    yield _runs(one, folder) if len(one.points) == 1 else Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
 
 
 def _caption(one: Series) -> str:
     dotted = " A dotted change is one of the machine." if any(each.cause == "machine" for each in one.changes) else ""
     return (
-        "Each dot is a run with its 95 % interval, and leads to its report. Lines are the levels between changes."
+        "Each dot is a run with its 95 % interval, and leads to its report; an interval that reaches the edge goes on. "
+        "Lines are the levels between changes."
         f"{dotted}"
     )
 
@@ -321,9 +325,7 @@ def _plot(one: Series, folder: Path) -> Markup:
     estimates = np.array([point.estimate for point in one.points])
     n = len(estimates)
     ends = np.array([point.interval or (point.estimate,) * 2 for point in one.points])
-    spread = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
-    low = max(min(spread[0], float(np.quantile(ends[:, 0], 0.05))), 0.0)
-    high = max(spread[1], float(np.quantile(ends[:, 1], 0.95)))
+    low, high = _range(estimates, ends)
     y = charts.Scale(low, high, HEIGHT, 0)
     x = charts.Scale(-0.5, n - 0.5, 0, 100)
     up = charts.Axis(y, one.unit, count=5)
@@ -352,6 +354,16 @@ def _plot(one: Series, folder: Path) -> Markup:
     return charts.drawing(words(one.metric), described, charts.HEAD + HEIGHT + charts.FOOT, parts)
 
 
+def _range(estimates: NDArray[np.float64], ends: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the range of the axis: all estimates, and as much of the intervals as does not flatten them."""
+    low, high = charts.widen(float(estimates.min()), float(estimates.max()), 0.15)
+    room = WIDEST * (high - low)
+    return (
+        max(min(low, max(float(ends[:, 0].min()), low - room)), 0.0),
+        max(high, min(float(ends[:, 1].max()), high + room)),
+    )
+
+
 def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
     """Yields the dates under the axis, at most one for each fifth of the plot; with the time of day if they repeat."""
     n = len(one.points)
@@ -364,6 +376,6 @@ def _dates(one: Series, x: charts.Scale) -> Iterator[Markup]:
     for number, (place, label) in enumerate(zip(places, labels, strict=True)):
         if number and label == labels[number - 1]:
             continue  # of the same minute
-        style = "tick middle on-desk" if number % 2 else "tick middle"
+        style = "tick middle on-desk" if number % 2 and len(labels) > 3 else "tick middle"
         yield charts.text(x(place), bottom + 16, label, style)
     yield charts.text(50, bottom + 34, "runs in order", "name middle")

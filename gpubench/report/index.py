@@ -1,13 +1,15 @@
 """The page of a whole results folder, results/index.html: every run in a table that filters and sorts in the browser.
 
-The runs are on the page as data, which its script draws: it puts them in as text only, and the page's policy lets no
-other script run and nothing be loaded. Thousands of runs so cost a fraction of a second to write.
+Runs that are chosen in it are shown side by side. The runs are on the page as data, which its script draws: it puts
+them in as text only, and the page's policy lets no other script run and nothing be loaded. Thousands of runs so cost a
+second to write.
 """
 
 import logging
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +27,11 @@ from gpubench.text import spelled_out
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
 """What a browser lets the page do, with the digest of its script."""
 INDEX = "index.html"
+SIDE_BY_SIDE = (
+    *("speedup", "throughput", "token_throughput", "latency_p50", "latency_p95", "step_time", "makespan", "mfu"),
+    *("peak_memory_total", "peak_memory_allocated", "peak_memory_reserved", "peak_memory_rss", "final_loss"),
+)
+"""The metrics that are shown side by side."""
 WAIT_SECONDS = 2.0
 """How long to wait for another process that writes the page. Then it is left to that one."""
 
@@ -52,8 +59,11 @@ def refresh(results: Path) -> Path | None:
 def render(results: Path, entries: Sequence[Entry]) -> str:
     """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
     whole = [entry for entry in entries if entry.part_of is None]
-    script = part("index.js")
-    data = msgspec.json.encode([row for entry in whole for row in _rows(results, entry)]).decode()
+    script = part("page.js") + part("index.js")
+    usual = _usual_settings(whole)
+    runs = [row for entry in whole for row in _rows(results, entry, usual[entry.record.command])]
+    metrics = {name: units.words(name) for name in SIDE_BY_SIDE}
+    data = msgspec.json.encode({"runs": runs, "usual": usual, "metrics": metrics}).decode()
     found = {
         "@MARK@": GENERATOR,
         "@POLICY@": POLICY.format(digest(script)),
@@ -69,9 +79,38 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], part("index.html"))
 
 
-def _rows(results: Path, entry: Entry) -> list[dict[str, object]]:
+def _usual_settings(entries: Sequence[Entry]) -> dict[str, dict[str, object]]:
+    """Returns by kind of run the settings of one of them, from which the others differ in few."""
+    return {entry.record.command: _shown(entry.settings) for entry in reversed(entries)}
+
+
+def _shown(settings: Mapping[str, object]) -> dict[str, object]:
+    return {key: spelled_out(value) if isinstance(value, str) else value for key, value in settings.items()}
+
+
+def _unusual(settings: Mapping[str, object], usual: Mapping[str, object]) -> dict[str, object]:
+    """Returns the settings that differ from the usual ones; null stands for one that the run does not have."""
+    differing = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
+    return differing | dict.fromkeys(usual.keys() - settings.keys())
+
+
+def _figures(entry: Entry) -> dict[str, list[object]]:
+    """Returns the metrics that are shown side by side: each as text, then its estimate and the ends of its interval."""
+    return {
+        name: [listing.figure(name, found).replace(" +- ", " ± "), found.estimate, found.low, found.high]
+        for name in SIDE_BY_SIDE
+        if (found := entry.metrics.get(name))
+    }
+
+
+def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict[str, object]]:
     """Returns what the page shows of a run and, before it, of the comparison of which it is the candidate."""
     row = _row(results, entry)
+    if entry.measured and not entry.is_search:
+        row["id"] = shlex.quote(spelled_out(entry.run_id))
+        row["metrics"] = _figures(entry)
+        row["kind"] = entry.record.command
+        row["settings"] = _unusual(_shown(entry.settings), usual)
     found = entry.compared
     if found is None:
         return [row]
@@ -87,7 +126,8 @@ def _rows(results: Path, entry: Entry) -> list[dict[str, object]]:
         "status": "",
         "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE}")),
     }
-    return [row | compared, row]
+    listed = {key: value for key, value in row.items() if key not in ("id", "metrics", "kind", "settings")}
+    return [listed | compared, row]
 
 
 def _row(results: Path, entry: Entry) -> dict[str, object]:

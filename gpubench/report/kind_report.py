@@ -30,7 +30,10 @@ class KindReport(Protocol):
         """Yields what stands between the answer and the metrics."""
 
     def after_metrics(self, run: RunEvidence) -> Iterator[Block]:
-        """Yields what follows the metrics."""
+        """Yields what follows the metrics in a text, and comes before the findings on a page."""
+
+    def over_time(self, run: RunEvidence) -> Iterator[Block]:
+        """Yields what a page draws of the single steps, after the findings and before the metrics."""
 
     def measured(self, run: RunEvidence) -> str:
         """Returns what the figures rest on in a few words, such as "3 repeats"."""

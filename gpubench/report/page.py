@@ -118,6 +118,7 @@ def _environment() -> Environment:
     )
     made.filters.update(
         sentence=lambda text: _with_whole_options(sentence(text)),
+        whole=_with_whole_options,
         plain_sentence=lambda text: _with_whole_options(plain_sentence(text)),
         heading=heading,
         typeset=typeset,

@@ -32,6 +32,7 @@ from gpubench.report.document import (
     Paragraph,
     Part,
     Table,
+    raised,
     table,
 )
 from gpubench.report.profile_tables import (
@@ -86,7 +87,7 @@ def time_parts(rank: RankProfile) -> list[TimePart]:
     """Returns the parts of the window, which add up to it; parts of no time are left out."""
     device = rank.device
     if device is None:
-        found = [TimePart(words(name), name, time) for name, time in rank.host.items()]
+        found = [TimePart(timelines.style_words(name), name, time) for name, time in rank.host.items()]
     else:
         found = [
             TimePart("compute", "compute", device.compute),
@@ -441,7 +442,9 @@ def document(
     headline = found.headline.rstrip(".")
     if against is not None:
         headline, changes = _against(profile, found, against)
-        made = [*changes, Heading("After"), *made]
+        made = [*raised(changes), Heading("After"), *made]
+    else:
+        made = raised(made)
     return Document(headline, made, context="Profile of", path=path)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from gpubench import units
 from gpubench.errors import UsageError, did_you_mean
 from gpubench.report.document import EVERYWHERE, UNASKED, Table, table
-from gpubench.text import words
+from gpubench.text import step_part, words
 from gpubench.trace.profile import (
     Collective,
     Copy,
@@ -252,14 +252,14 @@ def _copy_kind(copy: Copy) -> str:
 def _rank_row(rank: RankProfile, unit: str) -> dict[str, str]:
     row = {"rank": part_name(rank), unit if rank.steps else "window": duration(rank, rank.wall)}
     if rank.device is None:
-        return row | {words(part): part_share(rank, time) for part, time in rank.host.items()}
+        return row | {step_part(part): part_share(rank, time) for part, time in rank.host.items()}
     idle, cause = max(((time, cause) for cause, time in rank.idle.items()), default=(0, ""))
     return row | {
         "compute": part_share(rank, rank.device.compute),
         "communication": part_share(rank, rank.device.exposed_communication),
         "copies": part_share(rank, rank.device.exposed_copies),
         "idle": part_share(rank, rank.device.idle),
-        "mostly idle for": f"{words(cause)} {units.percent(idle / rank.device.idle)}" if idle else "",
+        "mostly idle for": f"{step_part(cause)} {units.percent(idle / rank.device.idle)}" if idle else "",
     }
 
 

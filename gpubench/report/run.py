@@ -33,6 +33,7 @@ from gpubench.report.document import (
     Medium,
     NestedDocument,
     Paragraph,
+    raised,
     table,
 )
 from gpubench.report.kind_report import KindReport, intervals, missing, report_of
@@ -223,11 +224,14 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made.append(Paragraph(run.findings.headline, "strong", anchor="profile", on=Medium.PAGE))
     if diagnosing:
         ran = Paragraph(_measured(run), on=EVERYWHERE)
-        made += [ran, *_profile(run, *diagnosed, arranged)] if diagnosed else [missing(run, "no profile")]
-    made += [*own.before_metrics(run), *_metrics(run, own), *own.after_metrics(run)]
+        made += [ran if diagnosed else missing(run, "no profile"), *own.after_metrics(run)]
+        made += raised(_profile(run, *diagnosed, arranged)) if diagnosed else []
+    made += [*own.before_metrics(run), *_metrics_in_text(run, own)]
     if not diagnosing:
+        made += own.after_metrics(run)
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
+    made += [*own.over_time(run), *_metrics_on_page(run, own)]
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made
@@ -320,37 +324,51 @@ def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: A
     return [Paragraph(line, on=TEXT), Heading("Profile", anchor="profile"), shown]
 
 
-def _metrics(run: RunEvidence, own: KindReport) -> Iterator[Block]:
-    """Yields the metrics: the leading ones in a terminal, all of them on a page."""
-    yield Heading("Metrics")
-    untimed = run.untimed or run.kind.diagnosed
-    leading = () if untimed else own.METRICS
-    listed = [run.metrics[name] for name in leading if name in run.metrics]
-    news = [metric for metric in listed if phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate]
+def _metrics_in_text(run: RunEvidence, own: KindReport) -> Iterator[Block]:
+    """Yields the leading metrics in a terminal and in Markdown, and all of them with -v."""
+    news, every, note = _metrics(run, own)
     yield table("", [_metric_row(metric) for metric in news if metric.name in own.IN_BRIEF], on=Medium.BRIEF)
     yield table("", [_metric_row(metric) for metric in news], on=Medium.MARKDOWN)
-    every = [metric for metric in run.metrics.values() if _is_news(metric)]
-    over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
-    note = over if any(metric.interval for metric in every) else ""
     yield table("", [_full_row(metric) for metric in every], note=note, on=Medium.DETAILS)
-    others = [metric for metric in every if metric not in news] if news else []
-    yield table("", [_full_row(metric) for metric in news or every], note=note, on=Medium.PAGE)
-    if others:
-        yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
-    if listed:
+    if _leading(run, own):
         yield Paragraph(own.caption(run), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if run.summary.timed_by:
             yield Paragraph(f"times are from {run.summary.timed_by}", "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics:
             yield Paragraph(UNKNOWN_SAMPLES)
-    elif not untimed:
+    elif not (run.untimed or run.kind.diagnosed):
         yield Paragraph(own.without_metrics(run))
-    elif not run.metrics:
+    yield Paragraph(ceilings(run), on=Medium.DETAILS, listed=True)
+
+
+def _metrics_on_page(run: RunEvidence, own: KindReport) -> Iterator[Block]:
+    """Yields all metrics, those that do not lead folded up."""
+    yield Heading("Metrics")
+    news, every, note = _metrics(run, own)
+    yield table("", [_full_row(metric) for metric in news or every], note=note, on=Medium.PAGE)
+    others = [metric for metric in every if metric not in news] if news else []
+    if others:
+        yield Folded("Other metrics", [table("", [_full_row(metric) for metric in others])], on=Medium.PAGE)
+    if not run.metrics:
         yield Paragraph("nothing was measured", "missing", on=Medium.PAGE)
     if said := ceilings(run):
         yield Heading("What efficiency is measured against", 3)
-        yield Paragraph(said, on=Medium.PAGE | Medium.DETAILS, listed=True)
+        yield Paragraph(said, on=Medium.PAGE, listed=True)
+
+
+def _leading(run: RunEvidence, own: KindReport) -> list[Metric]:
+    """Returns the metrics that the runs of a kind lead with."""
+    names = () if run.untimed or run.kind.diagnosed else own.METRICS
+    return [run.metrics[name] for name in names if name in run.metrics]
+
+
+def _metrics(run: RunEvidence, own: KindReport) -> tuple[list[Metric], list[Metric], str]:
+    """Returns the leading metrics and all of them, without those that say nothing, and what intervals are over."""
+    news = [one for one in _leading(run, own) if phrases.WITHOUT_NEWS.get(one.name) != one.estimate]
+    every = [metric for metric in run.metrics.values() if _is_news(metric)]
+    over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
+    return news, every, over if any(metric.interval for metric in every) else ""
 
 
 UNKNOWN_SAMPLES = "the number of samples in a step is unknown: set it by --samples-per-step N to get a throughput"
@@ -454,7 +472,10 @@ def _recorded(run: RunEvidence) -> Iterator[Block]:
     side = run_figures.recording(Side(run.label, (run,)))
     estimates = {name: metric.estimate for name, metric in run.metrics.items()}
     held = run_figures.whole_run(run, [run_figures.GPU_MEMORY]) or run_figures.whole_run(run, [run_figures.CPU_MEMORY])
-    yield from run_figures.or_missing([run_figures.peaks([side], [estimates]), *held], "memory is not recorded")
+    if said := run_figures.lone_peak(estimates):
+        yield Paragraph(said, on=Medium.PAGE)
+    lacking = "memory over time is not recorded" if said else "memory is not recorded"
+    yield from run_figures.or_missing([run_figures.peaks([side], [estimates]), *held], lacking)
     workload = {f"workload.{key}": value for key, value in run.workload.items()}
     for name, what, values in (
         ("Settings", "Every setting as it was used", run.settings),

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.report import bar_charts, charts
-from gpubench.report.charts import Curve, Plane, Series, ShadedRange, bulk
+from gpubench.report.charts import Curve, Plane, Remark, Series, ShadedRange, bulk
 from gpubench.report.document import Block, Figure, Medium, Paragraph
+from gpubench.runs.steps import StepTable
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import phase_name
 
@@ -28,6 +30,8 @@ class RepeatSteps:
     began: float | None
     """Seconds since the epoch, as is `ended`, the end of its last step; None where no times were recorded."""
     ended: float | None
+    peaks: Sequence[tuple[float, float, str]] = ()
+    """The number and the value of the longest steps, with the phase that made each of them long."""
 
     @property
     def steady(self) -> Series:
@@ -68,8 +72,36 @@ def _measured(run: RunEvidence) -> list[RepeatSteps]:
                 warmup=first.get(repeat, float("inf")),  # never measured: all of it is warm-up
                 began=float(time.min()),
                 ended=float((time + total).max()),
+                peaks=_peaks(table, rows, first.get(repeat, 0)),
             )
         )
+    return found
+
+
+PEAK = 2.0  # times the usual step
+MOST_PEAKS = 8
+
+
+def _peaks(table: StepTable, rows: NDArray[np.int64], first: int) -> list[tuple[float, float, str]]:
+    """Returns the number, the time and the longest phase of steady steps that last more than twice as long as usual.
+
+    The phase is the one that is the most above its median, such as an evaluation between two steps. Steps in which no
+    phase explains half of the excess are left out.
+    """
+    steady = rows[table.step[rows] >= first]
+    total = table.total[steady]
+    if not len(steady):
+        return []
+    usual = float(np.median(total))
+    longest = sorted(np.flatnonzero(total > PEAK * usual).tolist(), key=lambda place: -total[place])[:MOST_PEAKS]
+    medians = {name: float(np.median(times[steady])) for name, times in table.phases.items()} if longest else {}
+    found = []
+    for place in longest:
+        row = steady[place]
+        excess = {name: float(table.phases[name][row]) - median for name, median in medians.items()}
+        phase = max(excess, key=excess.__getitem__, default="")
+        if phase and excess[phase] > (total[place] - usual) / 2:
+            found.append((float(table.step[row]), float(total[place]), phase))
     return found
 
 
@@ -221,7 +253,7 @@ def steps(sides: Sequence[DrawnRepeats]) -> Figure | None:
     low, high = bulk([repeat.steady for repeat in drawn if len(repeat.steady)] or [repeat.values for repeat in drawn])
     if apart := len(sides) == 1 and len(drawn) > 1:
         curves = [
-            Curve(repeat.number, repeat.values, f"device-{place}", str(repeat.repeat))
+            Curve(repeat.number, repeat.values, f"device-{place}", str(repeat.repeat + 1))
             for place, repeat in enumerate(drawn)
         ]
     else:
@@ -240,6 +272,7 @@ def steps(sides: Sequence[DrawnRepeats]) -> Figure | None:
         height=240,
         y_range=(low, high),
         spans=[ShadedRange(0, warmup, "warm-up")] if warmup else [],
+        remarks=_remarks(drawn),
     )
     drawing = charts.over(plane, curves)
     said = ["Each line is a repeat; its number is at the right."] if apart else []
@@ -252,6 +285,19 @@ def steps(sides: Sequence[DrawnRepeats]) -> Figure | None:
         said.append(f"Only the first {SHOWN} repeats of a side are drawn.")
     note, keys = " ".join(filter(None, said)), len(sides) > 1
     return Figure(plane.title.capitalize(), drawing, note, keys=keys) if drawing else None
+
+
+APART = 0.2  # of the plot: remarks closer to each other would overlap
+
+
+def _remarks(drawn: Sequence[RepeatSteps]) -> list[Remark]:
+    """Returns the names of the phases that made the longest steps long, as many as have room."""
+    width = max(float(repeat.number.max()) for repeat in drawn) or 1.0
+    found: list[Remark] = []
+    for step, value, phase in sorted((one for repeat in drawn for one in repeat.peaks), key=lambda one: -one[1]):
+        if all(abs(step - other.x) >= APART * width for other in found):
+            found.append(Remark(step, value, phase_name(phase)))
+    return found
 
 
 def distribution(sides: Sequence[DrawnRepeats]) -> Figure | None:
@@ -333,6 +379,12 @@ def peaks(sides: Sequence[DrawnRepeats], metrics: Sequence[Mapping[str, float]])
     ]
     drawing = bar_charts.bars("peak memory", "B", items)
     return Figure("Peak memory", drawing, shape="rows") if drawing else None
+
+
+def lone_peak(metrics: Mapping[str, float]) -> str:
+    """Returns the peak of memory in words if only one is known, which would be a chart of one bar; otherwise ""."""
+    known = [(word, metrics[name]) for name, word in PEAKS.items() if name in metrics]
+    return f"peak memory {known[0][0]}: {units.size(known[0][1])}" if len(known) == 1 else ""
 
 
 def memory(sides: Sequence[DrawnRepeats]) -> Figure | None:

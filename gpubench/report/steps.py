@@ -57,7 +57,12 @@ def answer(run: RunEvidence) -> str:
 
 
 def before_metrics(run: RunEvidence) -> Iterator[Block]:
-    """Yields the steps."""
+    """Yields nothing: the phases follow the metrics in a text, and lead on a page."""
+    yield from ()
+
+
+def over_time(run: RunEvidence) -> Iterator[Block]:
+    """Yields the steps and their distribution."""
     side = run_figures.recording(Side(run.label, (run,)))
     yield Heading("Steps")
     yield from run_figures.or_missing([run_figures.steps([side])], "steps are not recorded")
@@ -76,9 +81,10 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
     ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)
     whole = sum(found.values())
     drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
-    if drawing is not None:
+    if whole > 0:
         yield Heading("Phases of a step")
-        yield Figure("", drawing, shape="wide")
+        if drawing is not None:
+            yield Figure("", drawing, shape="wide")
         of = "phase of a clean step" if run.kind.diagnosed else "phase"
         parts = [_phase(name, found[name], found[name] / whole) for name in ordered]
         yield Breakdown("", of, "time", parts, on=UNASKED)

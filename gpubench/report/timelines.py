@@ -11,7 +11,7 @@ from markupsafe import Markup
 from gpubench import units
 from gpubench.report import charts
 from gpubench.report.charts import Axis, Scale, hue
-from gpubench.text import shorten, words
+from gpubench.text import shorten, step_part, words
 from gpubench.trace.profile import Box, Lane, StepTimeline
 
 PITCH = 46.0
@@ -32,7 +32,7 @@ LONG_NAMES = {
 
 def style_words(style: str) -> str:
     """Returns the display name of a part or phase."""
-    return LONG_NAMES.get(style) or words(style)
+    return LONG_NAMES.get(style) or step_part(style)
 
 
 def legend(lanes: Iterable[Lane]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -101,7 +101,12 @@ def document(folder: Path, tuning: Tuning) -> Document:
     blocks.append(Command("page", str(folder / directory.REPORT), on=Medium.TERMINAL))
     blocks.append(Facts(_facts(folder, tuning)))
     return Document(
-        headline(tuning), blocks, title=f"Tuning {subject(tuning)}", context="gpubench tune", path=str(folder)
+        headline(tuning),
+        blocks,
+        title=f"Tuning {subject(tuning)}",
+        context="gpubench tune",
+        path=str(folder),
+        links=[("All runs", "../index.html")],
     )
 
 

@@ -381,7 +381,7 @@ def _ordered(table: StepTable, path: Path, problems: list[str]) -> StepTable:
         first = table[order[again][:1]]
         problems.append(
             f"{path}: {again.sum()} steps occur more than once, such as step {first.step[0]} of repeat "
-            f"{first.repeat[0]} on rank {first.rank[0]}; the first line of each counts"
+            f"{first.repeat[0] + 1} on rank {first.rank[0]}; the first line of each counts"
         )
     return table[order[~again]]
 

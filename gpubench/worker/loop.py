@@ -495,7 +495,7 @@ class StepReader:
         finite = math.isfinite(loss)
         if not finite and not self._diverged:
             self._diverged = NonFiniteLoss(
-                f"the loss became {loss} at step {step.step} of repeat {step.repeat} (counting from 0)",
+                f"the loss became {loss} at step {step.step} (counting from 0) of repeat {step.repeat + 1}",
                 "lower training.learning_rate, or compare with --precision fp32",
             )
         # The scaler lowers its scale if and only if it skips the step (torch.amp.GradScaler, backoff_factor < 1).

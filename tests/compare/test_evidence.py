@@ -103,7 +103,7 @@ def test_lost_steps_are_named(tmp_path: Path) -> None:
     series = run.series("step_time")
     assert series is not None
     assert [len(one) for one in series] == [20, 5]
-    assert run.problems == [f"{path / STEPS} lacks 15 of the 20 steady steps of repeat 1"]
+    assert run.problems == [f"{path / STEPS} lacks 15 of the 20 steady steps of repeat 2"]
 
 
 def test_rows_of_any_order_come_sorted(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_rows_of_any_order_come_sorted(tmp_path: Path) -> None:
 def test_of_two_lines_for_one_step_the_first_counts(tmp_path: Path) -> None:
     table, (problem,) = read(tmp_path, lines(step(0), step(1), step(2)) + lines(step(1), total=5.0))
     assert list(table.total) == [step(number).total for number in range(3)]
-    assert "1 steps occur more than once, such as step 1 of repeat 0 on rank 0" in problem
+    assert "1 steps occur more than once, such as step 1 of repeat 1 on rank 0" in problem
 
 
 def test_a_torn_last_line_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def folder_for_a_file(path: Path) -> None:
         (measure_nothing, "nothing was measured: it failed: not enough memory"),
         (not_a_number, "summary.json is damaged: JSON is malformed"),
         (lose_a_repeat, "throughput has 2 repeats, and there are 1 steady windows"),
-        (absurd_window, "repeat 0 has 100000000000000000000 steady steps from step 10"),
+        (absurd_window, "repeat 1 has 100000000000000000000 steady steps from step 10"),
         (negative_time, "throughput is not positive"),
         (beyond_measure, "is damaged: throughput is 1e+300"),
         (newer_schema, f"schema version {SCHEMA_VERSION + 1}, newer than {SCHEMA_VERSION}"),

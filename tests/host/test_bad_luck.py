@@ -54,7 +54,7 @@ def error_of(done: Finished) -> str:
 def test_a_loss_that_is_not_finite_fails_the_run_and_names_the_step(tmp_path: Path) -> None:
     done = accident(tmp_path, "return module(batch).sum() * float('nan')")
     assert done.code == 1
-    assert "loss became nan at step 14 of repeat 0" in error_of(done)
+    assert "loss became nan at step 14 (counting from 0) of repeat 1" in error_of(done)
 
 
 def test_running_out_of_memory_names_the_phase_and_what_to_try(tmp_path: Path) -> None:

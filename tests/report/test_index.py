@@ -1,5 +1,6 @@
 """results/index.html: every run of a results folder in one page, which filters and sorts them in the browser."""
 
+import html
 import json
 import multiprocessing
 import os
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browser import PHONE, browse, needs_browser, width_on_a_phone
+from browser import PHONE, browse, needs_browser, probed, width_on_a_phone
 from recorded_runs import edit, write_run
 from running import Finished
 
@@ -32,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(page: str) -> list[dict[str, object]]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
-    rows: list[dict[str, object]] = json.loads(found[1])
+    rows: list[dict[str, object]] = json.loads(found[1])["runs"]
     return rows
 
 
@@ -125,7 +126,8 @@ def test_removing_a_run_takes_it_off_the_page(command_line: Callable[..., Finish
 def test_the_table_filters_and_sorts_in_the_browser(results: Path, tmp_path: Path) -> None:
     page = index.render(results, catalogue(results))
     script = """
-      const shown = () => [...document.querySelectorAll("#rows tr")].map((row) => row.cells[10].textContent).join(",");
+      const cells = () => [...document.querySelectorAll("#rows [data-name=experiment]")];
+      const shown = () => cells().map((one) => one.textContent).join();
       const found = [document.title, shown()];
       document.querySelector("th[data-key=result] button").click(); found.push(shown());
       document.getElementById("find").value = "COMPLETED slow"; document.getElementById("find").oninput;
@@ -140,6 +142,57 @@ def test_the_table_filters_and_sorts_in_the_browser(results: Path, tmp_path: Pat
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found
     assert found[1].split(";") == ["Runs in results", "broken,fast,slow", "fast,broken,slow", "slow"]
+
+
+@needs_browser
+def test_chosen_runs_stand_side_by_side_with_the_command_that_compares_them(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for name, pace, workers in (("slow", 1.0, 0), ("fast", 0.5, 2), ("other", 1.5, 0)):
+        edit(write_run(folder, name, pace=pace, steps=14) / "run.json", settings={"seed": 0, "data.workers": workers})
+    edit(write_run(folder, "broken", status="failed", steps=14) / "summary.json", metrics=[])
+    page = index.render(folder, catalogue(folder))
+    script = """{
+      const choose = (name) => [...document.querySelectorAll("#rows tr")].find((row) => row.textContent.includes(name))
+        .querySelector("input").click();
+      navigator.clipboard.writeText = async (text) => { found.copied = text; };
+      const found = {hidden: [find("chosen").hidden, find("beside").hidden]};
+      choose("slow"); found.alone = find("compare").disabled;
+      choose("fast"); find("compare").click();
+      found.rows = [...find("beside-rows").rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+      found.bars = [...find("bars").querySelectorAll("p")].map((one) => one.textContent);
+      found.widths = [...find("bars").querySelectorAll("rect")].map((one) => parseFloat(one.getAttribute("width")));
+      found.command = find("command-line").textContent;
+      document.querySelector("button.copy").click();
+      find("find").value = "other"; find("find").dispatchEvent(new Event("input"));
+      find("find").value = ""; find("find").dispatchEvent(new Event("input"));
+      found.kept = document.querySelectorAll("#rows input:checked").length;
+      find("clear").click(); found.cleared = [find("chosen").hidden, find("beside").hidden];
+      setTimeout(() => { document.body.dataset.found = JSON.stringify(found); }, 50);
+    }"""
+    (tmp_path / "page.html").write_text(probed(page, script))
+    done = browse(tmp_path / "page.html", "--virtual-time-budget=2000", "--dump-dom")
+    match = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert match
+    found = json.loads(html.unescape(match[1]))
+    slow, fast = (next(one["id"] for one in data(page) if one["experiment"] == name) for name in ("slow", "fast"))
+    assert found["command"] == found["copied"] == f"gpubench compare {slow} {fast}"
+    assert found["hidden"] == found["cleared"] == [True, True]
+    assert found["alone"]
+    assert found["kept"] == 2
+    rows = {name: values for name, *values in found["rows"]}
+    assert rows["data.workers"] == ["0", "2"]
+    assert "seed" not in rows, "what is the same is left out"
+    assert [text.endswith("samples/s") or "samples/s ±" in text for text in rows["throughput"]] == [True, True]
+    assert found["widths"][1] == pytest.approx(2 * found["widths"][0], rel=0.01)
+    assert [value in text for value, text in zip(rows["throughput"], found["bars"], strict=True)] == [True, True]
+
+
+def test_a_row_has_only_the_settings_that_are_its_own(tmp_path: Path) -> None:
+    for workers in (0, 0, 2):
+        edit(write_run(tmp_path, steps=14) / "run.json", settings={"seed": 0, "data.workers": workers})
+    edit(write_run(tmp_path, steps=14) / "run.json", settings={"seed": 0})
+    unusual = [row["settings"] for row in data(index.render(tmp_path, catalogue(tmp_path)))]
+    assert unusual == [{}, {"data.workers": 2}, {"data.workers": 0}, {"data.workers": 0}]
 
 
 @needs_browser

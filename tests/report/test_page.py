@@ -306,7 +306,7 @@ def test_a_run_page_begins_with_how_it_compares_with_the_previous_one() -> None:
     assert ("href", "../run%20%231%3F/report.html") in page.attributes
     words = page.words
     order = ["What changed since", "This run is 3.1 % slower than the previous run in step time",
-             "Metrics", "Phases of a step", "Settings", "Environment"]  # fmt: skip
+             "Phases of a step", "Step time over steps", "Metrics", "Settings", "Environment"]  # fmt: skip
     places = [words.find(part) for part in order]
     assert -1 not in places
     assert places == sorted(places)

@@ -69,7 +69,7 @@ def page_of(path: Path) -> str:
 
 def test_every_rank_has_a_row_of_boxes_with_its_samples(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path))
-    assert "What each rank did in repeat 0" in page
+    assert "What each rank did in repeat 1" in page
     assert len(re.findall(r'<rect class="box sample-\d"', page)) == 3 * 5
     assert re.search(r"<title>rank 2, sample 3, evaluations 8 to 13, [\d.]+ ms</title>", page)
     assert re.search(r"<title>rank 1, recv wait of sample 0, [\d.]+ ms</title>", page)

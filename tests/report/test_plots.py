@@ -240,8 +240,8 @@ def test_text_is_escaped_wherever_it_stands() -> None:
         charts.over(plane, [curve]),
         charts.distributions(plane, [[np.ones(3)]], [HOSTILE], 0, 2),
         charts.marks(plane, [("a", HOSTILE, np.array([1.0]))], 2.0),
-        bar_charts.bars(HOSTILE, HOSTILE, [(HOSTILE, 1.0, "a")]),
-        bar_charts.stack(HOSTILE, [(HOSTILE, 1.0, "a")]),
+        bar_charts.bars(HOSTILE, HOSTILE, [(HOSTILE, 1.0, "a"), ("b", 2.0, "b")]),
+        bar_charts.stack(HOSTILE, [(HOSTILE, 1.0, "a"), ("b", 2.0, "b")]),
         bar_charts.ratios([verdict(metric=HOSTILE)]),
         bar_charts.waterfall(Waterfall("step", 1.0, 2.0, [PhaseChange(HOSTILE, 1.0, 2.0, 1.0, None)])),
     ]

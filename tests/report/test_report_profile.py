@@ -162,7 +162,7 @@ def test_the_parts_of_a_step_come_to_the_whole_of_it() -> None:
 
 def test_idle_time_is_called_by_its_cause_and_a_cause_of_no_time_is_not_listed() -> None:
     parts = {part.name: part for part in find(of(), Breakdown, "").parts}
-    assert (parts["idle, data loader"].percent, parts["idle, data loader"].size) == ("33.3 %", "59.0 ms")
+    assert (parts["idle, data wait"].percent, parts["idle, data wait"].size) == ("33.3 %", "59.0 ms")
     assert "idle, allocator" not in parts
     first = made.profile().ranks[0]
     assert first.device is not None
@@ -193,7 +193,7 @@ def test_times_are_of_one_step_where_there_are_steps_and_of_the_trace_where_ther
 def test_several_ranks_stand_side_by_side_with_the_one_that_the_others_wait_for() -> None:
     found = of(made.profile(4))
     assert paragraphs(found)[0].startswith("4 ranks, of which rank 0 is shown below: 6 steps of 177 ms")
-    assert row(found, "Ranks", "rank 3")["mostly idle for"] == "data loader 76.6 %"
+    assert row(found, "Ranks", "rank 3")["mostly idle for"] == "data wait 76.6 %"
     (straggler,) = [line for line in paragraphs(found) if "collectives last" in line]
     assert straggler.startswith("rank 3 reached 58 of 60")
     assert "1.40 ms" in straggler
@@ -436,7 +436,7 @@ def test_the_parts_of_the_time_fill_the_bar() -> None:
     assert isinstance(found, Figure)
     widths = [float(width) for width in re.findall(r'width="([\d.]+)%" height="22"', found.drawing)]
     assert sum(widths) == pytest.approx(100, abs=0.1)
-    assert "idle, data loader 33.3 %" in found.drawing
+    assert "idle, data wait 33.3 %" in found.drawing
 
 
 def test_every_lane_has_a_row_and_every_box_a_hover_text() -> None:
@@ -469,13 +469,16 @@ def test_the_legend_tells_each_style_once_at_the_lane_that_it_belongs_to() -> No
     assert [(lane, [name for _, name in styles]) for lane, styles in told] == [
         ("host", ["data wait", "host to device", "forward", "backward", "optimizer"]),
         ("streams", ["compute", "copy"]),
-        ("idle", ["data loader", "python and launch"]),
+        ("idle", ["data wait", "python and launch"]),
         ("other", ["odd"]),
     ]
 
 
 def test_no_two_styles_of_a_timeline_share_a_colour() -> None:
-    styles = list(dict.fromkeys([*NAMES, *PARTS, "compute", "communication", "copy", "set", *CAUSES]))
+    known = dict.fromkeys([*NAMES, *PARTS, "compute", "communication", "copy", "set", *CAUSES])
+    assert charts.hue("data_loader") == charts.hue("data_wait"), "the same wait has one colour"
+    assert charts.hue("communication") == charts.hue("exposed_communication")
+    styles = [style for style in known if style not in ("data_loader", "communication")]
     assert len({charts.hue(style) for style in styles}) == len(styles)
     sheet = (Path(pages.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
     for theme in sheet.split("prefers-color-scheme: dark"):
@@ -512,7 +515,7 @@ def test_a_run_that_was_recorded_beside_being_measured_links_to_its_profile(
     (told,) = [block for block in flat(found) if isinstance(block, Paragraph) and block.anchor == "profile"]
     assert told.lines == made.findings().headline
     assert flat(found).index(told) < titles_place(found, "Metrics")
-    assert titles(found).index("Metrics") < titles(found).index("Profile") < titles(found).index("Findings")
+    assert titles(found).index("Profile") < titles(found).index("Findings") < titles(found).index("Metrics")
     assert any(f"6 {unit}s of" in line for line in paragraphs(found, "quiet"))
     source = pages.render(found)
     assert source.index('<a href="#profile">') < source.index('id="profile"')

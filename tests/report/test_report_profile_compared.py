@@ -25,8 +25,8 @@ def test_two_traces_are_set_side_by_side_by_part_finding_and_kernel() -> None:
     found = compared(FASTER)
     for part in ("177 ms before", "141 ms after", "-20.3 %"):
         assert part in found.headline
-    assert row(found, "part", "idle, data loader") == {
-        "part": "idle, data loader", "before": "59.0 ms", "after": "1 ms", "change": "-58 ms", "of before": "-98.3 %",
+    assert row(found, "part", "idle, data wait") == {
+        "part": "idle, data wait", "before": "59.0 ms", "after": "1 ms", "change": "-58 ms", "of before": "-98.3 %",
     }  # fmt: skip
     assert row(found, "kernel", "vectorized_elementwise_kernel")["change"] == "-4 ms"
     assert find(found, Table, "kernel").rest == "4 others"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from gpubench import __version__
 from gpubench.compare.evidence import Side
 from gpubench.compare.result import Comparisons
-from gpubench.report import comparison, markdown, page, terminal
+from gpubench.report import comparison, markdown, page, perfetto, terminal
 from gpubench.report.document import (
     Block,
     Command,
@@ -147,7 +148,7 @@ class Page(HTMLParser):
 
     VOID = {"meta", "link", "br", "wbr", "hr", "img", "input"}
     BLOCKS = {"div", "table", "ul", "ol", "p", "figure", "section", "h1", "h2", "h3", "dl", "details"}
-    LINES = {"p", "li", "h1", "h2", "h3", "h4", "tr", "figcaption", "summary", "dt", "svg"}
+    LINES = {"p", "li", "h1", "h2", "h3", "h4", "tr", "figcaption", "caption", "summary", "dt", "svg"}
     CELLS = {"th", "td", "dd"}
 
     def __init__(self, source: str) -> None:
@@ -194,6 +195,32 @@ class Page(HTMLParser):
         """What a reader sees, a row of a table a line, with the names of drawings in brackets."""
         lines = (re.sub(" +", " ", line).strip(" |") for line in "".join(self.seen).split("\n"))
         return [line for line in lines if line]
+
+
+def sound(source: str) -> Page:
+    """Asserts what holds for every page, and returns it.
+
+    It loads nothing and lets no script run but its own, its headings skip no level, each anchor is there once and is
+    where a link leads to, a chart has two bars or more, and each image and control has a name.
+    """
+    page = Page(source)
+    addresses = [value for name, value in page.attributes if name in ("href", "src", "xlink:href", "action", "data")]
+    assert not [one for one in addresses if one.startswith(("//", "http")) and one != perfetto.VIEWER]
+    assert not re.search(r"url\(|@import", source)
+    policy = next(value for name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+    assert page.tags.count("script") - source.count('type="application/json"') == 1
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+    names = [value for name, value in page.attributes if name == "id"]
+    assert len(set(names)) == len(names)
+    assert {one[1:] for one in addresses if one.startswith("#")} <= set(names)
+    assert source.count('role="img"') == source.count("<desc>")
+    for rows in re.findall(r'<svg class="drawing".*?</svg>\n', source, re.DOTALL):
+        assert rows.count('class="row-name"') != 1 or "whisker" in rows or 'class="error"' in rows, "one bar"
+    return page
 
 
 def harmless(document: Document, at_least: int = 1) -> None:

@@ -157,7 +157,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_the_step_but_loses_none
     reader = StepReader(None)
     steps = reader.read(finished([1.0], [loss], [2.0]))
     assert [step.loss for step in steps] == [1.0, None, 2.0]
-    with pytest.raises(NonFiniteLoss, match=rf"became {loss} at step 1 of repeat 3"):
+    with pytest.raises(NonFiniteLoss, match=rf"became {loss} at step 1 \(counting from 0\) of repeat 4"):
         reader.raise_if_diverged()
 
 

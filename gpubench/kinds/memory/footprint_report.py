@@ -32,6 +32,7 @@ from gpubench.report.document import (
     StackedBar,
     StackedBars,
     Table,
+    raised,
     table,
 )
 from gpubench.report.memory_figures import STAGES, added, category, ordered, share, style
@@ -213,7 +214,7 @@ LETTERS = {
 
 def document(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> Document:
     """Returns the report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
-    made = blocks(footprint, found, label, files)
+    made = raised(blocks(footprint, found, label, files))
     return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=label)
 
 

@@ -7,7 +7,7 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.kinds.memory import batch_sizes_report, footprint_report, trades_report
 from gpubench.memory.footprint import Footprint, Footprints
-from gpubench.report.document import EVERYWHERE, UNASKED, Block, Heading, Paragraph
+from gpubench.report.document import EVERYWHERE, UNASKED, Block, Heading, Paragraph, raised
 from gpubench.report.kind_report import intervals, missing
 from gpubench.runs import headlines
 from gpubench.runs.directory import SNAPSHOT, TRACES
@@ -39,6 +39,11 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
 
 
 def after_metrics(run: RunEvidence) -> Iterator[Block]:
+    """Yields nothing: no step is timed."""
+    yield from ()
+
+
+def over_time(run: RunEvidence) -> Iterator[Block]:
     """Yields nothing: no step is timed."""
     yield from ()
 
@@ -80,5 +85,8 @@ def _footprint(run: RunEvidence, footprints: Footprints) -> Iterator[Block]:
         yield Heading("What fills the memory", anchor="memory", on=EVERYWHERE)
         yield Paragraph(footprint_report.headline(found), "strong")
     files = sorted(run.path.joinpath(TRACES).glob(f"*{SNAPSHOT}"))
-    for block in footprint_report.blocks(found, run.findings, label, [str(file) for file in files]):
-        yield replace(block, on=block.on & UNASKED) if run.batch_sizes else block
+    made = footprint_report.blocks(found, run.findings, label, [str(file) for file in files])
+    if run.batch_sizes:
+        yield from (replace(block, on=block.on & UNASKED) for block in made)
+    else:
+        yield from raised(made)

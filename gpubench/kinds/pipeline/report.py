@@ -119,7 +119,7 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
         note = "Boxes: at work on the sample of that number. Lines: waiting for it. Blank: idle."
         if len(bars) > gantt.MOST_BARS:
             note += f" Only the first {gantt.MOST_BARS:,} of {len(bars):,} are drawn."
-        yield Figure(f"What each rank did in repeat {first}", chart, note)
+        yield Figure(f"What each rank did in repeat {first + 1}", chart, note)
     if shown := list(images.of_samples(run)):
         yield Heading("Images", 3)
         yield Figures(shown)
@@ -161,6 +161,11 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
         yield Paragraph(_digests(found), on=Medium.DETAILS | Medium.MARKDOWN)
         opened = len(found.samples) <= OPEN_SAMPLES
         yield Folded("Every sample's final latent", [_samples(found)], opened, on=Medium.PAGE | Medium.DETAILS)
+
+
+def over_time(run: RunEvidence) -> Iterator[Block]:
+    """Yields nothing: the timeline of the ranks comes first."""
+    yield from ()
 
 
 def _latency(found: Pipeline, run: RunEvidence) -> str:

@@ -61,29 +61,33 @@ def _uneven_split(found: Sequence[Completed]) -> str | None:
 
 def unlike_reference(repeat: int, samples: Sequence[int]) -> str | None:
     """Warns of samples whose bits differ from those of the reference."""
-    return f"repeat {repeat}: {_samples(samples)} not bit-identical to single-process diffusers" if samples else None
+    return f"{_repeat(repeat)}: {_samples(samples)} not bit-identical to single-process diffusers" if samples else None
 
 
 def not_reproduced(repeat: int, samples: Sequence[int]) -> str | None:
     """Warns of samples whose bits differ from those of the first repeat that made them."""
     if not samples:
         return None
-    return f"repeat {repeat}: {_samples(samples)} different from an earlier repeat with the same seed"
+    return f"{_repeat(repeat)}: {_samples(samples)} different from an earlier repeat with the same seed"
 
 
 def unpaired(repeat: int, rank: int, sent: int, received: int) -> str | None:
     """Warns if the next rank received another number of hand-offs than `rank` sent."""
     if sent == received:
         return None
-    return (
-        f"repeat {repeat}: rank {rank} sent {units.counted(sent, 'hand-off')}, and rank {rank + 1} received {received}"
-    )
+    hand_offs = units.counted(sent, "hand-off")
+    return f"{_repeat(repeat)}: rank {rank} sent {hand_offs}, and rank {rank + 1} received {received}"
 
 
 def missing_samples(repeat: int, made: Collection[int], wanted: int) -> str | None:
     """Warns if a repeat made some of the samples 0 to `wanted` - 1 but not all."""
     missing = sorted(set(range(wanted)) - set(made))
-    return f"repeat {repeat}: {_samples(missing)} missing; --resume makes them" if made and missing else None
+    return f"{_repeat(repeat)}: {_samples(missing)} missing; --resume makes them" if made and missing else None
+
+
+def _repeat(number: int) -> str:
+    """Returns what a repeat is called, which files number from 0 and messages from 1."""
+    return f"repeat {number + 1}"
 
 
 def made_again(damaged: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
 "use strict";
 for (const code of document.querySelectorAll("code.copied")) {
   const button = document.createElement("button");
-  button.type = "button"; button.className = "copy"; button.textContent = "Copy"; button.ariaLabel = "Copy " + code.textContent;
+  button.type = "button"; button.className = "copy"; button.textContent = "Copy"; button.ariaLabel = "Copy " + (code.textContent || "the command");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(code.textContent);

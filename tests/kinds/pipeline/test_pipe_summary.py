@@ -249,7 +249,7 @@ def test_a_sample_unlike_its_reference_is_named() -> None:
     assert verification
     assert (verification.samples, verification.identical, verification.divergence) == (4, 3, parted)
     assert found["verified_samples"].repeats == [1.0, 0.75]
-    assert found.warnings == ["repeat 1: sample 2 is not bit-identical to single-process diffusers"]
+    assert found.warnings == ["repeat 2: sample 2 is not bit-identical to single-process diffusers"]
 
 
 def test_a_sample_that_comes_out_otherwise_in_a_later_repeat_is_named() -> None:
@@ -258,7 +258,7 @@ def test_a_sample_that_comes_out_otherwise_in_a_later_repeat_is_named() -> None:
         repeats[1].samples[sample] = msgspec.structs.replace(repeats[1].samples[sample], sha256=digest(99))
         repeats[1].verified = None
     found = summary_of(LINE, repeats)
-    assert "repeat 1: samples 1, 3 are different from an earlier repeat with the same seed" in found.warnings
+    assert "repeat 2: samples 1, 3 are different from an earlier repeat with the same seed" in found.warnings
     assert [one.reproduced for one in pipeline_of(found).samples] == [True, False, True, False]
     assert found.get("verified_samples") is None  # not of every repeat
 
@@ -266,7 +266,7 @@ def test_a_sample_that_comes_out_otherwise_in_a_later_repeat_is_named() -> None:
 def test_counts_that_do_not_pair_up_name_the_edge() -> None:
     repeats = repeats_of(LINE)
     repeats[0].stages[2] = msgspec.structs.replace(repeats[0].stages[2], received=3)
-    assert "repeat 0: rank 1 sent 4 hand-offs, and rank 2 received 3" in summary_of(LINE, repeats).warnings
+    assert "repeat 1: rank 1 sent 4 hand-offs, and rank 2 received 3" in summary_of(LINE, repeats).warnings
 
 
 def test_an_uneven_split_is_told_with_the_better_one() -> None:
@@ -289,7 +289,7 @@ def test_a_run_that_failed_half_way_still_gives_what_it_has() -> None:
     del repeat.stages[1], repeat.stages[2], repeat.samples[2], repeat.samples[3]
     found = summary_of(LINE, [repeat])
     assert (found.metrics, found.steady) == ([], [])
-    assert "repeat 0: samples 2, 3 are missing; --resume makes them" in found.warnings
+    assert "repeat 1: samples 2, 3 are missing; --resume makes them" in found.warnings
     pipeline = pipeline_of(found)
     assert [one.sample for one in pipeline.samples] == [0, 1]
     assert [stage.times for stage in pipeline.stages] == [None] * 3

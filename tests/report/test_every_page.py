@@ -1,0 +1,101 @@
+"""What holds for the page of every kind: nothing from elsewhere, headings in order, and links that lead somewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from recorded_runs import write_run
+from reports import Page, sound
+from test_golden import DOCUMENTS
+from test_report_footprint import REPORTS as FOOTPRINTS
+from test_report_profile import REPORTS as PROFILES
+
+from gpubench.compare.history import Histories, Series, SeriesPoint
+from gpubench.report import after_run, history, index, perfetto
+from gpubench.report.document import Document
+from gpubench.report.page import render
+from gpubench.runs import directory
+from gpubench.runs.catalogue import catalogue
+
+
+def series(workload: str, runs: int, metric: str = "throughput") -> Series:
+    """A series whose last run has an interval a hundred times as wide as the differences between the runs."""
+    points = [
+        SeriesPoint(
+            path=f"results/made/run-{n}",
+            run_id=f"run-{n}",
+            name=None,
+            started=f"2026-11-2{n}T09:00:00.000Z",
+            commit=None,
+            dirty=False,
+            estimate=100.0 + n,
+            interval=(50.0, 500.0) if n == runs - 1 else (99.0 + n, 101.0 + n),
+        )
+        for n in range(runs)
+    ]
+    return Series(workload, metric, "samples/s", "higher", points, [], None, None, None, False, [])
+
+
+def of_history() -> Document:
+    made = [series("tiny", 4), series("tiny", 1, "step_time"), *(series(f"model {n}", 1) for n in range(4))]
+    return history.document(Histories(2, 0.95, 0.005, made, []))
+
+
+KINDS: dict[str, Callable[[], Document]] = {
+    **DOCUMENTS,
+    **{name: lambda name=name: PROFILES[name] for name in PROFILES},  # type: ignore[misc]
+    **{name: lambda name=name: FOOTPRINTS[name] for name in FOOTPRINTS},  # type: ignore[misc]
+    "history": of_history,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_of_every_kind_is_sound(name: str) -> None:
+    sound(render(KINDS[name]()))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_with_five_sections_lists_them_all(name: str) -> None:
+    source = render(KINDS[name]())
+    sections = source.count("<h2") - source.count('<h2 class="title"')
+    listed = source.partition('aria-label="Contents"')[2].partition("</nav>")[0].count("<a ")
+    assert listed == (sections if sections >= 5 and "<ol" not in source else 0)
+
+
+def test_the_pages_of_all_runs_and_of_a_trace_are_sound(tmp_path: Path) -> None:
+    trace = write_run(tmp_path, steps=14) / directory.TRACES / "rank0.pt.trace.json"
+    trace.parent.mkdir()
+    trace.write_text("{}")
+    perfetto.write_pages([trace])
+    sound(perfetto.page_of(trace).read_text())
+    sound(index.render(tmp_path, catalogue(tmp_path)))
+
+
+def test_a_series_of_one_run_has_no_chart_and_equal_names_tell_their_metric() -> None:
+    source = render(of_history())
+    assert source.count('class="drawing"') == 1
+    words = Page(source).words.lower()
+    assert "tiny: throughput" in words
+    assert "tiny: step time" in words
+
+
+def test_an_interval_does_not_flatten_the_axis_of_a_history() -> None:
+    """The runs differ by 3, and take a tenth of the axis or more, although one interval is 450 wide."""
+    drawn = render(of_history())
+    heights = [float(part.partition('"')[0]) for part in drawn.split(' cy="')[1:]]
+    assert max(heights) - min(heights) > history.HEIGHT / 10
+
+
+def test_a_run_with_an_evaluation_names_it_beside_the_step_that_it_made_long(tmp_path: Path) -> None:
+    path = write_run(tmp_path, repeats=1, steps=30)
+    lines = (path / directory.STEPS).read_text().splitlines()
+    assert '"step":20' in lines[20]
+    lines[20] = lines[20].replace('"phases":{', '"phases":{"evaluation":0.5,')
+    total = lines[20].partition('"total":')[2].partition(",")[0]
+    lines[20] = lines[20].replace(f'"total":{total}', f'"total":{float(total) + 0.5}')
+    (path / directory.STEPS).write_text("\n".join(lines) + "\n")
+    after_run.write_up(path)
+    source = (path / directory.REPORT).read_text()
+    chart = source.partition("Step time over steps</span>")[2].partition("</svg>\n")[0]
+    assert ">evaluation</text>" in chart
+    assert ">forward</text>" not in chart
