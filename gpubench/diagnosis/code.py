@@ -98,8 +98,8 @@ def _describe(found: Sampling, one: SampledFunction) -> str:
     share, count = units.percent(found.share(one)), f"{one.samples:,} of {units.counted(found.samples, 'sample')}"
     said = f"{share} of {found.of} is in {named(one)} ({count})"
     if one.on_line and one.file:
-        most = "" if one.on_line == one.samples else f", {units.whole_percent(one.on_line / one.samples)} of it"
-        said += f"{most} at {one.file}:{one.line}{_text(one.source)}"
+        part = "" if one.on_line == one.samples else f"{units.whole_percent(one.on_line / one.samples)} of it in "
+        said += f", {part}line {one.line}{_text(one.source)}"
     return f"{said}, within {one.within}" if one.within else said
 
 

@@ -125,8 +125,9 @@ class CallLines:
             found = call(*args, **kwargs)
         finally:
             self._inside = False
-        if _counts(kind, name, args[0] if args else None, found):
-            self._note(kind, name, self._phase(), sys._getframe(3))
+        phase = self._phase()
+        if _counts(kind, name, phase, args[0] if args else None, found):
+            self._note(kind, name, phase, sys._getframe(3))
         return found
 
     def _note(self, kind: str, name: str, phase: str, caller: FrameType) -> None:
@@ -140,11 +141,15 @@ class CallLines:
 _INHERITED: Any = object()
 
 
-def _counts(kind: str, name: str, given: Any, found: Any) -> bool:
-    """Returns whether a call is of interest: a read that may wait for a device, or a result of the kind."""
+def _counts(kind: str, name: str, phase: str, given: Any, found: Any) -> bool:
+    """Returns whether a call is of interest: a read that may wait for a device, or a result of the kind.
+
+    In a program without a GPU, all reads are, apart from those of an optimizer, which keeps its counts on the CPU.
+    """
     if kind == READ:
         on_cpu = getattr(getattr(given, "device", None), "type", "cpu") == "cpu"
-        return not on_cpu or (name not in ("cpu", "numpy") and not torch.cuda.is_initialized())
+        may_wait = name not in ("cpu", "numpy") and phase != "optimizer" and not torch.cuda.is_initialized()
+        return may_wait or not on_cpu
     if not isinstance(found, torch.Tensor):
         return False
     if kind == SOFTMAX:

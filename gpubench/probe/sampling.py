@@ -59,6 +59,10 @@ class Row(NamedTuple):
     """The function of another package that it had called; empty if it was in none that is written in Python."""
 
 
+_TYPES = (str, str, str, int, int, str, int)
+"""The types of the fields of a row and of their number."""
+
+
 class Samples:
     """Counts of what was running."""
 
@@ -78,6 +82,8 @@ class Samples:
         """Adds what `text` of another process has returned. Raises ValueError or TypeError if it has not."""
         taken, waiting, rows = json.loads(text)
         found = [(Row(*row), number) for *row, number in rows]
+        if any(tuple(map(type, (*row, number))) != _TYPES for row, number in found):
+            raise ValueError("no samples")
         self.taken, self.waiting, self.processes = self.taken + taken, self.waiting + waiting, self.processes + 1
         for row, number in found:
             self.add(row, number)
@@ -183,7 +189,7 @@ class Sampler:
         self._going: Any = None
         """A lock that is held while samples are to be taken; None while none are."""
         self._ended: Any = None
-        """A lock that the sampling thread holds."""
+        """A lock that the sampling thread releases at its end."""
         self._turn = 0.0
         """How long the turn of a thread was before."""
 
@@ -198,17 +204,17 @@ class Sampler:
             _thread.start_new_thread(self._run, (going, ended, tick))
         except RuntimeError:  # no more threads can be started
             return
-        self._going, self._ended = going, ended
         self._turn = sys.getswitchinterval()
+        self._ended, self._going = ended, going
         sys.setswitchinterval(min(self._turn, TURN))
 
     def stop(self) -> None:
-        """Ends the sampling thread, which `start` can begin anew."""
-        if self._going is None:
+        """Ends the sampling thread, which `start` can begin anew. It can be called from any thread."""
+        going, self._going = self._going, None
+        if going is None:
             return
-        self._going.release()
+        going.release()
         self._ended.acquire(timeout=ENDING_SECONDS)
-        self._going = self._ended = None
         if abs(sys.getswitchinterval() - min(self._turn, TURN)) < 1e-6:  # otherwise the program has set it since
             sys.setswitchinterval(self._turn)
 
@@ -217,7 +223,7 @@ class Sampler:
             if hasattr(signal, "pthread_sigmask"):
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             draw = random.Random().uniform
-            while self.samples.taken < MOST_SAMPLES:
+            for _ in range(MOST_SAMPLES):
                 if going.acquire(timeout=draw(0.5 * INTERVAL, 1.5 * INTERVAL)):
                     break
                 self._take()
@@ -240,30 +246,48 @@ class Sampler:
 
 def sample_worker(folder: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs the loop of a worker of a DataLoader, and leaves its samples in `folder` for the process that started it."""
-    parent = parent_process()
-    path = os.path.join(folder, f"{_prefix(parent.pid if parent and parent.pid else os.getppid())}{os.getpid()}")
-    sampler = Sampler(_thread.get_ident(), SourcePlaces())
-    due, wait = monotonic() + FIRST_WRITE, FIRST_WRITE
-
-    def write() -> None:
-        with suppress(Exception):  # nothing of it may reach the program
-            with open(f"{path}.part", "w", encoding="ascii") as file:
-                file.write(sampler.samples.text())
-            os.replace(f"{path}.part", path)
-
-    def tick() -> None:
-        nonlocal due, wait
-        if monotonic() >= due:
-            wait = min(2 * wait, LAST_WRITE)
-            due = monotonic() + wait
-            write()
-
-    sampler.start(tick)
+    sampling = WorkerSampling(folder)
+    with suppress(Exception):  # nothing of it may reach the program
+        sampling.start()
     try:
         return call(*args, **kwargs)
     finally:
-        sampler.stop()
-        write()
+        sampling.end()
+
+
+class WorkerSampling:
+    """The samples of a worker, which may be killed at any time. It writes them again and again."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._path = ""
+        self._sampler: Optional[Sampler] = None
+        self._wait = FIRST_WRITE
+        self._due = monotonic() + FIRST_WRITE
+
+    def start(self) -> None:
+        parent = parent_process()
+        started_by = parent.pid if parent and parent.pid else os.getppid()  # a server of forks may be in between
+        self._path = os.path.join(self._folder, f"{_prefix(started_by)}{os.getpid()}")
+        self._sampler = Sampler(_thread.get_ident(), SourcePlaces())
+        self._sampler.start(self._tick)
+
+    def end(self) -> None:
+        if self._sampler:
+            self._sampler.stop()
+            self._write(self._sampler)
+
+    def _tick(self) -> None:
+        if self._sampler and monotonic() >= self._due:
+            self._wait = min(2 * self._wait, LAST_WRITE)
+            self._due = monotonic() + self._wait
+            self._write(self._sampler)
+
+    def _write(self, sampler: Sampler) -> None:
+        with suppress(Exception):  # as in `sample_worker`
+            with open(f"{self._path}.part", "w", encoding="ascii") as file:
+                file.write(sampler.samples.text())
+            os.replace(f"{self._path}.part", self._path)
 
 
 def of_workers(folder: str) -> Samples:
