@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gpubench.sampled import Calls, Sampled
 from gpubench.surrogates import without_surrogates
 
 A = TypeVar("A")
@@ -449,6 +450,15 @@ class TraceRecorded(Event, frozen=True):
     """Whether this is the last part of the file."""
 
 
+class CodeSampled(Event, frozen=True):
+    """The samples of the code of a program, in the repeat that is recorded."""
+
+    repeat: RepeatNumber
+    main: Sampled
+    workers: Sampled
+    calls: Calls = []
+
+
 class MemoryFollowed(Event, frozen=True):
     """The memory footprint of one rank, as the JSON of `gpubench.memory.footprint.Footprint`."""
 
@@ -655,9 +665,9 @@ Greeting = Hello | Seen
 OfRank = (
     Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | GraphsCompiled | Planned | StepsMeasured
     | StepsHeld
-    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | MemoryFollowed | MemoryRecorded
-    | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured | SampleFinished
-    | StageDone | BaselineMeasured | Verified | Failed | Done
+    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | CodeSampled | MemoryFollowed
+    | MemoryRecorded | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured
+    | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 """What a rank sends after its greeting."""
 Message = Greeting | OfRank | Elsewhere | RankLeft | Unmeasured
@@ -692,6 +702,8 @@ class Job(msgspec.Struct, frozen=True):
     length: tuple[int, int, bool] | None = None
     """The fields of `gpubench.probe.length.Length` of an earlier repeat in which an open number was decided, for this
     one; None before that."""
+    sampled: int = 0
+    """The number of steps of a program after those of torch.profiler in which its code is sampled."""
 
 
 class RepeatEnded(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The rule about attention computed by separate operators."""
 
 from gpubench import units
+from gpubench.diagnosis import code
 from gpubench.diagnosis.case import MEDIUM, Answers, ProfileCase, at_place, severity
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import find_accelerator
@@ -40,7 +41,7 @@ def unfused_attention(case: ProfileCase) -> Answers:
         "their time at that peak",
     )
     needs = case.option("stacks")
-    if needs and all(one.where is None for one in found):
+    if needs and not code.calls(case, "softmax") and all(one.where is None for one in found):
         yield Unanswered("unfused-attention", "file and line of the softmax", needs)
 
 
@@ -78,6 +79,7 @@ def _evidence(case: ProfileCase, found: list[Attention], spent: int) -> list[str
         f"it takes {case.time_per_step(spent)}, {units.percent(share_of_computing(case))} of {computing}: {listed}",
         *(_sizes(case, one) for one in found[:EXAMPLES] if one.queries is not None and one.total >= least),
     ]
+    evidence += code.call_evidence(code.calls(case, "softmax"))
     if backward := sum(one.backward for one in found):
         evidence.append(f"{units.percent(backward / spent)} of it in the backward pass")
     if unsure := sum(one.total for one in found if one.queries is None):

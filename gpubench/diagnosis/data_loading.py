@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from gpubench import units
+from gpubench.diagnosis import code
 from gpubench.diagnosis.case import NOTABLE, Answers, ProfileCase, at_most, severity
 from gpubench.findings import Finding
 
@@ -82,7 +83,8 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         if workers == 0
         else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
-        + ("" if free else "; no core is free: they help as far as the loader waits, for example for a disk"),
+        + ("" if free else "; no core is free: they help as far as the loader waits, for example for a disk")
+        + _cheaper(case, "; or make {} faster"),
         fix=case.fix(data__workers=more),
         expected=at_most(saving),
         threshold=_threshold(case),
@@ -149,7 +151,10 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
         return (
             f"every core is in use ({'; '.join([_cores(case, workers), *case.taken_evidence()])}), and making a batch "
             "takes longer than the step",
-            "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
+            _cheaper(case, "make {} faster, as by operating on whole arrays; or store samples decoded and resized, ")
+            + "cache them, or augment them on the GPU"
+            if _cheaper(case, "{}")
+            else "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
         )
     return (
         "batches are made in the program's own process, or by too few workers",
@@ -157,14 +162,23 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
     )
 
 
+def _cheaper(case: ProfileCase, advice: str) -> str:
+    """Returns advice on the function that makes a batch slow, in place of {}; "" if it is not known."""
+    found = code.making_batches(case)
+    slowest = found.slowest if found else None
+    return advice.format(code.named(slowest)) if slowest else ""
+
+
 def _evidence(case: ProfileCase) -> list[str]:
     evidence = []
+    found = code.making_batches(case)
     clean, step = case.clean_share("phase_data_wait"), case.metrics.get("step_time")
     if clean is not None and step is not None:
         evidence.append(
             f"a step of the clean run takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it for "
-            "its batches"
+            "its batches" + (f"; {found.summary}" if found and found.summary else "")
         )
+    evidence += [*code.sampled_evidence(found), *code.idle_workers(case)]
     evidence += case.idle_starts_evidence()
     device, loading = case.rank.device, case.rank.idle.get("data_loader", 0)
     if device is not None and loading:

@@ -3,6 +3,7 @@
 import re
 
 from gpubench import units
+from gpubench.diagnosis import code
 from gpubench.diagnosis.case import Answers, ProfileCase, severity, shortened
 from gpubench.diagnosis.matrix_products import PRODUCTS_WORTH, is_product
 from gpubench.findings import Finding, Saving
@@ -37,6 +38,7 @@ def double_precision(case: ProfileCase) -> Answers:
             f"{case.time_per_step(of_products)}",
             *(_operator(case, one) for one in longest),
             *(_kernel(case, one) for one in kernels[:2]),
+            *code.call_evidence(code.calls(case, "float64")),
         ],
         cause="parameters or inputs are float64: NumPy makes arrays of that type, which torch.from_numpy keeps, and "
         "a model computes in it after double() or torch.set_default_dtype(torch.float64)",

@@ -1,6 +1,7 @@
 """Rules about the host: Python, operator dispatch, launches, synchronisation, threads and compilation."""
 
 from gpubench import units
+from gpubench.diagnosis import code
 from gpubench.diagnosis.case import (
     HOST_WORTH,
     WORTH,
@@ -40,6 +41,7 @@ def python_bound(case: ProfileCase) -> Answers:
         evidence=[
             f"the longest time outside any operator is {units.seconds(stretches[0].length / 1e9)}",
             *(_describe_stretch(case, one) for one in stretches),
+            *code.sampled_evidence(code.of_steps(case, {one.phase for one in stretches})),
             *case.recording_evidence(cost),
         ],
         cause=cause,
@@ -50,7 +52,7 @@ def python_bound(case: ProfileCase) -> Answers:
         "two operators there are a few us, and tens with the call of a module",
     )
     needs = case.option("stacks")
-    if needs and all(one.where is None for one in stretches):
+    if needs and case.rank.code is None and all(one.where is None for one in stretches):
         yield Unanswered("python-bound", "file and line of the code between operators", needs)
 
 
@@ -129,6 +131,10 @@ backward, is a large part. A step of few large operators has 20 us and more per 
 optimizer's, are short."""
 
 
+IN_OWN_CODE = ("other", "forward")
+"""The phases of a step in which the program's own code runs most."""
+
+
 def dispatch_bound(case: ProfileCase) -> Answers:
     """Finds many short operators, with Python between them, in a step on a CPU."""
     outside, least = case.without_recording(between_calls(case)), case.host_worth
@@ -142,7 +148,11 @@ def dispatch_bound(case: ProfileCase) -> Answers:
         id="dispatch-bound",
         title=f"calling operators takes much of {case.window()}",
         severity=severity(cost) if expected else "medium",
-        evidence=[*_dispatch_evidence(case), *case.recording_evidence(cost)],
+        evidence=[
+            *_dispatch_evidence(case),
+            *code.sampled_evidence(code.of_steps(case, IN_OWN_CODE)),
+            *case.recording_evidence(cost),
+        ],
         cause="operators are so short that calling them costs as much as running them",
         advice="use torch.compile, or a larger batch, which gives each call more work; operate on whole tensors "
         "instead of looping over their parts",
@@ -221,7 +231,11 @@ def launch_bound(case: ProfileCase) -> Answers:
         id="launch-bound" if many else "python-bound",
         title="the GPU waits for the host's next launch",
         severity=severity(cost),
-        evidence=[*_launch_evidence(case), *case.recording_evidence(cost)],
+        evidence=[
+            *_launch_evidence(case),
+            *code.sampled_evidence(code.of_steps(case, IN_OWN_CODE)),
+            *case.recording_evidence(cost),
+        ],
         cause="kernels finish before Python and PyTorch have launched the next ones"
         if many
         else "single launches come late: the program's code, or what it calls, holds them up",
@@ -323,7 +337,10 @@ def synchronisation(case: ProfileCase) -> Answers:
         title=f"{'values are read on the host' if case.on_cpu else 'the host waits for the device'}"
         + " in the loop" * bool(case.rank.step_numbers),
         severity=severity(cost),
-        evidence=[_describe_wait(case, wait) for wait in found[:NAMED]],
+        evidence=[
+            *(_describe_wait(case, wait) for wait in found[:NAMED]),
+            *code.call_evidence([] if reads_loss else code.calls(case, "read")),
+        ],
         cause="training.read_loss reads the loss on the host after every step"
         if reads_loss
         else "the program reads a value on the host, or asks for a wait, before it launches the next work",
@@ -333,7 +350,8 @@ def synchronisation(case: ProfileCase) -> Answers:
         threshold=_threshold(case),
     )
     needs = case.option("stacks")
-    if needs and not reads_loss and all(wait.where is None for wait in found):
+    known = reads_loss or code.calls(case, "read") or any(wait.where for wait in found)
+    if needs and not known:
         yield Unanswered("synchronisation", "file and line of what makes the host wait", needs)
 
 
@@ -457,20 +475,21 @@ def too_few_threads(case: ProfileCase) -> Answers:
     saving = within * (1 - threads / cores)
     yield Finding(
         id="too-few-threads",
-        title="CPU cores are idle",
+        title=f"operators compute with {units.counted(threads, 'thread')}, and could with {cores}",
         severity=severity(saving),
         evidence=[
             f"each rank computes with {units.counted(threads, 'thread')} and has "
             f"{units.counted(case.cores or cores, 'core')}",
-            f"operators take {units.percent(within)} of {case.window()}",
+            f"operators take {units.percent(case.host_share('operators'))} of {case.window()}, and those of the "
+            f"optimizer {units.percent(case.host_share('optimizer'))}",
             *case.taken_evidence(),
         ],
         cause="operators can use no more cores than they have threads",
         advice=_with_threads(cores),
         fix=case.fix(performance__cpu_threads=cores),
         expected=at_most(saving),
-        threshold=f"at least {units.percent(IN_OPERATORS)} of {case.window()} in operators, as threads speed up "
-        "nothing else",
+        threshold=f"at least {units.percent(IN_OPERATORS)} of {case.window()} in operators, those of the optimizer "
+        "included, as threads speed up nothing else",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -68,6 +69,7 @@ from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric
+from gpubench.sampled import SampledCode
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import Profile, RankProfile
@@ -106,17 +108,19 @@ def of_run(
     environment: Mapping[str, Any],
     unit_time: float | None,
     others: float = 0.0,
+    sampled: Mapping[int, SampledCode] = MappingProxyType({}),
 ) -> Diagnosis:
     """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
 
-    `others` is the number of CPU cores that other processes kept busy meanwhile.
+    `others` is the number of CPU cores that other processes kept busy meanwhile. `sampled` has the samples of the
+    program's own code by rank.
 
     `settings` is None if it is unknown how the run ran, so that findings propose no settings. `paths` are all traces of
     the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a clean step, in seconds.
     Raises DataError as `of_files` does.
     """
     latest = _latest(paths)
-    profile = analyse([read(path) for path in latest])
+    profile = _with_samples(analyse([read(path) for path in latest]), sampled)
     if settings and settings.get("performance.sdpa") and any(map(is_restricted, profile.ranks)):
         settings = {**settings, "performance.sdpa": "math"}  # a context in the program cannot be seen from outside
     if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
@@ -134,6 +138,11 @@ def _latest(paths: Sequence[Path]) -> list[Path]:
 
 def _noted(profile: Profile, note: str) -> Profile:
     ranks = [msgspec.structs.replace(rank, notes=[*rank.notes, note]) for rank in profile.ranks]
+    return msgspec.structs.replace(profile, ranks=ranks)
+
+
+def _with_samples(profile: Profile, sampled: Mapping[int, SampledCode]) -> Profile:
+    ranks = [msgspec.structs.replace(rank, code=sampled.get(rank.rank or 0)) for rank in profile.ranks]
     return msgspec.structs.replace(profile, ranks=ranks)
 
 

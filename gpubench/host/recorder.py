@@ -39,6 +39,7 @@ from gpubench.runs.directory import (
 )
 from gpubench.runs.other_load import other_load
 from gpubench.runs.summary import Environment, Summary, write_summary
+from gpubench.sampled import SampledCode
 from gpubench.settings import identity
 from gpubench.settings.defaults import has_gpu_each, local_ranks
 from gpubench.settings.field import fields, setting
@@ -123,6 +124,8 @@ class Recorder(ABC, Generic[S]):
         """The GPUs that rank 0 sees."""
         self._used: defaultdict[int, set[str]] = defaultdict(set)
         """The digits of the uuids of the GPUs that each rank has used, for the ranks that know them."""
+        self._sampled: dict[int, SampledCode] = {}
+        """The samples of the program's own code in the repeat that is recorded, by rank."""
         self.seconds: list[float] = []
         """The time of each repeat, with the start and the end of its processes."""
         self.writer = RunWriter(
@@ -287,6 +290,8 @@ class Recorder(ABC, Generic[S]):
                 self._take_failure(event)
             case events.TraceRecorded():
                 self._take_trace(event)
+            case events.CodeSampled():
+                self._sampled[event.rank] = SampledCode(event.main, event.workers, event.calls)
             case _:
                 if not self.keep(event):
                     log.log(NOTIMPORTANT, "rank %d: %s", event.rank, type(event).__name__)
@@ -454,6 +459,7 @@ class Recorder(ABC, Generic[S]):
                 flatten(self.environment),
                 self.unit_time(summary),
                 summary.others.cores or 0.0 if summary.others and summary.others.busy else 0.0,
+                self._sampled,
             )
             wanted = self._values.get("profiling.active") or 1
             if failed and any(len(rank.step_numbers) < wanted for rank in found.profile.ranks):

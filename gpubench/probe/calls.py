@@ -90,6 +90,7 @@ class CallProbe(Probe):
     def install(self) -> None:
         self._treatments.install()
         os.register_at_fork(after_in_child=self._begin_in_fork)
+        self._look_at_code()
         stand_in(dataloader.DataLoader, "__init__", self._make_loader)
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)

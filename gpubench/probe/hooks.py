@@ -30,8 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
+from torch.utils.data._utils import worker
 
-from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
+from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, SAMPLED_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, DrawnBatches, in_words
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .device import loss_of
@@ -41,11 +42,13 @@ from .gpus import used_gpus
 from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
 from .length import MOST_WARMUP, Length, fitting, usual
+from .lines import CallLines
 from .measured import MeasuredStep
 from .modules import parameters_of
 from .observed import SourcePlaces, autocast_of, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
 from .recording import ProbeRecording, is_profiled
+from .sampling import Sampler, sample_worker
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
@@ -91,6 +94,8 @@ HELD_SECONDS = 1.0
 killed while it is unknown which updates make a step keeps these."""
 SPREAD_STEPS = 50
 """The steps to measure on several machines where the user sets no number."""
+SPREAD_SAMPLED = 20
+"""The steps whose code is sampled on several machines, not all of whose hosts know how long a step takes."""
 SECONDS_TO_END = 30.0
 """The seconds in which a program has to end once the host is gone."""
 
@@ -128,6 +133,7 @@ class Probe:
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
         self._places = SourcePlaces()
+        self._lines = CallLines(self._places)
         self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         """Where the program makes its optimizers."""
         self._found: dict[str, str] = {}
@@ -249,8 +255,8 @@ class Probe:
         stand_in(torch.autograd, "backward", self._backward)
         stand_in(torch, "save", self._save)
         if not self._following:
+            self._look_at_code()
             stand_in(torch.autograd, "grad", self._compute_gradients)
-        if not self._following:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             self._regions.install()
         self._graphs_of_cuda.install()
@@ -261,6 +267,15 @@ class Probe:
         stand_in(scaler, "step", self._scaler_step)
         optimizers.register_optimizer_step_pre_hook(self._before_update)
         optimizers.register_optimizer_step_post_hook(self._after_update)
+
+    def _look_at_code(self) -> None:
+        """Samples the code of the workers of DataLoaders, and finds lines, in a repeat that is recorded."""
+        if SAMPLED_VARIABLE not in os.environ:
+            return
+        self._lines.install()
+        folder = os.path.dirname(self._address)
+        if os.access(folder, os.W_OK):
+            stand_in(worker, "_worker_loop", functools.partial(sample_worker, folder))
 
     # What stands in for the functions of torch; `call` is the original.
 
@@ -838,6 +853,8 @@ class Probe:
     def _break_off(self) -> None:
         if not self._over and self._host:
             self._over = True
+            if self._recording:
+                self._recording.leave()
             self._host.close()
 
     def _advance(self) -> None:
@@ -1022,12 +1039,18 @@ class Probe:
             if self._counted.by_hand and not (self._updates or self._made or self._repeat):
                 host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
-            self._recording = ProbeRecording(settings["profiling"], host, self._repeat)
+            sampled = SPREAD_SAMPLED if host.is_spread else host.job.get("sampled") or 0
+            sampler = Sampler(self._thread, self._places, self._phase_now)
+            self._recording = ProbeRecording(settings["profiling"], host, self._repeat, sampler, self._lines, sampled)
+            os.register_at_fork(before=self._recording.pause)
         if not self._following:
             self._begin_steps(host, settings["training"])
         elif self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
+
+    def _phase_now(self) -> str:
+        return self._timeline.current
 
     def _begin_steps(self, host: Host, training: dict[str, Any]) -> None:
         """Finds how many steps to measure, as far as that is known before the first one."""
@@ -1168,7 +1191,7 @@ class Probe:
             if self._compiled:
                 self._host.put("graphscompiled", repeat=self._repeat, steps=self._compiled)
             if self._recording:
-                self._recording.close()
+                self._recording.close(self._places)
             self._host.put(
                 "repeatdone",
                 repeat=self._repeat,

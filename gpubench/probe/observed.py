@@ -172,6 +172,8 @@ class SourcePlaces:
         folders += [*getattr(site, "getsitepackages", list)(), site.getusersitepackages()]
         folders += [os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__))]
         self._libraries = tuple({os.path.join(os.path.abspath(each), "") for each in folders if each})
+        self._own: dict[str, bool] = {}
+        """Whether files are the program's own, by their names in code objects."""
         self.remembered: dict[int, str] = {}
         """The places of calls by what was made there; see `remember`."""
 
@@ -192,16 +194,32 @@ class SourcePlaces:
         while frame:
             name = frame.f_code.co_filename
             if not name.startswith("<"):
-                path = os.path.join(self._directory, name)
-                if not path.startswith(self._libraries) and not _PACKAGES.intersection(path.split(os.sep)):
-                    return f"{self._shown(path)}:{frame.f_lineno}" + (f" (by {package})" if package else "")
+                path = self.absolute(name)
+                if self.is_own(name):
+                    return f"{self.shown(path)}:{frame.f_lineno}" + (f" (by {package})" if package else "")
                 module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
                 if _PACKAGES.intersection(path.split(os.sep)) and module not in _UNNAMED:
                     package = module
             frame = frame.f_back
         return None
 
-    def _shown(self, path: str) -> str:
+    def is_own(self, name: str) -> bool:
+        """Returns whether a file of source, by its name in a code object, is the program's own."""
+        known = self._own.get(name)
+        if known is None:
+            path = self.absolute(name)
+            known = not (
+                name.startswith("<") or path.startswith(self._libraries) or _PACKAGES.intersection(path.split(os.sep))
+            )
+            if len(self._own) < MOST_PLACES:
+                self._own[name] = known
+        return known
+
+    def absolute(self, name: str) -> str:
+        """Returns the path of a file of source by its name in a code object."""
+        return os.path.join(self._directory, name)
+
+    def shown(self, path: str) -> str:
         """Returns the path relative to the directory that the program was started in, if it is in there."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         for folder in (self._directory, os.path.dirname(os.path.abspath(main)) if main else None):

@@ -1,4 +1,4 @@
-"""Records steps of the program with torch.profiler, and sends the traces to the host."""
+"""Records steps of the program with torch.profiler, samples its code in the steps after them, and sends both."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from .host import Host
+from .lines import CallLines
 from .modules import named_modules
+from .observed import SourcePlaces
 from .quiet import ignored_warnings
-from .treatments import is_compiled, stand_in
+from .sampling import Sampler, of_workers
+from .treatments import compiled_graphs, is_compiled, stand_in
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
@@ -23,10 +26,22 @@ CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 class ProbeRecording:
     """The recording of one repeat of this process, from its first complete step on."""
 
-    def __init__(self, settings: dict[str, Any], host: Host, repeat: int) -> None:
-        """`settings` are those of `gpubench.settings.sections.ProfilingSettings`."""
-        self.steps = settings["wait"] + (settings["warmup"] + settings["active"]) * (settings["repeat"] + 1)
+    def __init__(
+        self, settings: dict[str, Any], host: Host, repeat: int, sampler: Sampler, lines: CallLines, sampled: int
+    ) -> None:
+        """`settings` are those of `gpubench.settings.sections.ProfilingSettings`.
+
+        After the steps of torch.profiler, which would distort them, come one in which `lines` sees calls and as many
+        as `sampled`, in which `sampler` samples.
+        """
+        self._traced = settings["wait"] + (settings["warmup"] + settings["active"]) * (settings["repeat"] + 1)
+        """The number of steps that torch.profiler takes."""
+        self.steps = self._traced + (1 + sampled) * bool(sampled)
         """The number of steps that the recording takes."""
+        self._sampler = sampler
+        self._lines = lines
+        self._compiles = False
+        self._taken = 0
         self._settings = settings
         self._host = host
         self._repeat = repeat
@@ -34,6 +49,8 @@ class ProbeRecording:
         self._folder = TemporaryDirectory(prefix="gpubench-", dir=inside)
         self._profile: profile | None = None
         self._paths: dict[int, str] = {}
+        self._call_before: Any = None
+        """The function that calls modules, while another one annotates the calls."""
 
     def start(self, roots: list[torch.nn.Module]) -> None:
         """Starts the profiler's schedule, unless this rank is not recorded, or the program runs a profiler of its own.
@@ -41,6 +58,7 @@ class ProbeRecording:
         The calls of the modules in `roots` are annotated, if they run uncompiled.
         """
         settings = self._settings
+        self._compiles = any(map(is_compiled, roots)) or compiled_graphs() > 0
         if is_profiled():
             self._host.warn("the program runs a profiler of its own, so that it cannot be recorded")
             return
@@ -73,15 +91,47 @@ class ProbeRecording:
         self._call(self._profile.start)
 
     def advance(self) -> None:
-        """Advances the schedule by one step."""
+        """Advances by one step: the schedule of the profiler, or once it is complete the samples."""
+        self._taken += 1
         if self._profile:
             self._call(self._profile.step)
+        if self._taken == self._traced:
+            self._end_trace()
+            if self._taken < self.steps and not self._compiles:
+                self._lines.start(self._sampler.thread, self._sampler.phase)
+        elif self._taken > self._traced:
+            self._lines.stop()
+            self._sampler.start()
 
-    def close(self) -> None:
-        """Stops the profiler, and sends the traces of the complete cycles."""
+    def pause(self) -> None:
+        """Ends the sampling thread until the next step, so that the process can be forked."""
+        self._sampler.stop()
+
+    def leave(self) -> None:
+        """Ends all that looks at the program's code."""
+        self._sampler.stop()
+        self._lines.stop()
+
+    def _end_trace(self) -> None:
         if self._profile:
             self._call(self._profile.stop)
             self._profile = None
+        if self._call_before is not None:
+            torch.nn.Module.__call__ = self._call_before  # type: ignore[method-assign]
+            self._call_before = None
+
+    def close(self, places: SourcePlaces) -> None:
+        """Stops the profiler and the samples, and sends the traces of the complete cycles, and the samples."""
+        self.leave()
+        self._end_trace()
+        workers = of_workers(self._host.folder)
+        self._host.put(
+            "codesampled",
+            repeat=self._repeat,
+            main=self._sampler.samples.json(places),
+            workers=workers.json(places),
+            calls=self._lines.json(),
+        )
         for path in sorted(Path(self._folder.name).iterdir()):
             data = path.read_bytes()
             for start in range(0, len(data), CHUNK):
@@ -98,6 +148,7 @@ class ProbeRecording:
     def _annotate(self) -> None:
         """Annotates the calls of the known modules, by wrapping the call of every module."""
         call, paths = torch.nn.Module.__call__, self._paths
+        self._call_before = call
 
         # With stacks, PyTorch takes the variable `self` of this function, and no other, for the module.
         @functools.wraps(call)

@@ -116,6 +116,11 @@ class Timeline:
             self._part.evaluates = self.base == EVALUATION
         return self._part
 
+    @property
+    def current(self) -> str:
+        """The phase that is running. It can be asked for in another thread, which may be told of the one before."""
+        return (self._open[-1:] or [self.base])[0]
+
     def is_in(self, phase: str) -> bool:
         """Returns whether a phase is running, also if it is not the innermost one."""
         return phase in self._open

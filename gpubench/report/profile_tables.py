@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from gpubench import units
 from gpubench.errors import UsageError, did_you_mean
 from gpubench.report.document import EVERYWHERE, UNASKED, Table, table
+from gpubench.sampled import SampledCode, SampledFunction, SeenCall
 from gpubench.text import step_part, words
 from gpubench.trace.profile import (
     Collective,
@@ -427,6 +428,57 @@ _COLLECTIVES = Listing[Collective](
     most=10,
     words=("collective",),
 )
+
+
+def _of_functions(whole: Callable[[SampledCode], int]) -> dict[str, Column[SampledFunction]]:
+    """Returns the columns of sampled functions. `whole` returns the samples that shares refer to."""
+    return {
+        "function": Column(lambda rank, one: f"{one.function} {one.place}".strip()),
+        "share": Column(
+            lambda rank, one: one.samples / max(1, whole(rank.code)) if rank.code else 0.0,
+            lambda rank, value: units.percent(value),
+        ),
+        "samples": Column(lambda rank, one: one.samples, lambda rank, value: f"{value:,}"),
+        "phase": Column(lambda rank, one: one.phase, _words),
+        "most at": Column(lambda rank, one: one.line, lambda rank, value: f"line {value}" if value else ""),
+        "source": Column(lambda rank, one: one.source),
+        "within": Column(lambda rank, one: one.within),
+    }
+
+
+_CODE = Listing[SampledFunction](
+    "Code of the program in the steps",
+    lambda rank, all_: rank.code.main.functions if rank.code else [],
+    _of_functions(lambda code: code.main.samples),
+    most=10,
+    words=("phase", "function"),
+    expendable=("within", "source"),
+)
+_WORKERS = Listing[SampledFunction](
+    "Code of the program in the DataLoader's workers",
+    lambda rank, all_: rank.code.workers.functions if rank.code else [],
+    _of_functions(lambda code: code.workers.samples - code.workers.waiting),
+    most=10,
+    words=("phase", "function"),
+    expendable=("within", "source"),
+)
+_CALLS = Listing[SeenCall](
+    "Lines that read values, make float64 or compute softmax",
+    lambda rank, all_: rank.code.calls if rank.code else [],
+    {
+        "line": Column(lambda rank, one: one.place or one.function),
+        "call": Column(lambda rank, one: one.name),
+        "times": Column(lambda rank, one: one.calls, lambda rank, value: f"{value:,}"),
+        "in phase": Column(lambda rank, one: one.phase, _words),
+        "source": Column(lambda rank, one: one.source),
+    },
+    most=10,
+    words=("in phase", "source"),
+    expendable=("source",),
+)
 LISTINGS: Mapping[str, Listing[Any]] = {
-    one.name: one for one in (_PHASES, _MODULES, _OPERATORS, _KERNELS, _COPIES, _WAITS, _COLLECTIVES)
-}
+    one.name: one
+    for one in (
+        _PHASES, _MODULES, _OPERATORS, _KERNELS, _COPIES, _WAITS, _COLLECTIVES, _CODE, _WORKERS, _CALLS,
+    )
+}  # fmt: skip

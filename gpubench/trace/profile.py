@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from gpubench.sampled import SampledCode
+
 Cause = Literal[
     "first_calls", "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation",
     "python_and_launch", "recording", "queued", "backlog", "unknown",
@@ -432,6 +434,8 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     """The long waits that count as python_and_launch, by what the host was in, most time first."""
     python: Python | None = None
     """The time outside operators; None without slices of the host."""
+    code: SampledCode | None = None
+    """The samples of the program's own code; None if it was not sampled, as for a trace from elsewhere."""
     threads: int
     """The number of host threads with operators."""
     unread: list[str] = []

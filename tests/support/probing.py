@@ -25,6 +25,8 @@ from gpubench.settings.sections import ProfilingSettings
 RECORDED = ProfilingSettings(enabled=True, wait=1, active=2, repeat=0, compress=False)
 
 WARMUP = 3
+SAMPLED = 3
+"""The steps of a recording whose code is sampled."""
 
 
 class Measured:
@@ -133,6 +135,7 @@ def _serve(
         },
         "repeats": [0],
         "profiled": 0 if profiling else None,
+        "sampled": SAMPLED,
         "clock": [time.time(), time.monotonic()],
         "machine": machine(),
         "seconds": seconds,

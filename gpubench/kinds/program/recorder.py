@@ -1,5 +1,6 @@
 """Keeps the events of a program of the user: what all of its runs have in common, and its steps."""
 
+import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,11 @@ from gpubench.runs.summary import Summary, summarise
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedProgramSettings, from_outside
 from gpubench.temporary import OwnedFolder
+
+SAMPLED_SECONDS = 2.0
+"""The time of the steps in which the code of a program is sampled, up to 1000 times."""
+LEAST_SAMPLED, MOST_SAMPLED = 2, 200
+"""The limits of the number of these steps."""
 
 P = TypeVar("P", bound=CompletedProgramSettings)
 
@@ -220,7 +226,21 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
 
     @property
     def variables(self) -> Mapping[str, str]:
-        return {probe.INFERENCE_VARIABLE: "1"} if self.settings.inference else {}
+        wanted = {
+            probe.INFERENCE_VARIABLE: self.settings.inference,
+            probe.SAMPLED_VARIABLE: self.profiled is not None,
+        }
+        return {name: "1" for name, is_set in wanted.items() if is_set}
+
+    def job(self, repeats: Sequence[int]) -> events.Job:
+        job = super().job(repeats)
+        return job if self.profiled is None else msgspec.structs.replace(job, sampled=self._steps_to_sample())
+
+    def _steps_to_sample(self) -> int:
+        """Returns the number of steps that take about SAMPLED_SECONDS, as far as the steps so far tell."""
+        step = self.unit_time(self.sum_up())
+        wanted = math.ceil(SAMPLED_SECONDS / step) if step else LEAST_SAMPLED
+        return max(LEAST_SAMPLED, min(MOST_SAMPLED, wanted))
 
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
