@@ -72,7 +72,7 @@ def _cell(metric: Metric | None) -> str:
         return "-"
     if metric.name in ("throughput", "sample_latency"):
         return phrases.figure(metric)
-    return phrases.TOO_NOISY if metric.too_noisy else units.quantity(metric.estimate, metric.unit)
+    return phrases.central(metric)
 
 
 def _caption(runs: Sequence[RunEvidence]) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpubench.compare import explanation
 from gpubench.compare.comparability import judge
 from gpubench.compare.evidence import RunEvidence, Series, Side
-from gpubench.compare.explanation import NOTHING, UNSETTLED, explain
-from gpubench.compare.result import Comparability, Explanation, NullMetric, PhaseChange
+from gpubench.compare.explanation import NOTHING, OPEN, UNSETTLED, explain
+from gpubench.compare.result import Comparability, Explanation, NullMetric, PhaseChange, Waterfall
 from gpubench.compare.warnings import steady_telemetry
 from gpubench.metrics import Metric
 from gpubench.report.phrases import moves
@@ -176,10 +177,20 @@ def test_changes_within_their_noise_are_not_named() -> None:
     assert found.notes == ["no phase with a large share of the change exceeds its own noise"]
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_no_sentence_denies_an_interval_that_excludes_zero(settled: bool) -> None:
+    doubtful = PhaseChange("forward", 1.0, 1.5, 0.5, (0.1, 0.9), 0.2)
+    other = PhaseChange("backward", 1.0, 1.0, 0.0, (-0.1, 0.1), 1.0)
+    found = Waterfall("step", 2.0, 2.5, [doubtful, other])
+    said = explanation._silence(found) if settled else explanation._unsettled(found)
+    assert said == ["forward changed if judged alone, but not after the correction for 2 phases"]
+
+
 def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
     ours, theirs = run(), run(STEP | {"forward": 14.0})
-    (said,) = explained(ours, theirs, settled=False).notes
-    assert said == UNSETTLED
+    assert explained(ours, theirs, settled=False).notes == ["forward takes +4 ms", OPEN]
+    noisy = run(noise=0.05), run(STEP | {"backward": 20.3}, noise=0.05)
+    assert explained(*noisy, settled=False).notes == [UNSETTLED]
     assert explained(ours, theirs).notes[0].startswith("forward takes +4 ms")
 
 
@@ -193,7 +204,8 @@ def test_phases_are_judged_together_and_each_keeps_its_own_interval() -> None:
     assert forward.interval[0] > 0
     assert forward.p_value
     assert forward.p_value > 0.05
-    assert not any("forward" in note for note in explained(run(noise=0.002), run(moved, noise=0.002)).notes)
+    (said,) = explained(run(noise=0.002), run(moved, noise=0.002)).notes
+    assert said == "forward changed if judged alone, but not after the correction for 5 phases"
 
 
 def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:
