@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpubench.compare import explanation
+from gpubench.compare import explanation, verdicts
 from gpubench.compare.comparability import judge
 from gpubench.compare.evidence import RunEvidence, Series, Side
 from gpubench.compare.explanation import NOTHING, OPEN, UNSETTLED, explain
@@ -330,3 +330,14 @@ def test_phases_that_grew_while_the_device_was_idle_are_called_symptoms() -> Non
     notes = explained(run(starved=0.03), run(STEP | {"data_wait": 9.0}, starved=0.92)).notes
     assert notes[0].startswith("data wait takes +8")
     assert notes[1].startswith("the device was idle at the start of 92.0 % of the steps (3 % before)")
+
+
+@pytest.mark.parametrize(("noise", "told"), [(0.002, True), (0.05, True), (0.6, False)])
+def test_a_ratio_whose_interval_says_nothing_is_unknown_everywhere(noise: float, told: bool) -> None:
+    ours, theirs = Side("base", (run(noise=noise),)), Side("new", (run(STEP | {"forward": 10.01}, noise=noise),))
+    found = verdicts.judge(ours.runs[0].metrics["step_time"], ours, theirs, verdicts.Circumstances()).verdict
+    assert (found.ratio is not None) == (found.interval is not None) == told
+    assert (found.noise_floor is not None) == (found.resolvable is not None) == told
+    assert found.too_noisy != told
+    assert (found.reason == verdicts.TOO_FAR_APART) != told
+    assert found.more_repeats is None or found.more_repeats <= verdicts.MOST_ADVISED
