@@ -114,7 +114,7 @@ class Bench:
         """
         judged = self.compare([without, with_change], ["throughput"])
         verdicts = judged.comparisons[0].verdicts if judged else []
-        return next((verdict for verdict in verdicts if verdict.metric == "throughput" and verdict.ratio), None)
+        return next((verdict for verdict in verdicts if verdict.metric == "throughput"), None)
 
     def _leave_to(self, host: str, outcomes: Sequence[Outcome]) -> NoReturn:
         """Ends the command on a machine without rank 0. Raises the error of the run, or typer.Exit."""

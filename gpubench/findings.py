@@ -22,8 +22,8 @@ class Cost(Struct, frozen=True):
     """The effect of a memory fix on the throughput, judged by `compare` over interleaved repeats."""
 
     verdict: Judged
-    change: float
-    """The change of the throughput as a fraction; negative if the fix is slower."""
+    change: float | None
+    """The change of the throughput as a fraction; negative if the fix is slower. None if the repeats do not tell it."""
     interval: tuple[float, float] | None = None
     """The 95 % interval of the change."""
 
@@ -33,7 +33,8 @@ class Trial(Struct, frozen=True):
 
     outcome: Outcome
     saving: Saving | None
-    """The measured saving. One of time has a 95 % interval; one of memory has none. None if nothing was measured."""
+    """The measured saving. One of time has a 95 % interval; one of memory has none. None if nothing was measured, or if
+    the repeats do not tell it."""
     run: str | None
     """The run directory with the fix."""
     baseline: str | None

@@ -10,7 +10,8 @@ LATENCIES: Mapping[str, float] = {"latency_p50": 0.5, "latency_p95": 0.95, "late
 """The quantiles of the latency of inference: the share of the steps that take at most as long."""
 TOO_WIDE = 2.0
 """The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
-
+SAYS_NOTHING = TOO_WIDE**2
+"""The same for a ratio of two such metrics, if its interval contains 1: it then has neither estimate nor interval."""
 
 LEADERS = (
     "speedup",
@@ -303,3 +304,9 @@ def definition_of(name: str) -> Definition:
         region = name.removeprefix("phase_")
         return Definition("s", "lower", f"mean time per steady step in the program's own region {region!r}", "step")
     return DEFINITIONS[name]
+
+
+def place_of_phase(name: str) -> float:
+    """Returns the place of a phase in the order of every report; phases of a program come before `other`."""
+    places = {known: place for place, known in enumerate(DEFINITIONS)}
+    return places.get(f"phase_{name}", places["phase_other"] - 0.5)

@@ -143,8 +143,10 @@ def _speed_trial(fix: Mapping[str, Any], without: Outcome, with_fix: Outcome, be
     if missed := _missed(fix, with_fix):
         return Trial("not applied", None, run, baseline, missed)
     verdict = bench.throughput(without, with_fix)
-    if verdict is None or not verdict.ratio:
+    if verdict is None or verdict.ratio == 0:
         return Trial("failed", None, run, baseline, "no step was measured")
+    if verdict.ratio is None:
+        return Trial("inconclusive", None, run, baseline, verdict.reason)
     low, high = sorted(1 - 1 / ratio for ratio in verdict.interval) if verdict.interval else (None, None)
     saving = Saving(1 - 1 / verdict.ratio, low, high)
     return Trial(OUTCOMES.get(verdict.verdict, "inconclusive"), saving, run, baseline, verdict.reason)
@@ -314,8 +316,10 @@ def _cost(without: Outcome | None, timed: Outcome | None, bench: Bench) -> Cost 
     if without is None or timed is None or without.error or timed.error:
         return None
     verdict = bench.throughput(without, timed)
-    if verdict is None or verdict.ratio is None:
+    if verdict is None:
         return None
+    if verdict.ratio is None:
+        return Cost("inconclusive", None)
     low, high = verdict.interval or (0.0, 0.0)
     interval = (low - 1, high - 1) if verdict.interval else None
     return Cost(JUDGED.get(verdict.verdict, "inconclusive"), verdict.ratio - 1, interval)

@@ -85,6 +85,11 @@ def difference(fraction: float) -> str:
     return f"{factor:.1f} x" if factor < 10 else f"{factor:,.0f} x"
 
 
+def times(excess: float) -> str:
+    """Formats how long something takes, by the fraction by which it exceeds another time: "1.34 times"."""
+    return f"{digits(1 + excess, 3 if excess < 1 else 2)} times"
+
+
 def signed_percent(fraction: float, places: int | None = None) -> str:
     """Formats a change in percent with `places` decimals, or else with two digits and at least tenths."""
     change = fraction * 100

@@ -363,7 +363,9 @@ def test_the_load_of_other_processes_limits_the_reliability_of_the_times() -> No
     assert found is not None
     assert (found.cores, found.processes, found.slowdown) == (1.0, {"cc1plus": 0.8, "sh": 0.2}, 0.5)
     said = "other processes kept 1.0 cores busy while it ran (cc1plus, sh)"
-    assert warnings.contended(found) == f"{said}: its steps may have taken up to 50.0 % longer than on an idle machine"
+    assert (
+        warnings.contended(found) == f"{said}: its steps may have taken up to 1.50 times as long as on an idle machine"
+    )
     assert warnings.contended(other_load(samples, [(1.0, 3.0)], 4, loaders=False, on_cpu=False)) == said
 
 

@@ -24,7 +24,7 @@ from gpubench.compare.result import (
 )
 from gpubench.compare.verdicts import interleaved, known_of, sample_of, samples_of
 from gpubench.compare.warnings import RUNS_WATCHED, steady_telemetry
-from gpubench.metrics import DEFINITIONS
+from gpubench.metrics import place_of_phase
 
 MOST_RANKS = 5
 LEAST_REPORTED = 0.1  # share of all changes; a smaller change is not reported
@@ -33,7 +33,8 @@ OFTEN_IDLE = 0.5  # share of the steps that begin with an idle device
 ROUNDING = 1e-9  # share of a step's time; a smaller change is rounding error
 
 NOTHING = Explanation(None, [], None, [])
-UNSETTLED = "it is not established whether there is a change, so no phase is named as its cause"
+OPEN = "whether the whole changed is not established"
+UNSETTLED = f"{OPEN}, so no phase is named as its cause"
 
 
 def explain(
@@ -47,8 +48,8 @@ def explain(
     """Explains the change of the step time. The explanation is empty if the work differs or no step was timed.
 
     Times are per step, or per sample of a rank if a step is not the same work on both sides. `record` is the recorded
-    noise of equal runs. `settled` tells whether a change, or its absence, is established; otherwise nothing is named as
-    its cause.
+    noise of equal runs. `settled` tells whether a change, or its absence, is established; otherwise the phases that
+    changed are named, but nothing as a cause.
     """
     if not (comparability.comparable or comparability.forced):
         return NOTHING
@@ -60,7 +61,7 @@ def explain(
     ranks = _rank_changes(baseline, candidate)
     clock = _clock_effect(baseline, candidate, whole)
     if not settled:
-        return Explanation(waterfall, ranks[:MOST_RANKS], clock, [UNSETTLED] if waterfall else [])
+        return Explanation(waterfall, ranks[:MOST_RANKS], clock, _unsettled(waterfall) if waterfall else [])
     notes = [*_phase_notes(waterfall), *_rank_notes(ranks, whole, waterfall), *_clock_notes(clock, whole)]
     notes.sort(key=lambda note: -note.size)
     sentences = [note.sentence for note in notes] or _silence(waterfall)
@@ -117,8 +118,7 @@ class _Step:
         """Returns the phases of either side in the order of a step. Unknown phases come before `other`."""
         sides = (self.baseline, self.candidate)
         present = {name for side in sides for name in side.runs[0].metrics if name.startswith(PHASE)}
-        places = {name: place for place, name in enumerate(DEFINITIONS)}
-        return sorted(present, key=lambda name: (places.get(name, places["phase_other"] - 0.5), name))
+        return sorted(present, key=lambda name: (place_of_phase(name.removeprefix(PHASE)), name))
 
 
 def _share(sample: MetricSample | None, samples: int) -> MetricSample:
@@ -214,17 +214,20 @@ def _phase_notes(waterfall: Waterfall | None) -> Iterator[_Note]:
     if waterfall is None:
         return
     total = waterfall.candidate - waterfall.baseline
-    moved = math.fsum(abs(phase.change) for phase in waterfall.phases)
-    for phase in waterfall.phases:
-        if not _established(phase) or abs(phase.change) < LEAST_REPORTED * moved:
-            continue
+    a = " a sample" if waterfall.per == "sample" else ""
+    for phase in filter(_established, _large(waterfall)):
         said = f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}"
-        a = " a sample" if waterfall.per == "sample" else ""
         if total and 0 < phase.change / total <= 1:
             said += f" of the {units.signed_seconds(total)}{a} ({units.whole_percent(phase.change / total)})"
         else:
             said += f"{a}, while the whole takes {units.signed_seconds(total)}"
         yield _Note(abs(phase.change), said)
+
+
+def _large(waterfall: Waterfall) -> list[PhaseChange]:
+    """Returns the phases with a large share of all changes."""
+    moved = math.fsum(abs(phase.change) for phase in waterfall.phases)
+    return [phase for phase in waterfall.phases if abs(phase.change) >= LEAST_REPORTED * moved]
 
 
 def _rank_notes(ranks: Sequence[RankChange], whole: PhaseChange, waterfall: Waterfall | None) -> Iterator[_Note]:
@@ -257,7 +260,36 @@ def _clock_notes(clock: ClockEffect | None, whole: PhaseChange) -> Iterator[_Not
 
 
 def _silence(waterfall: Waterfall | None) -> list[str]:
-    return ["no phase with a large share of the change exceeds its own noise"] if waterfall else []
+    """Returns why no phase is named; it does not deny an interval that excludes 0."""
+    if waterfall is None:
+        return []
+    return _doubtful(waterfall) or ["no phase with a large share of the change exceeds its own noise"]
+
+
+def _unsettled(waterfall: Waterfall) -> list[str]:
+    """Returns the phases that changed where it is open whether the whole did."""
+    a = " a sample" if waterfall.per == "sample" else ""
+    changed = [
+        f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}{a}"
+        for phase in sorted(filter(_established, _large(waterfall)), key=lambda phase: -abs(phase.change))
+    ]
+    return [*changed, OPEN] if changed else _doubtful(waterfall) or [UNSETTLED]
+
+
+def _doubtful(waterfall: Waterfall) -> list[str]:
+    """Returns a sentence on large phases whose own interval excludes 0, where no change of a phase is established."""
+    names = [
+        units.words(phase.phase)
+        for phase in _large(waterfall)
+        if phase.interval and (phase.interval[0] > 0 or phase.interval[1] < 0)
+    ]
+    if not names:
+        return []
+    tested = sum(phase.p_value is not None for phase in waterfall.phases)
+    return [
+        f"{units.listed(names)} changed if judged alone, but not after the correction for "
+        f"{units.counted(tested, 'phase')}"
+    ]
 
 
 def _symptoms(baseline: Side, candidate: Side, waterfall: Waterfall | None) -> list[str]:

@@ -194,14 +194,17 @@ def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:
 
 
 def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | None, float | None, float | None]:
-    """Returns the worsening, and the p-values of "larger than the limit" and "smaller than the limit"."""
-    if verdict.ratio is None:  # 0 on both sides, in every repeat
+    """Returns the worsening, and the p-values of "larger than the limit" and "smaller than the limit".
+
+    The worsening is None if it is too noisy to say anything.
+    """
+    if verdict.ratio is None and ratio is None:  # 0 on both sides, in every repeat
         return 0.0, 1.0, 0.0
     sign = 1 if verdict.better == "lower" else -1
-    worsening = sign * (verdict.ratio - 1)
+    worsening = None if verdict.ratio is None else sign * (verdict.ratio - 1)
     if ratio is None:
         return worsening, None, None
-    if ratio.error.size == 0:
+    if ratio.error.size == 0 and worsening is not None:
         return (worsening, 0.0, 1.0) if worsening > limit else (worsening, 1.0, 0.0)
     edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
     distance = sign * (math.log(ratio.estimate) - edge)
@@ -209,7 +212,8 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
 
 
 def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: str | None) -> GateResult:
-    reason = rejected or (trial.verdict.reason if trial.limit > trial.condition.limit else None)
+    told = trial.limit > trial.condition.limit or trial.verdict.too_noisy
+    reason = rejected or (trial.verdict.reason if told else None)
     regressed = beyond is not None and beyond < SIGNIFICANT
     passed = within is not None and within < SIGNIFICANT and not rejected
     return GateResult(

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpubench import units
-from gpubench.compare import changepoints, comparability, gate
+from gpubench.compare import changepoints, comparability, gate, power
 from gpubench.compare.changepoints import FEWEST, ChangePoint, Floats
 from gpubench.compare.evidence import open_run
 from gpubench.compare.gate import Condition
@@ -98,7 +98,10 @@ class Series(Struct, frozen=True):
     noise: float | None
     """The standard deviation between runs of one level, as a fraction; None for too few runs."""
     visible: float | None
-    """The change that would be found in nine of ten such series once three runs were made after it, as a fraction."""
+    """The change that would be found in nine of ten such series once three runs were made after it, as a fraction.
+
+    None for too few runs, or above 100 %.
+    """
     correlation: float | None
     """The correlation of a run with the one before, around the levels between changes; None for fewer than ten runs."""
     wanders: bool
@@ -319,7 +322,7 @@ def _series(chain: _SeriesRuns, metric: str, margin: float) -> Series | None:
         points=[_point(entry, metric) for entry in runs],
         changes=[_change(one, runs, sign, figure.better) for one in found],
         noise=noise,
-        visible=None if noise is None else max(margin, math.expm1(_bounded(visible * noise))),
+        visible=None if noise is None else power.telling(max(margin, math.expm1(_bounded(visible * noise)))),
         correlation=correlation,
         wanders=wanders,
         varied=chain.varied,
@@ -493,9 +496,9 @@ def _judged(
     reason = None
     if one.noise is None:
         reason = f"{units.counted(len(one.points), 'run')}: a history needs {2 * FEWEST}"
-    elif not worse and one.visible is not None and one.visible > condition.limit:
-        visible = units.percent(one.visible)
-        reason = f"runs differ by {units.percent(one.noise)}: only changes above {visible} are visible"
+    elif not worse and (one.visible is None or one.visible > condition.limit):
+        seen = "no change is" if one.visible is None else f"only changes above {units.percent(one.visible)} are"
+        reason = f"runs differ by {units.percent(one.noise)}: {seen} visible"
     regressed = p_beyond < SIGNIFICANT
     passed = p_within < SIGNIFICANT and reason is None
     ends = [abs(math.expm1(_bounded(sign * (worse + side * NORMAL * error)))) for side in (-1, 1)]

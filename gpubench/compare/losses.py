@@ -463,7 +463,7 @@ def _by_equivalence(sides: _Sides, margin: Margin) -> Judgement:
     relation = "more than" if harm else "not certainly within" if doubt else "within"
     judgement = Judgement(
         outcome="harmed" if harm else "unclear" if doubt else "unharmed",
-        reason=f"{where} its loss is {_in_words(change)}, {relation} {_margin_in_words(allowed, final, scale, learns)}",
+        reason=f"{where} its loss {_in_words(change)}, {relation} {_margin_in_words(allowed, final, scale, learns)}",
         change=middle.estimate,
         interval=(sure[0] if harm else middle).interval,
         margin=allowed if learns else None,
@@ -517,9 +517,12 @@ def _longer(steps: int, factor: float) -> int:
 
 
 def _in_words(change: _Change) -> str:
+    """Returns a change with signs where its interval has both, and else as "higher by 0.2 (0.1 to 0.3)"."""
     low, high = change.interval
-    side = "higher" if change.estimate >= 0 else "lower"
-    return f"{side} by {abs(change.estimate):.2g} (95 % interval {low:+.2g} to {high:+.2g})"
+    if low < 0 < high:
+        return f"differs by {change.estimate:+.2g} (95 % interval {low:+.2g} to {high:+.2g})"
+    side, (least, most) = "higher" if change.estimate >= 0 else "lower", sorted(map(abs, (low, high)))
+    return f"is {side} by {abs(change.estimate):.2g} (95 % interval {least:.2g} to {most:.2g})"
 
 
 def _margin_in_words(margin: float, final: float, fall: float, learns: bool) -> str:

@@ -99,7 +99,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     found = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
     change, (low, high) = found or (None, (0.0, 0.0))
     if change is not None and len(halves):
-        change = max(change, _found_with_power(halves, band))
+        change = power.telling(max(change, _found_with_power(halves, band)))
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
@@ -107,7 +107,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         units=sample.n,
         spread=unit_spread,
         within=_within(sample),
-        noise_floor=intervals.noise_floor(unit_spread, sample.n - 1, 1, 1),
+        noise_floor=power.telling(intervals.noise_floor(unit_spread, sample.n - 1, 1, 1)),
         per_side=per_side,
         splits=len(halves),
         false_verdicts=_false_verdicts(halves, band),

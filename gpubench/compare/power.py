@@ -6,6 +6,7 @@ repeats that agree by chance therefore do not promise too much.
 """
 
 import math
+import sys
 from bisect import bisect_left
 from functools import lru_cache
 
@@ -14,24 +15,30 @@ from numpy.typing import NDArray
 
 from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error
 from gpubench.distributions import student_t_quantile
+from gpubench.metrics import TOO_WIDE
 
 Draws = NDArray[np.float64]
 
 DRAWS = 4000
 SEED = 20_180_401  # seed of the draws, so that results are reproducible
-MOST = math.log(10)
-"""The logarithm of the largest change that is named. Noise that hides more than that says nothing about a change."""
+LARGEST = TOO_WIDE - 1
+"""The largest change that is named, as a fraction. Noise that hides more than a factor of two says nothing."""
 PLACES = 9  # degrees of freedom between which Student's quantiles are interpolated
+
+
+def telling(change: float) -> float | None:
+    """Returns a change that noise can make or hide; None for one above LARGEST."""
+    return change if change <= LARGEST else None
 
 
 def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float | None:
     """Returns the smallest change that another test like the one with this error finds beyond the margin, at `level`.
 
-    It finds it with probability POWER. Returns None for a change by more than a factor of 10.
+    It finds it with probability POWER. Returns None for a change above LARGEST.
     """
     half_width = error.half_width(level) / error.size * _spread(error.df, 1) if error.size else np.zeros(DRAWS)
     distance = float(np.quantile((half_width + _estimate()) / _spread(error.df, 0), POWER)) * error.size
-    return _beyond(margin, distance) if distance <= MOST else None
+    return _beyond(margin, distance)
 
 
 def resolvable_by(
@@ -41,16 +48,17 @@ def resolvable_by(
 
     The spread of a unit is known with `df` degrees of freedom. The second value is the 95 % range of that change, from
     the range of the spread: the change that would be found if the spread were known to be at one of its ends, at most
-    by a factor of 10. Returns None if the change is larger than that.
+    LARGEST. Returns None if the change is larger than that.
     """
     needed = _half_width(per_side, False, SIGNIFICANT) + _estimate()
     scale = unit_spread * math.sqrt(2 / per_side)
     expected = float(np.quantile(needed / _spread(df, 0), POWER))
     known = float(np.quantile(needed, POWER))
     low, high = (known / end for end in reversed(_range(df)))
-    if expected * scale > MOST:
+    change, least, most = (_beyond(margin, distance * scale) for distance in (expected, low, high))
+    if change is None or least is None:
         return None
-    return _beyond(margin, expected * scale), (_beyond(margin, low * scale), _beyond(margin, min(MOST, high * scale)))
+    return change, (least, LARGEST if most is None else most)
 
 
 def repeats_for(
@@ -81,8 +89,10 @@ def repeats_range(change: float, unit_spread: float, df: float, margin: float) -
     return repeats_for(change, ends[0], math.inf, margin), repeats_for(change, ends[1], math.inf, margin)
 
 
-def _beyond(margin: float, distance: float) -> float:
-    return float(np.expm1(np.log1p(margin) + distance))
+def _beyond(margin: float, distance: float) -> float | None:
+    """Returns the change at this distance beyond the margin, on the logarithmic scale; None if it is not telling."""
+    size = math.log1p(margin) + distance
+    return telling(math.expm1(size)) if size < math.log(sys.float_info.max) else None
 
 
 def _range(df: float) -> tuple[float, float]:

@@ -76,9 +76,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
     baseline: float
     candidate: float
     ratio: float | None
-    """The ratio candidate / baseline; None if the baseline is 0."""
+    """The ratio candidate / baseline; None if the baseline is 0, or if the interval says nothing (`too_noisy`)."""
     interval: tuple[float, float] | None = None
-    """The 95 % interval of the ratio, without correction for other metrics."""
+    """The 95 % interval of the ratio, without correction for other metrics.
+
+    None if there is none, or if it contains 1 and its ends differ by more than a factor of four.
+    """
     p_value: float | None = None
     """The p-value of the verdict, or of a change beyond the limit if it is inconclusive.
 
@@ -89,7 +92,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     noise_floor: float | None = None
     """The relative difference that noise alone can make between such sides.
 
-    It is computed from the spread of their repeats, or for single runs from that of equal runs on record.
+    It is computed from the spread of their repeats, or for single runs from that of equal runs on record. None if it
+    is unknown, or above 100 %.
     """
     limit: float
     """The threshold for a change, as a fraction: the margin, or what `limited_by` names if that is larger."""
@@ -104,7 +108,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     None if at least seven equal ones, of the other side or on record, show how they differ.
     """
     resolvable: float | None = None
-    """The smallest relative change that as many new repeats find with 80 % power."""
+    """The smallest relative change that as many new repeats find with 80 % power; None if unknown, or above 100 %."""
     level: Level | None = None
     """The variation that the interval rests on."""
     units: tuple[int, int] = (0, 0)
@@ -114,10 +118,15 @@ class Verdict(Struct, frozen=True, kw_only=True):
     paired: bool = False
     more_repeats: int | None = None
     """For an inconclusive verdict: how many more repeats a side settle it with 80 % power if the change is as large as
-    estimated; None if unknown."""
+    estimated; None if unknown, or more than 30."""
     method: str
     reason: str | None = None
     """Why the verdict is withheld, rejected or not possible."""
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the interval of the ratio says so little that neither is given."""
+        return self.ratio is None and self.baseline > 0 and self.verdict in ("inconclusive", "rejected")
 
 
 class PhaseChange(Struct, frozen=True):
@@ -353,15 +362,18 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     """The standard deviation between them."""
     within: float | None
     """The standard error from the steps inside one of them, with autocorrelation; None if there are no steps."""
-    noise_floor: Annotated[float, Meta(ge=0)]
-    """The difference that noise alone can make between two of them: t x spread x sqrt(2)."""
+    noise_floor: Annotated[float, Meta(ge=0)] | None
+    """The difference that noise alone can make between two of them: t x spread x sqrt(2).
+
+    None above 100 %, which says nothing.
+    """
     per_side: int
     """The number of them on each side of a split."""
     splits: int
     false_verdicts: float | None
     """The fraction of random A/A splits with a verdict of change; None for too few repeats to split."""
     resolvable: float | None
-    """The smallest change that `per_side` further repeats on each side find with 80 % power."""
+    """The smallest change that `per_side` further repeats on each side find with 80 % power; None above 100 %."""
     resolvable_range: tuple[float, float] | None = None
     """The same for the ends of the 95 % interval of the spread, which is estimated from few repeats."""
     single_splits: int

@@ -12,7 +12,7 @@ from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import SIGNIFICANT, Error, Known, MetricSample, Ratio, Steps
 from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
-from gpubench.metrics import LEADERS, Better, Metric
+from gpubench.metrics import LEADERS, SAYS_NOTHING, Better, Metric
 
 WELL_KNOWN = 10  # so many units agree to the last digit only if they have no noise: their steps are not read
 
@@ -100,6 +100,9 @@ each benchmark of one. docs/statistics.md has the figures.
 COUNTS = ("peak_memory_allocated", "peak_memory_reserved", "peak_memory_total")
 """Metrics that are reproducible counts in a run that followed its memory, independent of the machine's state."""
 COUNTED = "counted, not timed"
+TOO_FAR_APART = "the repeats differ too much to tell"
+MOST_ADVISED = 30
+"""The largest number of further repeats that is advised. A larger one rests on a spread that is hardly known."""
 ALLOWED_FOR: dict[LimitedBy, str] = {
     "machine": "that the machine itself may account for",
     "processes": "by which equal processes are assumed to differ",
@@ -154,9 +157,12 @@ class _Evidence:
 
     @property
     def floor(self) -> float | None:
+        """The noise floor; None if it is unknown, or so high that it says nothing."""
         if self.known and self.known.of_runs:
-            return intervals.noise_floor(self.known.spread, self.known.df, 1, 1)
-        return intervals.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n) if self.unit_spread else None
+            return power.telling(intervals.noise_floor(self.known.spread, self.known.df, 1, 1))
+        if self.unit_spread is None:
+            return None
+        return power.telling(intervals.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n))
 
     def ratio(self) -> Ratio | None:
         """Returns the ratio of the metric's values, before division by ranks."""
@@ -341,7 +347,10 @@ def _verdict(
         reason = f"not beyond {allowed_for(case.limit, case.limited_by)}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
         place = "beyond" if _significant(alone[0]) else "within"
-        reason = f"{place} the margin by itself, but not established with {family} metrics judged together"
+        reason = f"{place} the margin if judged alone, but not after the correction for {family} metrics"
+    vague = found is not None and _says_nothing(found)
+    if outcome == "inconclusive" and vague:
+        reason = TOO_FAR_APART
     if doubt := circumstances.rejected.get(leaning or outcome):
         outcome, leaning, reason = "rejected", None, doubt
     if case.withheld:
@@ -357,8 +366,8 @@ def _verdict(
         leaning=leaning,
         baseline=ours,
         candidate=theirs,
-        ratio=found.estimate if found else theirs / ours if ours > 0 else None,
-        interval=found.interval if found and not exact else None,
+        ratio=None if vague else found.estimate if found else theirs / ours if ours > 0 else None,
+        interval=found.interval if found and not exact and not vague else None,
         p_value=None if exact else _two_sided(case.within if outcome == "equivalent" else case.beyond),
         margin=margin,
         noise_floor=evidence.floor,
@@ -370,10 +379,16 @@ def _verdict(
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
         paired=evidence.paired,
-        more_repeats=_more_repeats(case, margin) if outcome == "inconclusive" else None,
+        more_repeats=_more_repeats(case, margin) if outcome == "inconclusive" and not vague else None,
         method="ratio of the counts" if exact else _method(evidence, found, level),
         reason=reason or (COUNTED if exact else None),
     )
+
+
+def _says_nothing(ratio: Ratio) -> bool:
+    """Returns whether the interval contains no change, and more than it is worth to print."""
+    low, high = ratio.interval
+    return low < 1 < high and high > SAYS_NOTHING * low
 
 
 def _outcome(case: _Case) -> tuple[Outcome, Outcome | None, str | None]:
@@ -410,9 +425,10 @@ def _two_sided(p_value: float | None) -> float | None:
 
 
 def _more_repeats(case: _Case, margin: float) -> int | None:
-    """Returns how many more repeats a side settle a change of the estimated size; None if more do not help.
+    """Returns how many more repeats a side settle a change of the estimated size.
 
-    They help against an assumption on processes, because they show how these differ.
+    Returns None if more do not help, or if it takes more than MOST_ADVISED. They help against an assumption on
+    processes, because they show how these differ.
     """
     evidence, found = case.evidence, case.ratio
     not_repeats = case.limited_by == "machine" or (evidence.known is not None and evidence.known.of_runs)
@@ -420,7 +436,8 @@ def _more_repeats(case: _Case, margin: float) -> int | None:
         return None
     change = math.expm1(abs(math.log(found.estimate)))
     needed = power.repeats_for(change, *evidence.unit_spread, margin, paired=evidence.paired, level=case.level)
-    return None if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
+    more = math.inf if needed is None else max(1, needed - min(evidence.ours.n, evidence.theirs.n))
+    return int(more) if more <= MOST_ADVISED else None
 
 
 def _level(found: Ratio | None, baseline: Side, candidate: Side) -> Level | None:

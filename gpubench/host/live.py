@@ -14,6 +14,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.host.recorder import Progress, Recorder
 from gpubench.host.step_recorder import TrainProgress
+from gpubench.metrics import place_of_phase
 from gpubench.registry import RunKind
 from gpubench.telemetry import TelemetrySample
 from gpubench.text import BAR, Fitting, bar
@@ -111,12 +112,12 @@ def describe(progress: TrainProgress) -> str:
     """Returns the state of a run as one line of plain text."""
     head = progress.place
     if progress.step is None:
-        return f"{head}  {progress.doing.replace('_', ' ')}"
+        return "  ".join([head, progress.doing.replace("_", " "), *left(progress)])
     step_time = _step_time(progress)
     parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
     if progress.step.loss is not None:
         parts.append(f"loss {progress.step.loss:.4f}")
-    return "  ".join([*parts, *_speed(progress), units.seconds(step_time)])
+    return "  ".join([*parts, *_speed(progress), units.seconds(step_time), *left(progress)])
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
@@ -129,6 +130,8 @@ def _table(progress: TrainProgress, length: int) -> Table:
     table = head(progress.place)
     if progress.step is None:
         table.add_row("", units.words(progress.doing))
+        for line in left(progress):
+            table.add_row("left", line.removesuffix(" left"))
         return table
     step, step_time = progress.step, _step_time(progress)
     table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
@@ -140,9 +143,20 @@ def _table(progress: TrainProgress, length: int) -> Table:
         table.add_row(units.words(name), bar(share, name, length).append(" " * bool(length) + figures))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
+    remaining = [line.removesuffix(" left") for line in left(progress)]
     if progress.planned:
-        table.add_row("left", f"{units.seconds((progress.planned - step.step - 1) * step_time)} in this repeat")
+        own = units.about((progress.planned - step.step - 1) * step_time)
+        remaining = [f"{own} in this repeat", *(f"{line} in all" for line in remaining)]
+    if remaining:
+        table.add_row("left", ", ".join(remaining))
     return table
+
+
+def left(progress: Progress) -> list[str]:
+    """Returns the time left of all repeats and runs, as ["about 3 min left"]; [] while it is unknown."""
+    if progress.ends is None:
+        return []
+    return [f"about {units.about(max(0.0, progress.ends - time.monotonic()))} left"]
 
 
 def head(now: str) -> Table:
@@ -165,10 +179,10 @@ def _speed(progress: TrainProgress) -> list[str]:
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
-    """Returns (name, share of the step, seconds) of each phase, as means over the recent steps."""
+    """Returns (name, share of the step, seconds) of each phase in the order of the result, means over recent steps."""
     recent = progress.steps
     total = _step_time(progress)
-    names = dict.fromkeys(name for step in recent for name in step.phases)
+    names = sorted({name for step in recent for name in step.phases}, key=place_of_phase)
     means = {name: fmean(step.phases.get(name, 0.0) for step in recent) for name in names}
     return [(name, seconds / total, seconds) for name, seconds in means.items()]
 

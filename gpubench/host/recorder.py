@@ -72,6 +72,9 @@ class Progress:
     telemetry: TelemetrySample | None = None
     recorded: bool = False
     """Whether the profiler records this repeat. Such a repeat is not measured."""
+    ends: float | None = None
+    """When the repeats of all runs should have ended, by the durations so far, on the monotonic clock; None if that is
+    unknown."""
 
     @property
     def place(self) -> str:
@@ -90,6 +93,8 @@ class Recorder(ABC, Generic[S]):
     """The numbers of the samples to make, for a command that makes single samples; None for all."""
     profiled: int | None = None
     """The number of the repeat that torch.profiler records, which is not measured; None if there is none."""
+    ends: float | None = None
+    """`Progress.ends` of the repeats to come."""
     elsewhere: str | None = None
     """The name of the machine whose host records the run of a program, if it is not this one."""
     is_spread = False
@@ -186,7 +191,7 @@ class Recorder(ABC, Generic[S]):
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Begins repeat `number` of `repeats`, in a new process or in the current one."""
         then = self.progress
-        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant)
+        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant, ends=self.ends)
         self.progress = replace(begun, telemetry=then.telemetry)
 
     def begin_recorded(self) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from gpubench.channel import calendar
@@ -110,6 +111,7 @@ def _measure_all(
             continue
         if recorder.is_open and recorder.length is None:
             recorder.length = _length_of_others(recorder, recorders)
+        recorder.ends = None if order else expected_end(recorders, time.monotonic())
         try:
             measure(recorder, repeats, profiled, watch)
         except BaseException as error:
@@ -138,6 +140,19 @@ def _share_time(recorders: Sequence[Recorder[Any]], runs: int) -> None:
     repeats = runs or sum(recorder.settings.measurement.repeats for recorder in recorders)
     for recorder in recorders:
         recorder.seconds_each = min(AIM / repeats, MOST_EACH)
+
+
+def expected_end(recorders: Sequence[Recorder[Any]], now: float) -> float | None:
+    """Returns when all repeats should have ended, if each takes the mean time of those made so far.
+
+    Returns None before the first one has ended, and where their number depends on the results.
+    """
+    took = [seconds for recorder in recorders for seconds in recorder.seconds]
+    settings = [recorder.settings for recorder in recorders]
+    if not took or launched_by_torchrun() or any(each.measurement.target_precision for each in settings):
+        return None
+    planned: int = sum(each.measurement.repeats + each.profiling.enabled for each in settings)
+    return now + max(1, planned - len(took)) * fmean(took)
 
 
 def _length_of_others(recorder: Recorder[Any], recorders: Sequence[Recorder[Any]]) -> Length | None:

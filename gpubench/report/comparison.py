@@ -201,7 +201,7 @@ def _recorded(found: Bottleneck) -> str:
     steps = units.counted(found.steps, "step") if found.steps else "no steps marked"
     if found.overhead is None or found.overhead <= 0:
         return steps
-    return f"{steps}, {units.digits(1 + found.overhead)} x as long as clean ones"
+    return f"{steps}, {units.times(found.overhead)} as long as clean ones"
 
 
 SIGNS: dict[Outcome, str] = {
@@ -240,14 +240,14 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
     found = comparisons.comparisons
     left_out = [phrases.omission(line) for line in comparisons.left_out]
     single = len(found) == 1
-    blocks: list[Block] = [] if single else [Paragraph(left_out, "warning")]
+    blocks: list[Block] = [] if single else [_overview(found), Paragraph(left_out, "warning")]
     if comparisons.gate:
         blocks += [Heading("Gate"), _gate_table(comparisons.gate, Medium.PAGE)]
     for number, comparison in enumerate(found, 1):
         pair = (sides[0], sides[number]) if sides else ()
         section = _section(comparison, comparisons, pair, everything, 0 if single else number)
         if single:
-            section = replace(section, blocks=[Paragraph(left_out, "warning"), *section.blocks])
+            section = replace(section, blocks=[*section.blocks, Paragraph(left_out, "warning")])
         blocks.append(section)
     if comparisons.gate:
         blocks += [Paragraph(f"{one.outcome}: {phrases.gate(one)}", on=Medium.TERMINAL) for one in comparisons.gate]
@@ -261,6 +261,22 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
         chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
         footer=_footer(comparisons, sides),
     )
+
+
+def _overview(found: Sequence[Comparison]) -> Table:
+    """Returns one row for each of several candidates, with the verdict on its main metric."""
+    rows: list[dict[str, str | Cell]] = []
+    for one in found:
+        lead = leading(one.verdicts)
+        row: dict[str, str | Cell] = {"candidate": one.candidate.label}
+        if lead:
+            made = chip(lead)
+            row["metric"] = words(lead.metric)
+            row["baseline"], row["measured"] = phrases.values(lead)
+            row["change"] = Cell(phrases.change(lead), brief=phrases.change(lead, interval=False))
+            row["verdict"] = Cell(made.word, style=made.style, sign=made.sign, chip=True)
+        rows.append(row)
+    return table("", rows, ("metric", "verdict"), expendable=("baseline", "measured", "metric"), kept=("verdict",))
 
 
 def _section(
@@ -282,17 +298,15 @@ def _section(
     ]
     if comparison.warnings:
         blocks += [Heading("Warnings"), Paragraph(comparison.warnings, "warning", "warning: ", on=UNASKED)]
-        blocks.append(Paragraph(_first_warnings(comparison.warnings), "warning", "warning: ", on=Medium.BRIEF))
+        first = comparison.warnings if len(comparison.warnings) <= WARNINGS + 1 else comparison.warnings[:WARNINGS]
+        rest = len(comparison.warnings) - len(first)
+        blocks.append(Paragraph(first, "warning", "warning: ", on=Medium.BRIEF))
+        blocks.append(Paragraph(f"{rest} more warnings with -v" if rest else "", "quiet", on=Medium.BRIEF))
     if sides:
         blocks += _recordings(sides)
         blocks += _method(comparison, whole, timed=_timed(sides))
     name = comparison.candidate.label if number else ""
     return NestedDocument(answer, blocks, name, f"candidate-{number}", _lead_chip(comparison))
-
-
-def _first_warnings(warnings: Sequence[str]) -> list[str]:
-    rest = len(warnings) - WARNINGS
-    return [*warnings[:WARNINGS], f"{units.counted(rest, 'more warning')} with -v"] if rest > 1 else list(warnings)
 
 
 def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison:

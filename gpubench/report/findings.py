@@ -13,7 +13,6 @@ from gpubench.report.phrases import decimals
 
 SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
 NUMBERS = ("active",)  # settings of the profiler that take numbers
-WIDE = 2.0  # +-100 % of the step
 NOTHING = "no rule found anything above its threshold"
 OUTCOMES: dict[Outcome, Style] = {
     "confirmed": "better",
@@ -76,8 +75,6 @@ def _is_open(trial: Trial | None) -> bool:
 
 def measured(trial: Trial, whole: str = "step") -> str:
     """Returns the result of a trial, as "confirmed, -12.3 % [-14.1, -10.4] of the step's time"."""
-    if trial.outcome == "inconclusive" and trial.saving and _is_wide(trial.saving):
-        return f"{trial.outcome}: these repeats cannot tell, and more of them may"
     said = f"{trial.outcome}, {_change(trial.saving, whole)}" if trial.saving else trial.outcome
     reason = trial.reason if trial.reason else cost(trial.cost) if trial.cost else ""
     return f"{said}: {reason}" if reason else said
@@ -87,7 +84,7 @@ def cost(found: Cost) -> str:
     """Returns the cost in throughput, as "throughput -20.0 % [-21.4, -18.6]"."""
     if found.verdict == "equivalent":
         return "throughput unchanged"
-    if found.verdict == "inconclusive":
+    if found.verdict == "inconclusive" or found.change is None:
         return "throughput: no difference established"
     return f"throughput {_signed(found.change, found.interval)}"
 
@@ -119,11 +116,6 @@ def recorded_with(option: str, own: bool) -> str:
     if option in SWITCHES:
         return f"--profiling.{option}=true" if own else f"torch.profiler.profile({option}=True)"
     return "torch.profiler.profile(schedule=...) and step()" if option == "schedule" else option
-
-
-def _is_wide(saving: Saving) -> bool:
-    """Returns whether a saving's interval is wider than WIDE, so that it establishes nothing."""
-    return saving.low is not None and saving.high is not None and saving.high - saving.low > WIDE
 
 
 def _change(saving: Saving, whole: str) -> str:

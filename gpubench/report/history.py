@@ -91,7 +91,7 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Lev
         since = f"since {day}, {units.counted(runs, 'run')} ago"
         higher = "higher" if change.ratio > 1 else "lower"
         return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
-    long = [one for one in series if one.visible is not None]
+    long = [one for one in series if one.noise is not None]
     if not long:
         most = max(series, key=lambda one: len(one.points))
         most_runs = f"{'at most ' if len(series) > 1 else ''}{units.counted(len(most.points), 'run')}"
@@ -101,10 +101,12 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Lev
     of = f" of {units.counted(len(long), 'workload')}" if len(long) > 1 else ""
     machine = " of the code" if newest_first else ""
     whose = f"{words(long[0].metric)} of {shorten(_name(long[0]), 60)}: " if len(long) == 1 else ""
-    beyond = _rounded(max(one.visible or 0.0 for one in long))
+    seen = [one.visible for one in long if one.visible is not None]
+    beyond = f" beyond {_rounded(max(seen))}" if len(seen) == len(long) else ""
     start = min(one.points[0].started for one in long)[:10]
     others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
-    return f"{whose}no change{machine} beyond {beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
+    found = f"{whose}no change{machine}{beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
+    return found if beyond else f"{found}; runs differ too much to show a change by less than a factor of two"
 
 
 def _rounded(fraction: float) -> str:
@@ -237,10 +239,11 @@ def _wandering(series: Sequence[Series]) -> str:
 def _limits(series: Iterable[Series]) -> Iterator[str]:
     """Yields what can be seen in each series."""
     for one in series:
-        if one.noise is not None and one.visible is not None:
+        if one.noise is not None:
+            seen = "no change" if one.visible is None else f"a change of {_rounded(one.visible)}"
             yield (
-                f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; a change of "
-                f"{_rounded(one.visible)} would be visible after {FEWEST} runs"
+                f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; {seen} "
+                f"would be visible after {FEWEST} runs"
             )
 
 
@@ -261,7 +264,7 @@ def _on_page(one: Series, folder: Path) -> Iterator[Block]:
         yield Figure(title, _plot(one, folder), note=_caption(one))
     if one.changes:
         yield _changes(one)
-    elif one.visible is not None:
+    elif one.noise is not None:
         yield Paragraph("no change was found", on=Medium.PAGE)
     yield _runs(one, folder) if len(one.points) == 1 else Folded("the runs", [_runs(one, folder)], on=Medium.PAGE)
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from gpubench import units
 from gpubench.compare import power
-from gpubench.compare.intervals import MOST_REPEATS
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.metrics import LEADERS
 from gpubench.report.document import Document, Paragraph, table
 from gpubench.text import words
 
-CHANGES = (0.005, 0.01, 0.02)  # changes for which the needed repeats are given
+CHANGES = (0.01, 0.02, 0.05)  # changes for which the needed repeats are given
+MOST_PRACTICAL = 100  # runs or repeats a side; nobody makes more
 SINGLE = "one against one"
 RESOLVABLE = (
     "resolvable: the change that new measurements find with 80 % probability, and in brackets its 95 % range, "
@@ -28,7 +28,7 @@ def document(found: Noise) -> Document:
             "metric": words(one.metric),
             "spread": units.percent(one.spread),
             "within": "-" if one.within is None else units.percent(one.within),
-            "noise floor": units.difference(one.noise_floor),
+            "noise floor": "-" if one.noise_floor is None else units.percent(one.noise_floor),
             **({"false verdicts": _of_splits(one.false_verdicts, one.splits)} if split else {}),
             **({SINGLE: _of_splits(one.single_false_verdicts, one.single_splits)} if single else {}),
             "resolvable": _resolvable(one) or "-",
@@ -36,34 +36,39 @@ def document(found: Noise) -> Document:
         for one in found.metrics
     ]
     expendable = (SINGLE, "within", "false verdicts", "noise floor", "spread")
-    lines = [_caption(found), *_budget(found)]
     shown = table("", cells, ("metric",), expendable=expendable)
-    return Document(_headline(found), [shown, Paragraph(lines, "quiet")], context="gpubench compare --null")
+    leading = _leading_metric(found.metrics)
+    first = [_measured(found, leading), *_budget(leading, found.margin)] if leading else []
+    blocks = [Paragraph(first), shown, Paragraph(_caption(found), "quiet")]
+    return Document(_headline(found), blocks, context="gpubench compare --null")
 
 
 def _headline(noise: Noise) -> str:
     leading = _leading_metric(noise.metrics)
     if leading is None:
         return "no noise known: no metric was measured often enough"
+    name, enough = words(leading.metric), f"{units.counted(leading.per_side, leading.level)} a side"
+    if leading.resolvable is None:
+        return f"on this machine, expect to see no change of {name} by less than a factor of two with {enough}"
+    return f"on this machine, expect to see changes of {name} above {units.percent(leading.resolvable)} with {enough}"
+
+
+def _measured(noise: Noise, leading: NullMetric) -> str:
+    """Returns what the noise was learned from, and how large it is."""
     runs = units.counted(len(noise.runs), "run")
     whose = runs if leading.level == "run" else f"{units.counted(leading.units, 'repeat')} of {runs}"
-    sentence = f"{whose}: {words(leading.metric)} varies by"
-    sentence += f" {units.percent(leading.spread)} where nothing was changed"
-    resolvable = _resolvable(leading)
-    if resolvable is None:
-        return sentence
-    enough = f"{units.counted(leading.per_side, leading.level)} a side"
-    return f"{sentence}; {enough} resolve a change of {resolvable}"
+    spread = f"{units.percent(leading.spread)} (standard deviation)"
+    return f"{whose} without a change differ in {words(leading.metric)} by {spread}"
 
 
 def _resolvable(one: NullMetric) -> str | None:
     """Returns the resolvable change with its range, as "2 % [1.2, 4.5]"; None if it is unknown."""
     if one.resolvable is None:
         return None
-    text = units.difference(one.resolvable)
+    text = units.percent(one.resolvable)
     if one.resolvable_range is None:
         return text
-    low, high = (units.difference(end).removesuffix(" %") for end in one.resolvable_range)
+    low, high = (units.percent(end).removesuffix(" %") for end in one.resolvable_range)
     return f"{text} [{low}, {high}]"
 
 
@@ -85,27 +90,24 @@ def _caption(noise: Noise) -> str:
     return "; ".join([*said, RESOLVABLE])
 
 
-def _budget(noise: Noise) -> list[str]:
-    """Returns how many runs or repeats a side are needed to resolve changes of the leading metric."""
-    leading = _leading_metric(noise.metrics)
-    if leading is None:
-        return []
-    prices = [f"{units.percent(change)}: {_price(leading, change, noise.margin)}" for change in CHANGES]
-    return [f"to resolve a change of {words(leading.metric)} by {', '.join(prices)}"]
+def _budget(leading: NullMetric, margin: float) -> list[str]:
+    """Returns how many runs or repeats a side find small changes of the leading metric; [] if none is within reach."""
+    prices = [(change, _price(leading, change, margin)) for change in CHANGES if change > margin]
+    found = [f"{units.percent(change)} takes {price}" for change, price in prices if price]
+    return [f"to find a change of {units.listed(found)}"] if found else []
 
 
 def _price(metric: NullMetric, change: float, margin: float) -> str:
-    """Returns the runs or repeats that a change needs, with their range, as "7 repeats a side [3, 20]"."""
-    if change <= margin:
-        return "within the margin"
+    """Returns the runs or repeats that a change needs, with their range, as "7 repeats a side [3, 20]".
+
+    Returns "" where they are more than anybody makes.
+    """
     known = metric.spread, metric.units - 1, margin
-    low, high = power.repeats_range(change, *known)
-    needed = power.repeats_for(change, *known)
-    if low is None:
-        return "out of reach"
-    if needed is None:
-        return f"{low} {metric.level}s a side or many more"
-    return f"{units.counted(needed, metric.level)} a side [{low}, {high or f'over {MOST_REPEATS:,}'}]"
+    needed, (low, high) = power.repeats_for(change, *known), power.repeats_range(change, *known)
+    if needed is None or low is None or needed > MOST_PRACTICAL:
+        return ""
+    most = high if high and high <= MOST_PRACTICAL else f"over {MOST_PRACTICAL}"
+    return f"{units.counted(needed, metric.level)} a side [{low}, {most}]"
 
 
 def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:

@@ -7,6 +7,7 @@ were recorded.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from gpubench import units
@@ -39,13 +40,20 @@ ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends t
 def figure(metric: Metric) -> str:
     """Returns a metric of one run, as "1,096 samples/s +- 3.4 %" or "96.2 samples/s (80.1 to 116 samples/s)".
 
-    With an interval wider than a factor of two it is "13.4 to 331 samples/s, too noisy to quote".
+    With an interval wider than a factor of two it is "median 67.2 samples/s (13.4 to 331 samples/s, too noisy to
+    quote)".
     """
-    if metric.too_noisy and metric.interval:
-        return f"{units.span(*metric.interval, metric.unit)}, {TOO_NOISY}"
-    doubt = uncertainty(metric)
-    estimate = units.quantity(metric.estimate, metric.unit)
+    estimate, doubt = central(metric), uncertainty(metric)
+    if metric.too_noisy:
+        return f"{estimate} ({doubt}, {TOO_NOISY})"
     return f"{estimate} ({doubt})" if doubt and not doubt.startswith("+-") else f"{estimate} {doubt}".rstrip()
+
+
+def central(metric: Metric) -> str:
+    """Returns the estimate of a metric of one run, or of one that is too noisy the median of its repeats."""
+    if metric.too_noisy:
+        return f"median {units.quantity(median(metric.repeats), metric.unit)}"
+    return units.quantity(metric.estimate, metric.unit)
 
 
 def uncertainty(metric: Metric) -> str:
@@ -211,6 +219,8 @@ def figures(verdict: Verdict) -> tuple[str, list[str], str]:
     ratio, ends = verdict.ratio, width(verdict)
     if verdict.verdict == "withheld":
         return "-", [], ""
+    if verdict.too_noisy:
+        return "too noisy", [], ""
     if not ratio:
         return (
             ("+0", [], "%")
@@ -339,7 +349,9 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
         why = f", {verdict.reason}" if verdict.reason else ""
-        return f"inconclusive: {candidate} against {baseline} in {name} {_measured(verdict)}{why}{leans}"
+        if verdict.too_noisy:
+            return f"inconclusive: {verdict.reason} whether {name} differs between {candidate} and {baseline}"
+        return f"inconclusive: {name} of {candidate} {_compared(verdict, baseline)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
     beyond = f"beyond the {_limit(verdict)}{_assumption(verdict)}"
@@ -374,6 +386,15 @@ def _measured(verdict: Verdict) -> str:
     """Returns the signed change, as "+1.2 % (95 % interval -0.3 to +2.7 %)"."""
     estimate, edges, unit = figures(verdict)
     return f"{estimate} {unit}{_between(edges, unit, verdict)}".rstrip()
+
+
+def _compared(verdict: Verdict, baseline: str) -> str:
+    """Returns a change that is not established, as "differs from that of base by +1.2 % (95 % interval ...)"."""
+    estimate, edges, unit = figures(verdict)
+    between = _between(edges, unit, verdict)
+    if unit == "%":
+        return f"differs from that of {baseline} by {estimate} %{between}"
+    return f"is {estimate} x that of {baseline}{between}" if unit else f"changes {estimate}"
 
 
 def _established(verdict: Verdict, ratio: float, baseline: str) -> str:

@@ -154,16 +154,14 @@ def caveat(rank: RankProfile, overhead: float | None, unit: str = "step") -> str
         return f"{said}: they show proportions, not speed"
     if overhead <= 0:
         return f"{said}; it took no longer than a clean one"
-    slower = "{} longer than" if overhead < 1 else "{} as long as"
-    said += f"; the profiled {unit} took {slower.format(units.difference(overhead))} a clean one"
+    said += f"; the profiled {unit} took {units.times(overhead)} as long as a clean one"
     if is_distorted(overhead):
         return f"{said}: shares below are distorted; times of the clean run are in the metrics"
     return f"{said}: its times show proportions, not speed"
 
 
 def _distortion(overhead: float | None) -> str:
-    slower = "{} longer" if (overhead or 0) < 1 else "{} as long"
-    return f"recording made a step take {slower.format(units.difference(overhead or 0))}: shares below are distorted"
+    return f"recording made a step take {units.times(overhead or 0)} as long: shares below are distorted"
 
 
 def launches(rank: RankProfile, found: Launches, unit: str = "step") -> str:

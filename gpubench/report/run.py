@@ -217,7 +217,6 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
-    made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
     diagnosed = (run.profile, run.findings) if run.profile and run.findings else None
     diagnosing = run.kind.diagnosed
     if not diagnosing and run.profile and run.findings:
@@ -232,6 +231,7 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     made += [*own.over_time(run), *_metrics_on_page(run, own)]
+    made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made
@@ -261,7 +261,7 @@ def _latency(run: RunEvidence) -> str:
     """Returns the quantiles of the latency that are known, as "latency p50 3.1 ms, p95 3.4 ms"."""
     known = [found for name in LATENCIES if (found := run.metrics.get(name))]
     if known and known[0].too_noisy:
-        return f"latency {phrases.TOO_NOISY}"
+        return f"latency p50 {phrases.figure(known[0])}"
     said = [
         f"{found.name.removeprefix('latency_')} {units.quantity(found.estimate, found.unit)}"
         for found in known
@@ -393,7 +393,7 @@ def _metric_row(metric: Metric) -> dict[str, str]:
     quantiles = {"median": spread.median, "p95": spread.p95, "p99": spread.p99} if spread else {}
     return {
         "metric": units.words(metric.name),
-        "estimate": phrases.TOO_NOISY if metric.too_noisy else units.quantity(metric.estimate, metric.unit),
+        "estimate": phrases.central(metric),
         "interval": phrases.uncertainty(metric),
         **{name: units.quantity(value, metric.unit) for name, value in quantiles.items()},
     }

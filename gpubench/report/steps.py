@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.metrics import DEFINITIONS, LATENCIES
+from gpubench.metrics import LATENCIES, place_of_phase
 from gpubench.report import bar_charts, phrases, run_figures
 from gpubench.report.charts import hue
 from gpubench.report.document import UNASKED, Block, Breakdown, Figure, Heading, Medium, Part, Table, table
@@ -48,7 +48,6 @@ IN_BRIEF = (
 SMALL = 0.02
 """The share of a step below which a terminal leaves out a phase."""
 MORE = "-v shows every metric, and report.html the steps; gpubench profile says what the time goes into"
-PHASES = [name.removeprefix("phase_") for name in DEFINITIONS if name.startswith("phase_")]
 
 
 def answer(run: RunEvidence) -> str:
@@ -77,8 +76,7 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
         for metric in run.metrics.values()
         if metric.name.startswith("phase_") and phrases.WITHOUT_NEWS.get(metric.name) != metric.estimate
     }
-    last = PHASES.index("other")
-    ordered = sorted(found, key=lambda name: PHASES.index(name) if name in PHASES else last - 0.5)
+    ordered = sorted(found, key=place_of_phase)
     whole = sum(found.values())
     drawing = bar_charts.stack("phases of a step", [(phase_name(name), found[name], hue(name)) for name in ordered])
     if whole > 0:

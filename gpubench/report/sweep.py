@@ -54,9 +54,9 @@ def document(paths: Sequence[Path]) -> Document:
     ]
     made: list[Block] = [
         Paragraph(sweep.headline(runs), "strong"),
-        Paragraph(doubts, "warning", "warning: "),
         table("", sweep.rows(runs, known)),
         Paragraph([_caption(runs), *sweep.notes(runs)], "quiet"),
+        Paragraph(doubts, "warning", "warning: "),
         Paragraph(failures, "warning"),
     ]
     return Document("", [*made, *(Command(f"{sweep.named(run)} {run.status}", str(run.path)) for run in runs)])
@@ -70,9 +70,9 @@ def cells(run: RunEvidence, columns: Sequence[str]) -> dict[str, str]:
 def _cell(metric: Metric | None) -> str:
     if metric is None:
         return "-"
-    if metric.name in ("throughput", "sample_latency"):
+    if metric.name in ("throughput", "sample_latency") and not metric.too_noisy:
         return phrases.figure(metric)
-    return phrases.TOO_NOISY if metric.too_noisy else units.quantity(metric.estimate, metric.unit)
+    return phrases.central(metric)
 
 
 def _caption(runs: Sequence[RunEvidence]) -> str:

@@ -119,8 +119,26 @@ def headline(tuning: Tuning) -> str:
     """Returns the answer in one sentence."""
     found = tuning.conclusion
     if found and tuning.keep and found.gain:
-        return f"{subject(tuning)}: {gain(found.gain)} as fast with {said(tuning.keep)}"
+        sure, unsure = _by_proof(tuning, found)
+        kept = f"{units.counted(len(unsure), 'setting')} together" if unsure and not sure else said(sure or tuning.keep)
+        return f"{subject(tuning)}: {gain(found.gain)} as fast with {kept}"
     return f"{subject(tuning)}: {_unproved(tuning, found)}"
+
+
+def _by_proof(tuning: Tuning, found: Conclusion) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the kept settings whose own part of the gain is established, and the changes of each other one.
+
+    A lone setting is as established as the gain.
+    """
+    sure: dict[str, Any] = {}
+    unsure = []
+    for one in found.contributions:
+        changes = tuning.of_level(one.factor, one.level)
+        if len(found.contributions) == 1 or (one.with_others and one.with_others.low > 1):
+            sure |= changes
+        else:
+            unsure.append(changes)
+    return sure, unsure
 
 
 def _unproved(tuning: Tuning, found: Conclusion | None) -> str:
@@ -177,6 +195,9 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     if _is_busy(found):
         advice = "for a narrower result," if tuning.keep else "for a result,"
         yield Paragraph(f"this machine is busy: {advice} search again while nothing else runs on it", "warning")
+    if tuning.keep and (unsure := _by_proof(tuning, found)[1]):
+        names = units.listed(map(said, unsure))
+        yield Paragraph(f"also kept, because the gain was proved with them, but not proved by themselves: {names}")
     judged = tuning.losses.get(named(found.best))
     if judged and any(found.best):
         tone: Any = "plain" if judged.outcome == "unharmed" else "warning"

@@ -131,9 +131,7 @@ def contended(load: OtherLoad | None) -> str | None:
         return None
     if load.slowdown is None:
         return said
-    times = 1 + load.slowdown
-    longer = f"{units.percent(load.slowdown)} longer than" if times < 2 else f"{times:.1f} times as long as"
-    return f"{said}: its steps may have taken up to {longer} on an idle machine"
+    return f"{said}: its steps may have taken up to {units.times(load.slowdown)} as long as on an idle machine"
 
 
 def others_on_gpus(load: OtherLoad | None) -> str | None:

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpubench.compare import explanation, verdicts
 from gpubench.compare.comparability import judge
 from gpubench.compare.evidence import RunEvidence, Series, Side
-from gpubench.compare.explanation import NOTHING, UNSETTLED, explain
-from gpubench.compare.result import Comparability, Explanation, NullMetric, PhaseChange
+from gpubench.compare.explanation import NOTHING, OPEN, UNSETTLED, explain
+from gpubench.compare.result import Comparability, Explanation, NullMetric, PhaseChange, Waterfall
 from gpubench.compare.warnings import steady_telemetry
 from gpubench.metrics import Metric
 from gpubench.report.phrases import moves
@@ -176,10 +177,20 @@ def test_changes_within_their_noise_are_not_named() -> None:
     assert found.notes == ["no phase with a large share of the change exceeds its own noise"]
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_no_sentence_denies_an_interval_that_excludes_zero(settled: bool) -> None:
+    doubtful = PhaseChange("forward", 1.0, 1.5, 0.5, (0.1, 0.9), 0.2)
+    other = PhaseChange("backward", 1.0, 1.0, 0.0, (-0.1, 0.1), 1.0)
+    found = Waterfall("step", 2.0, 2.5, [doubtful, other])
+    said = explanation._silence(found) if settled else explanation._unsettled(found)
+    assert said == ["forward changed if judged alone, but not after the correction for 2 phases"]
+
+
 def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
     ours, theirs = run(), run(STEP | {"forward": 14.0})
-    (said,) = explained(ours, theirs, settled=False).notes
-    assert said == UNSETTLED
+    assert explained(ours, theirs, settled=False).notes == ["forward takes +4 ms", OPEN]
+    noisy = run(noise=0.05), run(STEP | {"backward": 20.3}, noise=0.05)
+    assert explained(*noisy, settled=False).notes == [UNSETTLED]
     assert explained(ours, theirs).notes[0].startswith("forward takes +4 ms")
 
 
@@ -193,7 +204,8 @@ def test_phases_are_judged_together_and_each_keeps_its_own_interval() -> None:
     assert forward.interval[0] > 0
     assert forward.p_value
     assert forward.p_value > 0.05
-    assert not any("forward" in note for note in explained(run(noise=0.002), run(moved, noise=0.002)).notes)
+    (said,) = explained(run(noise=0.002), run(moved, noise=0.002)).notes
+    assert said == "forward changed if judged alone, but not after the correction for 5 phases"
 
 
 def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:
@@ -318,3 +330,14 @@ def test_phases_that_grew_while_the_device_was_idle_are_called_symptoms() -> Non
     notes = explained(run(starved=0.03), run(STEP | {"data_wait": 9.0}, starved=0.92)).notes
     assert notes[0].startswith("data wait takes +8")
     assert notes[1].startswith("the device was idle at the start of 92.0 % of the steps (3 % before)")
+
+
+@pytest.mark.parametrize(("noise", "told"), [(0.002, True), (0.05, True), (0.6, False)])
+def test_a_ratio_whose_interval_says_nothing_is_unknown_everywhere(noise: float, told: bool) -> None:
+    ours, theirs = Side("base", (run(noise=noise),)), Side("new", (run(STEP | {"forward": 10.01}, noise=noise),))
+    found = verdicts.judge(ours.runs[0].metrics["step_time"], ours, theirs, verdicts.Circumstances()).verdict
+    assert (found.ratio is not None) == (found.interval is not None) == told
+    assert (found.noise_floor is not None) == (found.resolvable is not None) == told
+    assert found.too_noisy != told
+    assert (found.reason == verdicts.TOO_FAR_APART) != told
+    assert found.more_repeats is None or found.more_repeats <= verdicts.MOST_ADVISED

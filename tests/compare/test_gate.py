@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from compared import verdict
+from msgspec import structs
 
 from gpubench.compare.gate import Condition, judge, parse_condition, percent
 from gpubench.compare.intervals import Error, Ratio, holm
@@ -238,3 +239,11 @@ def test_a_name_with_brackets_names_itself() -> None:
 
 def test_no_conditions_are_no_gate() -> None:
     assert judge([], [("new", [judged()])]) == []
+
+
+def test_a_change_too_noisy_to_quote_is_tested_and_not_quoted() -> None:
+    vague = judged("step_time", 0.95, error=1.0)
+    vague = Judged(structs.replace(vague.verdict, ratio=None, interval=None, verdict="inconclusive"), vague.ratio)
+    result = gated("step_time>2%", vague)
+    assert (result.outcome, result.worsening, result.interval) == ("inconclusive", None, None)
+    assert result.p_value is not None

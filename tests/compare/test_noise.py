@@ -11,6 +11,7 @@ from recorded_runs import edit, side, write_run
 from gpubench.compare import noise
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import open_run
+from gpubench.compare.explanation import UNSETTLED
 from gpubench.runs.directory import ENVIRONMENT, NOISE, SUMMARY
 
 GPU = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-1", "power_cap_w": 700.0, "sm_clock_max_mhz": 1980}
@@ -75,9 +76,7 @@ def test_phases_of_two_runs_vary_as_those_of_equal_runs_did(tmp_path: Path) -> N
     waterfall = comparison.explanation.waterfall
     assert waterfall
     assert all(phase.p_value is None or phase.p_value > 0.05 for phase in waterfall.phases)
-    assert comparison.explanation.notes == [
-        "it is not established whether there is a change, so no phase is named as its cause"
-    ]
+    assert comparison.explanation.notes == [UNSETTLED]
 
 
 def test_runs_of_one_repeat_each_teach_how_runs_vary(tmp_path: Path) -> None:

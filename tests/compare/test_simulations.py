@@ -266,7 +266,7 @@ def test_a_change_that_is_not_established_beside_others_says_so_and_keeps_its_in
     together = judge_all(list(metrics.values()), runs["a"], runs["b"], Circumstances())[3].verdict
     alone = judge(metrics["phase_3"], runs["a"], runs["b"], Circumstances()).verdict
     assert (alone.verdict, together.verdict) == ("slower", "inconclusive")
-    assert together.reason == "beyond the margin by itself, but not established with 8 metrics judged together"
+    assert together.reason == "beyond the margin if judged alone, but not after the correction for 8 metrics"
     assert together.interval == alone.interval
     assert alone.p_value
     assert together.p_value == pytest.approx(8 * alone.p_value)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -214,11 +215,12 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     outcome = measured(tmp_path, 0.1, 0.3, 0.9)
     path = outcome.recorder.writer.path
     low, high = outcome.summary["throughput"].interval or (0.0, 0.0)
-    lies = f"{units.span(low, high, 'samples/s')}, too noisy to quote"
+    middle = units.rate(median(outcome.summary["throughput"].repeats), "samples/s")
+    lies = f"median {middle} ({units.span(low, high, 'samples/s')}, too noisy to quote)"
     noisy = "throughput varies too much over 3 repeats to quote it: the shortest one measured 400 ms; raise --steps"
     busy = (
         "other processes kept 1.5 cores busy while it ran (cc1plus, sh): "
-        "its steps may have taken up to 4.0 times as long as on an idle machine"
+        "its steps may have taken up to 4 times as long as on an idle machine"
     )
     document = json.loads((path / SUMMARY).read_text())
     assert document["warnings"][-2:] == [noisy, busy]
@@ -227,6 +229,7 @@ def test_a_run_says_everywhere_the_same_of_how_far_its_figures_can_be_relied_on(
     text = shown(outcome)
     assert f"on cpu: {lies}, on a busy machine\n" in text
     assert f"\nwarning: {noisy}\nwarning: {busy}\n" in text
+    assert text.index("step time") < text.index("warning: ")
     after_run.write_up(path)
     page = (path / REPORT).read_text()
     assert busy[1:] in page

@@ -86,7 +86,7 @@ def test_an_interval_wider_than_a_factor_of_two_is_a_range_that_is_not_to_be_quo
     noisy = made("throughput", 20.0, 27.0, 60.0)
     low, high = ends("throughput", 20.0, 27.0, 60.0)
     assert high / low > 2
-    assert phrases.figure(noisy) == f"{low:.3g} to {high:.3g} samples/s, too noisy to quote"
+    assert phrases.figure(noisy) == f"median 27 samples/s ({low:.3g} to {high:.3g} samples/s, too noisy to quote)"
     assert not made("throughput", 100.0, 103.0, 110.0).too_noisy
 
 

@@ -15,7 +15,9 @@ from recorded_runs import edit, write_run
 from scipy.signal import lfilter
 from torch import nn
 
+from gpubench.compare import losses
 from gpubench.compare.evidence import Series, open_run
+from gpubench.compare.intervals import Error
 from gpubench.compare.losses import Claim, Judgement, LossCurve, Margin, curves_of, judge
 from gpubench.compare.work import CountedWork, less_work, work_of
 from gpubench.runs.directory import SUMMARY
@@ -394,3 +396,16 @@ def test_work_that_varies_between_equal_runs_is_less_only_beyond_that() -> None:
     assert not less_work(equal, CountedWork(passes=97.0))
     assert less_work(equal, CountedWork(passes=95.0)) == "95 backward passes in a step instead of 98"
     assert not less_work([], CountedWork(passes=95.0))
+
+
+@pytest.mark.parametrize(
+    ("estimate", "said"),
+    [
+        (-0.1, "differs by -0.1 (95 % interval "),
+        (0.1, "differs by +0.1 (95 % interval "),
+        (-9.0, "is lower by 9 (95 % interval 7.9 to 10)"),
+        (9.0, "is higher by 9 (95 % interval 7.9 to 10)"),
+    ],
+)
+def test_no_direction_is_claimed_of_a_loss_whose_interval_has_both(estimate: float, said: str) -> None:
+    assert losses._in_words(losses._Change(estimate, Error(0.5, 10))).startswith(said)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
 from gpubench.tuner import PEAKS, SearchFolder, Tuner, Wishes, look
+from gpubench.tuning.conclusion import Contribution
+from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
@@ -425,3 +428,17 @@ def test_a_limit_that_leaves_nothing_to_try_is_named_as_the_reason(tmp_path: Pat
     assert "no setting was tried" in shown.headline
     assert "a limit of 1 run" in shown.headline
     assert f"--resume {tmp_path} --runs 3" in Terminal(quiet=True, verbosity=0).render(shown)
+
+
+def test_the_headline_names_no_setting_whose_own_part_is_not_proved(tmp_path: Path) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted))
+    assert found.conclusion
+    (sure,) = found.conclusion.contributions[:1]
+    idle = next(one for one in found.treatments if one.name != sure.factor)
+    unsure = Contribution(idle.name, 1, Estimate(1.02, 0.97, 1.07), Estimate(1.01, 0.86, 1.18))
+    for kept, named in (([sure, unsure], "data.workers=2"), ([unsure, unsure], "2 settings together")):
+        conclusion = replace(found.conclusion, contributions=kept)
+        page = report.document(tmp_path, msgspec.structs.replace(found, conclusion=conclusion))
+        assert page.headline.endswith(f"as fast with {named}")
+        said = Terminal(quiet=True, verbosity=0).render(page)
+        assert f"not proved by themselves: {idle.name}" in said

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpubench import units
 from gpubench.events import Heartbeat, Message, PipelineBuilt, SampleFinished, Span, SpansMeasured
-from gpubench.host.live import hardware, head
+from gpubench.host.live import hardware, head, left
 from gpubench.host.recorder import Progress
 from gpubench.kinds.pipeline.split import Range
 from gpubench.runs import stages
@@ -97,19 +97,21 @@ def describe(progress: PipeProgress) -> str:
     """Returns the state of a run as one line of plain text."""
     parts = [progress.place]
     if not any(state.spans for state in progress.states):
-        return "  ".join([*parts, units.words(progress.doing)])
+        return "  ".join([*parts, units.words(progress.doing), *left(progress)])
     parts.append(f"samples {progress.finished}/{progress.total or '?'}")
     if progress.finished == progress.total:  # the baselines or the verification run
         busy = [state.doing for state in progress.states if not state.doing.startswith("waiting")]
         return "  ".join([*parts, units.words(busy[0] if busy else progress.doing)])
     parts += [f"rank {rank} {_where(state)}" for rank, state in enumerate(progress.states)]
-    return "  ".join(parts)
+    return "  ".join([*parts, *left(progress)])
 
 
 def draw(experiment: str, progress: PipeProgress) -> RenderableType:
     """Returns the state of a run as a table with a row for each rank."""
     table = head(progress.place)
     table.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
+    for line in left(progress):
+        table.add_row("left", line.removesuffix(" left"))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
     return Group(Text(experiment, style="bold"), table, Fitting(_ranks(progress, *layout) for layout in LAYOUTS))

@@ -174,7 +174,7 @@ def _latency(found: Pipeline, run: RunEvidence) -> str:
     if len(found.stages) == 1 or latency is None:
         return ""
     why = f"a sample makes its {found.evaluations} evaluations one after another on any number of ranks"
-    taken = phrases.TOO_NOISY if latency.too_noisy else units.seconds(latency.estimate)
+    taken = phrases.central(latency)
     return f"{why}: more ranks can make more samples a second, and none sooner (latency here: {taken})"
 
 

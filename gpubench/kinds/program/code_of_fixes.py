@@ -8,6 +8,7 @@ import msgspec
 from gpubench import units
 from gpubench.errors import SettingsError
 from gpubench.findings import Finding
+from gpubench.kinds.program.source_names import UNNAMED, Names, renamed
 from gpubench.settings.field import Place
 from gpubench.settings.loading import apply_overrides
 from gpubench.settings.programs import CompletedProgramSettings, from_outside
@@ -31,10 +32,11 @@ def addressed(
     settings: CompletedProgramSettings,
     places: Mapping[str, str],
     optimizers: Mapping[str, Sequence[str]],
+    names: Names = UNNAMED,
 ) -> Finding:
     """Returns the finding with the code for its fix; without a fix if the probe cannot make the change.
 
-    `places` and `optimizers` are those of `events.ModelBuilt`.
+    `places` and `optimizers` are those of `events.ModelBuilt`, and `names` those of `source_names`.
     """
     known = from_outside()
     by_hand = msgspec.structs.replace(finding, fix={}, code=_concerned(finding.place, places, optimizers))
@@ -45,7 +47,7 @@ def addressed(
     if not finding.fix or not finding.fix.keys() <= known.keys():
         return by_hand
     numbers = "".join(dict.fromkeys(NUMBERS[known[key].numbers] for key in finding.fix))
-    code = in_code(finding.fix, places, optimizers)
+    code = in_code(finding.fix, places, optimizers, names)
     return msgspec.structs.replace(finding, advice=finding.advice + numbers, code=code)
 
 
@@ -58,15 +60,21 @@ def _concerned(place: Place | None, places: Mapping[str, str], optimizers: Mappi
     return "; ".join(_located("DataLoader", "(...)", place, places, optimizers))
 
 
-def in_code(fix: Mapping[str, Any], places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]) -> str:
+def in_code(
+    fix: Mapping[str, Any],
+    places: Mapping[str, str],
+    optimizers: Mapping[str, Sequence[str]],
+    names: Names = UNNAMED,
+) -> str:
     """Returns the code that does the same as a fix, with its place in the program as far as it is known.
 
-    `places` and `optimizers` are those of `events.ModelBuilt`. Arguments of the same call are put together.
+    `places` and `optimizers` are those of `events.ModelBuilt`, and `names` those of `source_names`. Arguments of the
+    same call are put together.
     """
     known = from_outside()
     calls: dict[tuple[str, Place], list[str]] = {}
     for key, value in fix.items():
-        code = known[key].in_code(value)
+        code = renamed(known[key].in_code(value), names)
         call, _, arguments = code.partition("(") if code.endswith(")") else (code, "", "")
         found = calls.setdefault((call, known[key].place), [])
         found += [each for each in arguments.removesuffix(")").split(", ") if each and each not in found]

@@ -22,6 +22,7 @@ from gpubench.kinds.program.checkout import check_out
 from gpubench.kinds.program.code_of_fixes import addressed, in_code
 from gpubench.kinds.program.machines import started_together
 from gpubench.kinds.program.processes import ProgramProcesses, step_name
+from gpubench.kinds.program.source_names import Names, names_of
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
@@ -97,16 +98,22 @@ class OfProgram(Recorder[P]):
         return bool((self._observed or {}).get("data.workers", True))
 
     def in_code(self, changes: Mapping[str, Any]) -> str:
-        return in_code(changes, self._places, self._optimizers)
+        return in_code(changes, self._places, self._optimizers, self._names)
 
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
         """How the program runs, by the settings that change it, so that a fix is one of them; None if unknown."""
         return self.diagnosis.settings if self.diagnosis else self._observed
 
+    @property
+    def _names(self) -> Names:
+        """What the program calls its model, its batch and its device."""
+        return names_of(self._places, self._directory, self._device)
+
     def addressed(self, findings: Findings) -> Findings:
         """Returns the findings with the code for each fix, which the probe can try without it."""
-        found = [addressed(finding, self.settings, self._places, self._optimizers) for finding in findings.findings]
+        known = (self.settings, self._places, self._optimizers, self._names)
+        found = [addressed(finding, *known) for finding in findings.findings]
         return msgspec.structs.replace(findings, findings=found)
 
     def _observe(self, built: events.ModelBuilt) -> None:
