@@ -20,7 +20,7 @@ OF_BATCHES = frozenset({"data_wait", "worker_start"})
 """The phases in which the main thread gets its batches."""
 
 
-class Sampling(NamedTuple):
+class CodeShares(NamedTuple):
     """Functions, most samples first, and the samples of which they are."""
 
     functions: Sequence[SampledFunction]
@@ -48,7 +48,7 @@ class Sampling(NamedTuple):
         return f"{units.percent(self.share(slowest))} of {self.of} is in {named(slowest)}" if slowest else ""
 
 
-def making_batches(case: ProfileCase) -> Sampling | None:
+def making_batches(case: ProfileCase) -> CodeShares | None:
     """Returns the samples of making batches: in the workers, or without any in the main thread; None if there are few.
 
     In the main thread of a program with workers, which only waits, there are none.
@@ -66,7 +66,7 @@ def making_batches(case: ProfileCase) -> Sampling | None:
     return _enough(found, sum(one.samples for one in found), "the time in which batches are made")
 
 
-def of_steps(case: ProfileCase, phases: Iterable[str]) -> Sampling | None:
+def of_steps(case: ProfileCase, phases: Iterable[str]) -> CodeShares | None:
     """Returns the samples of the main thread in some phases, as parts of all of its samples; None if there are few."""
     code = case.rank.code
     if code is None:
@@ -76,8 +76,8 @@ def of_steps(case: ProfileCase, phases: Iterable[str]) -> Sampling | None:
     return _enough(found, code.main.samples, "the steps")
 
 
-def _enough(functions: Sequence[SampledFunction], samples: int, of: str) -> Sampling | None:
-    return Sampling(functions, samples, of) if samples >= ENOUGH else None
+def _enough(functions: Sequence[SampledFunction], samples: int, of: str) -> CodeShares | None:
+    return CodeShares(functions, samples, of) if samples >= ENOUGH else None
 
 
 def idle_workers(case: ProfileCase) -> list[str]:
@@ -89,12 +89,12 @@ def idle_workers(case: ProfileCase) -> list[str]:
     return [f"{share} of the workers' time is spent waiting for the next batch to make"]
 
 
-def sampled_evidence(found: Sampling | None) -> list[str]:
+def sampled_evidence(found: CodeShares | None) -> list[str]:
     """Returns a sentence for each function that has enough of the samples."""
     return [_describe(found, one) for one in found.named[:NAMED]] if found else []
 
 
-def _describe(found: Sampling, one: SampledFunction) -> str:
+def _describe(found: CodeShares, one: SampledFunction) -> str:
     share, count = units.percent(found.share(one)), f"{one.samples:,} of {units.counted(found.samples, 'sample')}"
     said = f"{share} of {found.of} is in {named(one)} ({count})"
     if one.on_line and one.file:

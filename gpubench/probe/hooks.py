@@ -48,7 +48,7 @@ from .modules import parameters_of
 from .observed import SourcePlaces, autocast_of, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
 from .recording import ProbeRecording, is_profiled
-from .sampling import Sampler, sample_worker
+from .sampling import StackSampler, sample_worker
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
@@ -1040,7 +1040,7 @@ class Probe:
                 host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
             sampled = SPREAD_SAMPLED if host.is_spread else host.job.get("sampled") or 0
-            sampler = Sampler(self._thread, self._places, self._phase_now)
+            sampler = StackSampler(self._thread, self._places, self._phase_now)
             self._recording = ProbeRecording(settings["profiling"], host, self._repeat, sampler, self._lines, sampled)
             os.register_at_fork(before=self._recording.pause)
         if not self._following:

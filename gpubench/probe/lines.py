@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from .observed import SourcePlaces
-from .sampling import MOST_FUNCTIONS, MOST_ROWS, MOST_TEXT, Row, is_of_probe, row_of, source
+from .sampling import MOST_FUNCTIONS, MOST_ROWS, MOST_TEXT, StackRow, is_of_probe, row_of, source
 from .treatments import stand_in
 
 READ, DOUBLE, SOFTMAX = "read", "float64", "softmax"
@@ -29,12 +29,12 @@ SET_UP = "set-up"
 """The phase of what is called before any step."""
 
 
-class Call(NamedTuple):
+class LineCall(NamedTuple):
     """A call that a line of the program makes, itself or through a package."""
 
     kind: str
     name: str
-    row: Row
+    row: StackRow
 
 
 class CallLines:
@@ -42,7 +42,7 @@ class CallLines:
 
     def __init__(self, places: SourcePlaces) -> None:
         self._places = places
-        self._calls: Counter[Call] = Counter()
+        self._calls: Counter[LineCall] = Counter()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         """What was replaced: the owner, the name, the owner's attribute before, or _INHERITED, and that since."""
         self._thread = 0
@@ -83,7 +83,7 @@ class CallLines:
         return [
             {
                 "kind": call.kind,
-                "name": call.name,
+                "name": call.name.strip("_"),
                 "phase": call.row.phase,
                 "file": self._places.shown(call.row.path)[-MOST_TEXT:] if call.row.path else "",
                 "function": call.row.function[:MOST_TEXT],
@@ -133,7 +133,7 @@ class CallLines:
     def _note(self, kind: str, name: str, phase: str, caller: FrameType) -> None:
         row = None if is_of_probe(caller) else row_of(caller, phase, self._places)
         if row is not None:
-            call = Call(kind, name, row)
+            call = LineCall(kind, name, row)
             if call in self._calls or len(self._calls) < MOST_ROWS:
                 self._calls[call] += 1
 

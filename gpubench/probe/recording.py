@@ -17,7 +17,7 @@ from .lines import CallLines
 from .modules import named_modules
 from .observed import SourcePlaces
 from .quiet import ignored_warnings
-from .sampling import Sampler, of_workers
+from .sampling import StackSampler, of_workers
 from .treatments import compiled_graphs, is_compiled, stand_in
 
 CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
@@ -27,7 +27,7 @@ class ProbeRecording:
     """The recording of one repeat of this process, from its first complete step on."""
 
     def __init__(
-        self, settings: dict[str, Any], host: Host, repeat: int, sampler: Sampler, lines: CallLines, sampled: int
+        self, settings: dict[str, Any], host: Host, repeat: int, sampler: StackSampler, lines: CallLines, sampled: int
     ) -> None:
         """`settings` are those of `gpubench.settings.sections.ProfilingSettings`.
 

@@ -45,7 +45,7 @@ _PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _FETCH, _WORKER = fetch.__file__, worker.__file__
 
 
-class Row(NamedTuple):
+class StackRow(NamedTuple):
     """What was running in a sample."""
 
     phase: str
@@ -69,9 +69,9 @@ class Samples:
     def __init__(self) -> None:
         self.taken = self.waiting = self.processes = 0
         """`waiting` counts the samples in which a worker waits for its next batch to make."""
-        self.rows: Counter[Row] = Counter()
+        self.rows: Counter[StackRow] = Counter()
 
-    def add(self, row: Row, number: int = 1) -> None:
+    def add(self, row: StackRow, number: int = 1) -> None:
         if row in self.rows or len(self.rows) < MOST_ROWS:
             self.rows[row] += number
 
@@ -81,7 +81,7 @@ class Samples:
     def merge(self, text: str) -> None:
         """Adds what `text` of another process has returned. Raises ValueError or TypeError if it has not."""
         taken, waiting, rows = json.loads(text)
-        found = [(Row(*row), number) for *row, number in rows]
+        found = [(StackRow(*row), number) for *row, number in rows]
         if any(tuple(map(type, (*row, number))) != _TYPES for row, number in found):
             raise ValueError("no samples")
         self.taken, self.waiting, self.processes = self.taken + taken, self.waiting + waiting, self.processes + 1
@@ -132,7 +132,7 @@ def source(path: str, line: int) -> str:
     return "".join(each if each.isprintable() else " " for each in text)[:MOST_TEXT]
 
 
-def row_of(frame: Optional[FrameType], phase: str, places: SourcePlaces) -> Optional[Row]:
+def row_of(frame: Optional[FrameType], phase: str, places: SourcePlaces) -> Optional[StackRow]:
     """Returns what runs in a stack, whose innermost frame is given; None if no code of the program has to do with it.
 
     That is the innermost function of the program or, where a library makes a batch without one, the function of the
@@ -144,7 +144,7 @@ def row_of(frame: Optional[FrameType], phase: str, places: SourcePlaces) -> Opti
         if path == _WORKER:  # beyond are frames from before the fork
             return None
         if path == _FETCH:
-            return Row(phase, "", _name(callee), 0, 0, "") if callee is not None else None
+            return StackRow(phase, "", _name(callee), 0, 0, "") if callee is not None else None
         if places.is_own(path):
             return _own_row(frame, phase, places, _name(callee) if callee is not None else "")
         if not is_of_probe(frame):
@@ -158,7 +158,7 @@ def is_of_probe(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_PROBE)
 
 
-def _own_row(frame: FrameType, phase: str, places: SourcePlaces, within: str) -> Row:
+def _own_row(frame: FrameType, phase: str, places: SourcePlaces, within: str) -> StackRow:
     line = frame.f_lineno or 0
     while frame.f_code.co_name in _COMPREHENSIONS:
         outer = frame.f_back
@@ -169,7 +169,7 @@ def _own_row(frame: FrameType, phase: str, places: SourcePlaces, within: str) ->
         frame = outer
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
-    return Row(phase, places.absolute(code.co_filename), name, code.co_firstlineno, line, within)
+    return StackRow(phase, places.absolute(code.co_filename), name, code.co_firstlineno, line, within)
 
 
 def _name(frame: FrameType) -> str:
@@ -177,7 +177,7 @@ def _name(frame: FrameType) -> str:
     return f"{module}.{getattr(frame.f_code, 'co_qualname', frame.f_code.co_name)}"
 
 
-class Sampler:
+class StackSampler:
     """Samples one thread of this process."""
 
     def __init__(self, thread: int, places: SourcePlaces, phase: Callable[[], str] = str) -> None:
@@ -261,7 +261,7 @@ class WorkerSampling:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._path = ""
-        self._sampler: Optional[Sampler] = None
+        self._sampler: Optional[StackSampler] = None
         self._wait = FIRST_WRITE
         self._due = monotonic() + FIRST_WRITE
 
@@ -269,7 +269,7 @@ class WorkerSampling:
         parent = parent_process()
         started_by = parent.pid if parent and parent.pid else os.getppid()  # a server of forks may be in between
         self._path = os.path.join(self._folder, f"{_prefix(started_by)}{os.getpid()}")
-        self._sampler = Sampler(_thread.get_ident(), SourcePlaces())
+        self._sampler = StackSampler(_thread.get_ident(), SourcePlaces())
         self._sampler.start(self._tick)
 
     def end(self) -> None:
@@ -283,7 +283,7 @@ class WorkerSampling:
             self._due = monotonic() + self._wait
             self._write(self._sampler)
 
-    def _write(self, sampler: Sampler) -> None:
+    def _write(self, sampler: StackSampler) -> None:
         with suppress(Exception):  # as in `sample_worker`
             with open(f"{self._path}.part", "w", encoding="ascii") as file:
                 file.write(sampler.samples.text())

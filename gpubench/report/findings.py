@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpubench import units
+from gpubench.diagnosis.case import HIGH, MEDIUM
 from gpubench.findings import Cost, Finding, Findings, Outcome, Saving, Trial
 from gpubench.report import document
 from gpubench.report.document import UNASKED, Block, Command, Folded, Heading, Line, Paragraph, Style
@@ -22,6 +23,7 @@ OUTCOMES: dict[Outcome, Style] = {
     "failed": "rejected",
     "not applied": "rejected",
 }
+SEVERITIES = f"severity: high from {units.whole_percent(HIGH)} of the {{}}, medium from {units.whole_percent(MEDIUM)}"
 NOT_TRIED = "not tried: it takes a change of the code"
 INTERRUPTED = "verification was interrupted: what was not tried by then is only expected"
 
@@ -36,6 +38,8 @@ def blocks(findings: Findings, whole: str = "step") -> list[Block]:
     tried = any(one.measured for one in findings.findings)
     cards = [_finding(one, whole, tried=tried) for one in findings.findings]
     made: list[Block] = [Heading("Findings", 3), document.FindingList(cards, NOTHING)]
+    if cards:
+        made.append(Paragraph(SEVERITIES.format(whole), "quiet", on=UNASKED))
     if findings.interrupted:
         made.append(Paragraph(INTERRUPTED, "warning"))
     if found := findings.combination:

@@ -451,7 +451,7 @@ _CODE = Listing[SampledFunction](
     lambda rank, all_: rank.code.main.functions if rank.code else [],
     _of_functions(lambda code: code.main.samples),
     most=10,
-    words=("phase", "function"),
+    words=("phase", "most at", "source", "within"),
     expendable=("within", "source"),
 )
 _WORKERS = Listing[SampledFunction](
@@ -459,7 +459,7 @@ _WORKERS = Listing[SampledFunction](
     lambda rank, all_: rank.code.workers.functions if rank.code else [],
     _of_functions(lambda code: code.workers.samples - code.workers.waiting),
     most=10,
-    words=("phase", "function"),
+    words=("phase", "most at", "source", "within"),
     expendable=("within", "source"),
 )
 _CALLS = Listing[SeenCall](

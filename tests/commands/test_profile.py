@@ -3,6 +3,7 @@
 import json
 import shlex
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,51 @@ def test_the_configuration_of_a_profiled_run_reproduces_it(
     assert plain[0] == plain[1]
     assert "  active: 5" in plain[0]
     assert "  enabled: true" in plain[0]
+
+
+SLOW = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        return self.augment(torch.rand(16, 16)), index % 10
+
+    def augment(self, image):
+        for y in range(16):
+            for x in range(16):
+                image[y, x] = min(1.0, image[y, x].item() * 1.1)
+        return image
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for images, labels in DataLoader(Images(), batch_size=8, num_workers=int(sys.argv[1])):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_function_that_makes_batches_slow_is_named(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "train.py").write_text(SLOW)
+    done = gpubench(
+        "profile", "--repeats", "1", "--steps", "20", "--program.directory", str(tmp_path),
+        "--", sys.executable, "train.py", str(workers), results=tmp_path,
+    )  # fmt: skip
+    assert not done.code, done.stderr
+    code = done.document("profile.json")["ranks"][0]["code"]
+    functions = code["workers" if workers else "main"]["functions"]
+    making = next(one for one in functions if one["phase"] == ("" if workers else "data_wait"))
+    assert (making["function"], making["file"], making["first_line"]) == ("Images.augment", "train.py", 14)
+    assert making["source"] == "image[y, x] = min(1.0, image[y, x].item() * 1.1)"
+    assert code["workers"]["processes"] == workers
+    found = done.document("findings.json")["findings"]
+    waits = next(one for one in found if one["id"] in ("data-loading", "too-few-workers"))
+    assert "Images.augment at train.py:14" in waits["evidence"][0]

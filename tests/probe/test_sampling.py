@@ -26,9 +26,9 @@ from gpubench.probe.observed import SourcePlaces
 from gpubench.probe.sampling import (
     MOST_FUNCTIONS,
     MOST_ROWS,
-    Row,
-    Sampler,
     Samples,
+    StackRow,
+    StackSampler,
     of_workers,
     row_of,
     sample_worker,
@@ -44,13 +44,13 @@ def places() -> SourcePlaces:
     return SourcePlaces()
 
 
-def row_here(places: SourcePlaces, frame: FrameType | None = None) -> Row:
+def row_here(places: SourcePlaces, frame: FrameType | None = None) -> StackRow:
     found = row_of(frame or sys._getframe(1), "other", places)
     assert found
     return found
 
 
-def here(places: SourcePlaces) -> Row:
+def here(places: SourcePlaces) -> StackRow:
     return row_here(places, sys._getframe())
 
 
@@ -70,7 +70,7 @@ def test_a_comprehension_belongs_to_the_function_around_it(places: SourcePlaces)
 
 def test_a_lambda_and_a_method_are_named(places: SourcePlaces) -> None:
     class Jitter:
-        def __call__(self) -> Row:
+        def __call__(self) -> StackRow:
             return row_here(places, sys._getframe())
 
     assert (lambda: row_here(places, sys._getframe()))().function == "<lambda>"
@@ -98,14 +98,14 @@ def spin() -> int:
     return sum(range(500))
 
 
-def sampled_while(sampler: Sampler, least: int = 5) -> None:
+def sampled_while(sampler: StackSampler, least: int = 5) -> None:
     while sampler.samples.taken < least:
         spin()
 
 
 def test_a_sampler_sees_a_thread_and_leaves_everything_as_it_was(places: SourcePlaces) -> None:
     turn, threads = sys.getswitchinterval(), threading.enumerate()
-    sampler = Sampler(get_ident(), places, lambda: "other")
+    sampler = StackSampler(get_ident(), places, lambda: "other")
     sampler.start()
     sampled_while(sampler)
     assert threading.enumerate() == threads, "a program may join all of its threads"
@@ -123,7 +123,7 @@ def test_a_sampler_sees_a_thread_and_leaves_everything_as_it_was(places: SourceP
 
 def test_a_turn_that_the_program_has_set_meanwhile_is_kept(places: SourcePlaces) -> None:
     before = sys.getswitchinterval()
-    sampler = Sampler(get_ident(), places)
+    sampler = StackSampler(get_ident(), places)
     try:
         sampler.start()
         sys.setswitchinterval(0.003)
@@ -136,7 +136,7 @@ def test_a_turn_that_the_program_has_set_meanwhile_is_kept(places: SourcePlaces)
 def test_the_sampling_thread_handles_no_signal_of_the_program(places: SourcePlaces) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(get_ident()))
-    sampler = Sampler(get_ident(), places)
+    sampler = StackSampler(get_ident(), places)
     try:
         sampler.start()
         sampled_while(sampler)
@@ -152,7 +152,7 @@ def test_an_error_of_the_sampler_ends_it_alone(places: SourcePlaces, capfd: pyte
     def fails() -> str:
         raise ValueError("of the sampler")
 
-    sampler = Sampler(get_ident(), places, fails)
+    sampler = StackSampler(get_ident(), places, fails)
     sampler.start()
     sampled_while(sampler, 1)
     sampler.stop()
@@ -162,7 +162,7 @@ def test_an_error_of_the_sampler_ends_it_alone(places: SourcePlaces, capfd: pyte
 def test_samples_are_bounded(places: SourcePlaces) -> None:
     samples = Samples()
     for number in range(MOST_ROWS + 10):
-        samples.add(Row("other", "/train.py", f"f{number}", number, number, ""))
+        samples.add(StackRow("other", "/train.py", f"f{number}", number, number, ""))
     assert len(samples.rows) == MOST_ROWS
     found = samples.json(places)
     assert len(found["functions"]) == MOST_FUNCTIONS
@@ -171,7 +171,7 @@ def test_samples_are_bounded(places: SourcePlaces) -> None:
 def test_what_a_worker_leaves_is_merged_and_what_is_damaged_left_out(tmp_path: Path) -> None:
     samples = Samples()
     samples.taken, samples.waiting = 3, 1
-    samples.add(Row("", "/data.py", "augment", 14, 17, "numpy.clip"), 2)
+    samples.add(StackRow("", "/data.py", "augment", 14, 17, "numpy.clip"), 2)
     for number in (1, 2):
         (tmp_path / f"samples-{os.getpid()}-{number}").write_text(samples.text())
     for number, text in enumerate(("", "[1", "[1, 2]", "[1, 1, [[[]]]]", '[1, 1, [[["a"],2,3,4,5,6,7]]]'), 3):
@@ -306,7 +306,7 @@ def test_calls_are_seen_with_their_lines_and_everything_is_put_back(places: Sour
     assert (dict(vars(torch.Tensor)), torch.softmax, torch.tensor) == before
     seen = {(one["kind"], one["name"]): one for one in lines.json()}
     assert seen.keys() == {
-        ("softmax", "softmax"), ("float64", "double"), ("float64", "tensor"), ("read", "__bool__"), ("read", "item"),
+        ("softmax", "softmax"), ("float64", "double"), ("float64", "tensor"), ("read", "bool"), ("read", "item"),
     }  # fmt: skip
     assert seen["softmax", "softmax"]["source"] == "nn.functional.softmax(value, -1)"
     assert seen["softmax", "softmax"]["within"] == "torch.nn.functional.softmax"
