@@ -1,5 +1,6 @@
 """What holds for the page of every kind: nothing from elsewhere, headings in order, and links that lead somewhere."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from test_report_profile import REPORTS as PROFILES
 from gpubench.compare.history import Histories, Series, SeriesPoint
 from gpubench.report import after_run, history, index, perfetto
 from gpubench.report.document import Document
-from gpubench.report.page import render
+from gpubench.report.page import part, render
 from gpubench.runs import directory
 from gpubench.runs.catalogue import catalogue
 
@@ -99,3 +100,19 @@ def test_a_run_with_an_evaluation_names_it_beside_the_step_that_it_made_long(tmp
     chart = source.partition("Step time over steps</span>")[2].partition("</svg>\n")[0]
     assert ">evaluation</text>" in chart
     assert ">forward</text>" not in chart
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour such as #16191d, by WCAG 2.1."""
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("ink", ["ink", "soft", "faint", "doubt-ink", "a", "b", "synchronisation"])
+def test_text_can_be_read_on_its_ground_in_both_themes(ink: str) -> None:
+    for theme in part("style.css").split("prefers-color-scheme: dark"):
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", theme))
+        for ground in ("paper", "sheet"):
+            low, high = sorted((luminance(colours[ink]), luminance(colours[ground])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
