@@ -134,10 +134,12 @@ def rank_test(baseline: RunEvidence, candidate: RunEvidence) -> str:
 
 def sentence(learned: NullMetric) -> str:
     """Return a sentence on the noise of the step time that --null has estimated."""
-    resolvable = "unknown" if learned.resolvable is None else units.percent(learned.resolvable)
+    resolvable, floor = (
+        "unknown" if one is None else units.percent(one) for one in (learned.resolvable, learned.noise_floor)
+    )
     return (
         f"{learned.level.capitalize()}s differ by {units.percent(learned.spread)}. Noise alone can make two of them "
-        f"differ by {units.percent(learned.noise_floor)}. The smallest detectable change with {learned.per_side} on "
+        f"differ by {floor}. The smallest detectable change with {learned.per_side} on "
         f"each side is {resolvable}."
     )
 

@@ -419,7 +419,9 @@ def test_null_finds_how_often_single_runs_would_be_misjudged() -> None:
     assert entries[0].single_false_verdicts == 0
     assert entries[1].single_false_verdicts
     assert entries[1].single_false_verdicts > 0.1
-    assert entries[1].noise_floor > 3 * entries[0].noise_floor
+    floors = [entry.noise_floor for entry in entries]
+    assert floors[0] is not None
+    assert floors[1] is None or floors[1] > 3 * floors[0]
     assert all(entry.false_verdicts is not None and entry.false_verdicts <= 0.1 for entry in entries)
 
 
