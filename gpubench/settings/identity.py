@@ -5,7 +5,7 @@ A label is made once, when the run is opened, and is what listings, pages, progr
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpubench.settings.field import fields, setting
@@ -37,10 +37,9 @@ def asked(configuration: Configuration[Any]) -> dict[str, Any]:
     return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def label(known: Mapping[str, Any], first: Collection[str] = ()) -> str:
-    """Returns what was asked of a run in a few words, those about the keys `first` before others; "" if nothing was."""
-    told = {key: assignment(key, value) for key, value in known.items() if key not in UNNAMED}
-    words = [told[key] for key in sorted(told, key=lambda key: key not in first)]
+def label(known: Mapping[str, Any]) -> str:
+    """Returns what was asked of a run in a few words; "" if nothing was."""
+    words = [assignment(key, value) for key, value in known.items() if key not in UNNAMED]
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return " ".join(words[:MOST_NAMED] + more)
 
@@ -52,7 +51,10 @@ def label_of(configuration: Configuration[Any]) -> str:
 
 
 def variants(runs: Sequence[Configuration[Any]]) -> list[str | None]:
-    """Returns the labels of the runs of one command; None for a run alone. One that a run has already stays."""
+    """Returns the labels of the runs of one command, which say in what they differ; None for a run alone.
+
+    A label that a run has already stays.
+    """
     if len(runs) == 1:
         return [runs[0].labels.variant]
     every = [asked(run) for run in runs]
@@ -63,7 +65,7 @@ def variants(runs: Sequence[Configuration[Any]]) -> list[str | None]:
     found: list[str | None] = []
     for run, known, command in zip(runs, every, commands, strict=True):
         more = command.removeprefix(commands[0]).strip() if command.startswith(commands[0]) else ""
-        own = more or any(key in known for key in differing if key not in UNNAMED)
-        words = filter(None, ["" if own else plain, label(known, differing), f"+ {more}" if more else ""])
-        found.append(" ".join(words) if run.labels.variant is None else run.labels.variant)
+        own = label({key: known[key] for key in differing if key in known})
+        words = " ".join(filter(None, [own, f"+ {more}" if more else ""])) or plain
+        found.append(words if run.labels.variant is None else run.labels.variant)
     return found

@@ -22,6 +22,12 @@ def test_the_sides_of_a_comparison_have_a_label_each() -> None:
         assert tuple(variants(runs)) == expected
 
 
+def test_what_both_sides_have_in_common_is_in_neither_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    base = BASE.with_overrides({"precision": "bf16"}, "command line")
+    assert variants([base, base.with_overrides({"data.workers": 2}, "--vs")]) == ["baseline", "workers=2"]
+
+
 def test_a_run_is_told_by_what_was_asked_of_it_and_not_by_how_it_is_measured() -> None:
     run = BASE.with_overrides(
         {"data.workers": 2, "performance.compile": True, "measurement.repeats": 9}, "command line"
