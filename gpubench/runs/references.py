@@ -321,7 +321,8 @@ def _nearest(path: Path, results: Path) -> str:
         return offer([f"latest~{back[0]}" if back and not RUN_ID.match(path.name) else "latest"])
     experiments = {child.name: child.name for child in folders(results)}
     runs = {run.name: run.name for experiment in experiments for run in folders(results / experiment)}
-    beside = {child.name: str(child) for child in children(path.parent)}
+    # a word without a suffix is no misspelt log of another tool
+    beside = {child.name: str(child) for child in children(path.parent) if path.suffix or child.is_dir()}
     for known in (experiments, runs, beside):
         if close := closest(path.name, known):
             return close

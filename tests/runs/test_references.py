@@ -86,3 +86,10 @@ def test_latest_counts_a_failed_run_but_not_the_runs_of_searches_and_trials(resu
     assert Lookup(results, measured=True).run("latest") == runs[2]
     assert Lookup(results).run("made-verify/latest") == trial
     assert Lookup(results).run("tune-1/latest") == searched
+
+
+def test_a_program_beside_the_results_is_not_taken_for_a_run(results: Path, runs: list[Path]) -> None:
+    Path("loop.py").touch()
+    with pytest.raises(RunDirectoryError) as refused:
+        Lookup(results).run("loop")
+    assert "loop.py" not in (refused.value.hint or "")
