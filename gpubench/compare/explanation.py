@@ -287,8 +287,8 @@ def _doubtful(waterfall: Waterfall) -> list[str]:
         return []
     tested = sum(phase.p_value is not None for phase in waterfall.phases)
     return [
-        f"{units.listed(names)} changed if judged alone, but not after the correction for "
-        f"{units.counted(tested, 'phase')}"
+        f"no phase changed after the correction for {units.counted(tested, 'phase')}; judged alone, "
+        f"{units.listed(names)} would have"
     ]
 
 

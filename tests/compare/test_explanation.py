@@ -183,7 +183,7 @@ def test_no_sentence_denies_an_interval_that_excludes_zero(settled: bool) -> Non
     other = PhaseChange("backward", 1.0, 1.0, 0.0, (-0.1, 0.1), 1.0)
     found = Waterfall("step", 2.0, 2.5, [doubtful, other])
     said = explanation._silence(found) if settled else explanation._unsettled(found)
-    assert said == ["forward changed if judged alone, but not after the correction for 2 phases"]
+    assert said == ["no phase changed after the correction for 2 phases; judged alone, forward would have"]
 
 
 def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
@@ -205,7 +205,7 @@ def test_phases_are_judged_together_and_each_keeps_its_own_interval() -> None:
     assert forward.p_value
     assert forward.p_value > 0.05
     (said,) = explained(run(noise=0.002), run(moved, noise=0.002)).notes
-    assert said == "forward changed if judged alone, but not after the correction for 5 phases"
+    assert said == "no phase changed after the correction for 5 phases; judged alone, forward would have"
 
 
 def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:

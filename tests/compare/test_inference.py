@@ -200,7 +200,9 @@ def test_new_measurements_find_the_resolvable_change_with_eighty_percent_power(n
     rng, margin, found = np.random.default_rng([4, n]), 0.005, []
     for _ in range(300):
         change = power.resolvable(measured(rng, n).error, margin)
-        assert change is not None
+        if change is None:  # of two repeats that differ so much that no change tells
+            assert n == 2
+            continue
         found.append(measured(rng, n, change).interval[0] > 1 + margin)
     assert kept(found)
 

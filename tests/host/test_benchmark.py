@@ -23,6 +23,7 @@ class Run:
     ) -> None:
         self.name = name
         self.rates: list[float] = []
+        self.seconds: list[float] = []
         self.settings = TrainSettings.model_validate(
             {"measurement": {"repeats": repeats} | (measurement or {}), "profiling": {"enabled": recorded}}
         )

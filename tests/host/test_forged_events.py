@@ -347,7 +347,7 @@ time.sleep(60)
     [
         (b'{"event":"log","rank":0,"fields":{"a":' + b"[" * 5000 + b"\n", "recursion"),
         (events.encode(stepped(2**70)), "<= 2147483647"),
-        (events.encode(stepped(0, repeat=7)), "repeat 7"),
+        (events.encode(stepped(0, repeat=7)), "repeat 8"),
     ],
 )
 def test_a_program_that_forges_events_ends_its_run_with_one_error(tmp_path: Path, line: bytes, reason: str) -> None:

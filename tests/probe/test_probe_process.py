@@ -308,7 +308,7 @@ def test_a_model_can_be_copied_saved_and_compiled_as_without_the_probe(tmp_path:
 def test_a_recorded_repeat_sends_the_trace_of_its_steps_and_ends(tmp_path: Path, stacks: bool) -> None:
     found = probed(tmp_path, Loop(100), profiling=RECORDED.model_dump() | {"with_stack": stacks})
     assert found.code == 0
-    assert len(found.steps) == rhythm.CERTAIN + RECORDED.units
+    assert len(found.steps) >= rhythm.CERTAIN + RECORDED.units  # those whose code is sampled follow
     pieces = [event for event in found.all if event["event"] == "tracerecorded"]
     assert [piece["last"] for piece in pieces] == [True]
     trace = json.loads(base64.b64decode(pieces[0]["data"]))
