@@ -27,7 +27,7 @@ class Bench:
     """Runs variants of one piece of work, interleaved, each repeat in fresh processes, and compares what they show.
 
     A variant is a complete configuration, and what comes of it is an `Outcome`, whose run directory has its
-    measurements and its report. Whoever asks a question decides which variants to run and when they have run enough.
+    measurements and its report. The caller decides which variants to run and when they have run enough.
     """
 
     def __init__(

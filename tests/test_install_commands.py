@@ -90,7 +90,7 @@ def test_no_page_example_or_message_fetches_a_package_by_this_name() -> None:
 
 
 def test_no_workflow_names_an_owner_of_this_action() -> None:
-    """Whoever has the name could run code there: the reader fills in the place that they know."""
+    """The owner of that name could run code there, so that the reader fills in the right one."""
     owners = {used["owner"] for path in texts() for used in USES.finditer(path.read_text(errors="replace"))}
     assert owners == {"<owner>"}
 

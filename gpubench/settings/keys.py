@@ -1,6 +1,6 @@
 """Settings by dot-key: nested values as {dot-key: value}, and the origin of each value, which errors name."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,17 +40,6 @@ def is_empty(value: Any) -> bool:
 def assigned(key: str, value: Any) -> str:
     """Returns a setting with its value, as "data.workers=2", or "data.path not set"."""
     return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
-
-
-def distinguished(values: Sequence[Mapping[str, Any]], chosen: Sequence[Collection[str]]) -> list[str]:
-    """Returns for each of several runs the settings in which they differ, as ["precision=bf16", "precision=fp32"].
-
-    `values` are the settings of each run by dot-key. Those that gpubench chose in all of them, in `chosen`, are left
-    out, because they follow from other settings.
-    """
-    given = [key for key in values[0] if not all(key in each for each in chosen)]
-    keys = [key for key in given if any(each.get(key) != values[0][key] for each in values)]
-    return [" ".join(assigned(key, each.get(key)) for key in keys) for each in values]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
