@@ -23,6 +23,7 @@ from probing import probed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from gpubench.probe import device as probed_device
 from gpubench.probe.calls import CallProbe
 from gpubench.probe.hooks import Probe
 
@@ -354,6 +355,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.environ.update(request.get("environment", {}))
             for name in request.get("failing", ()):
                 fail(name)
+            probed_device.AT_ONCE = request.get("at_once", probed_device.AT_ONCE)
             try:
                 LOOPS[request["loop"]](**request.get("options", {}))
             finally:

@@ -6,6 +6,7 @@ In the fork the probe is installed as it is in a program of the user, and is the
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -99,6 +100,8 @@ def run_probed(
     kind: Callable[[str, dict[str, Any]], Probe] = Probe,
 ) -> int:
     torch.set_num_threads(1)
+    if compiler := sys.modules.get("torch._dynamo.utils"):
+        compiler.counters.clear()  # of graphs that other tests of the forked process have compiled
     probe = kind(address, treatments or {})
     probe.install()
     code = 0
