@@ -235,7 +235,10 @@ def test_the_memory_of_a_program_is_that_of_its_shapes_in_blocks(tmp_path: Path)
     amounts = found.peak.amounts
     assert found.device == torch.cuda.get_device_name()
     assert found.capacity == torch.cuda.mem_get_info()[1]
-    assert (found.peak.phase, amounts["parameters"], amounts["gradients"]) == ("optimizer", weights, weights)
+    # The peak of a run is in the backward pass where autograd's thread has a large workspace of its own.
+    (update,) = [one for one in found.phases if (one.stage, one.phase) == ("steady", "optimizer")]
+    assert (update.peak["parameters"], update.peak["gradients"]) == (weights, weights)
+    assert found.peak.phase == ("optimizer" if installed() < Release(2, 15) else "backward")
     # The counters of the steps are on the host. The scaler keeps a number, made in the optimizer's phase.
     assert amounts["optimizer_state"] == pytest.approx(2 * weights, abs=512)
     (forward,) = [one for one in found.phases if (one.stage, one.phase) == ("steady", "forward")]
