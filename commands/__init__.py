@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _as_typed(error: GpubenchError) -> GpubenchError:
-    """Returns the error, with the hint how to type a request that was pasted from a formatted text."""
+    """Adds a hint to an error that comes from a request pasted from a formatted text: how to type it."""
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     if not isinstance(error, UsageError) or wrong_words.typed(own) == own:
         return error
@@ -111,7 +111,7 @@ def _as_typed(error: GpubenchError) -> GpubenchError:
 
 
 def show(error: GpubenchError) -> None:
-    """Prints an error on stderr; under torchrun on one rank of each machine only, because all ranks have the same."""
+    """Prints an error on stderr. All ranks of torchrun have the same error, so one rank of each machine prints it."""
     if launched_by_torchrun() and Ranks.from_environment().local_rank != 0:
         time.sleep(LET_RANK_0_EXIT_SECONDS)  # torchrun ends all ranks once the first one exits
         return

@@ -196,7 +196,7 @@ def _refuse(*contradictions: tuple[bool, str, str]) -> None:
 
 
 def fraction_of(text: str, option: str = "--margin") -> float:
-    """Returns the percentage of an option as a fraction. Raises UsageError if it is none."""
+    """The percentage of an option as a fraction. Raises UsageError if the text is no percentage."""
     from gpubench.compare.gate import percent
 
     found = percent(text)
@@ -240,7 +240,7 @@ def _page(comparisons: "Comparisons", found: "Sequence[Side]") -> str:
 
 
 def _keep(learned: "Noise", side: "Side", terminal: "Terminal") -> None:
-    """Writes the noise to the directory of every run that it was learned from, for later comparisons."""
+    """Writes the noise to every run that it was learned from, for later comparisons."""
     from gpubench.compare import noise
 
     for run in side.runs:

@@ -83,7 +83,7 @@ def searches(ctx: typer.Context, incomplete: str) -> Offered:
 
 
 def tuned(ctx: typer.Context, incomplete: str) -> Offered:
-    """Offers the settings that a search can try, each behind those that are named already."""
+    """Offers the settings that a search can try, each after those that are already named."""
     named, comma, begun = incomplete.rpartition(",")
     return _quietly(
         lambda: _beginning(incomplete, (f"{named}{comma}{key}" for key in _tuned() if key.startswith(begun)))
@@ -111,7 +111,7 @@ def devices(incomplete: str) -> Offered:
 
 
 def traces(incomplete: str) -> Offered:
-    """Offers files that may be traces, and folders with a slash behind them.
+    """Offers files that may be traces, and folders with a slash after them.
 
     A single folder is opened, because a shell ends the word after the only thing that is offered.
     """
@@ -147,7 +147,7 @@ def _beginning(incomplete: str, found: Iterable[str]) -> Offered:
 
 
 def _results(ctx: typer.Context) -> Path:
-    """Returns the results folder on the command line so far, in the environment, or the default one."""
+    """The results folder on the command line so far, in the environment, or the default one."""
     while ctx:
         if found := ctx.params.get("results"):
             return Path(found)
@@ -228,7 +228,7 @@ def _main_first(names: Iterable[str]) -> list[str]:
 
 
 def _tuned() -> list[str]:
-    """Returns the settings that a search by tune has values for."""
+    """The settings that a search by tune has values for."""
     from gpubench.settings.field import setting
     from gpubench.settings.sections import NOT_TUNED, TUNED
 

@@ -33,15 +33,15 @@ OPEN = Gate((), strict=False)
 
 
 def refuse_idle_strict(fail_on: Sequence[str] | None, *, strict: bool) -> None:
-    """Raises UsageError for a --strict without a condition."""
+    """Raises UsageError for --strict without --fail-on."""
     if strict and not fail_on:
         raise UsageError("--strict without --fail-on has no effect", 'add --fail-on "step_time>2%"')
 
 
 def of_new_runs(fail_on: Sequence[str] | None, *, strict: bool, two_sided: bool) -> Gate:
-    """Returns the gate of two sides that are still to be measured.
+    """The gate of two sides that are still to be measured.
 
-    Raises UsageError for a condition that no measurement could decide, and for any without a second side.
+    Raises UsageError for a condition that no measurement could decide, and for any condition without a second side.
     """
     refuse_idle_strict(fail_on, strict=strict)
     if not fail_on:
@@ -60,7 +60,7 @@ def of_new_runs(fail_on: Sequence[str] | None, *, strict: bool, two_sided: bool)
 
 
 def exit_code(results: "Sequence[GateResult]", terminal: "Terminal", *, strict: bool) -> int:
-    """Returns the exit code. A regression takes precedence over an undecided condition; stderr names either."""
+    """A regression takes precedence over an undecided condition; stderr names either."""
     from gpubench.report import phrases
 
     outcomes = (("regressed", "regression", REGRESSED), ("inconclusive", "undecided", UNDECIDED if strict else 0))

@@ -112,7 +112,7 @@ def history(
 
 
 def _refuse_other_words(metric: str, results: Path) -> None:
-    """Raises UsageError for a word that is no metric, and that names runs."""
+    """Raises UsageError for a word that is no metric but names runs."""
     from gpubench.runs.references import LATEST, is_folder
 
     folder = next((path for path in (Path(metric), results / metric) if is_folder(path)), None)
@@ -141,7 +141,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _write_page(document: "Document", html: Path | None, results: Path) -> Path | None:
-    """Writes the page, and returns its path; None if the results folder cannot be written, or has a page of others."""
+    """None if the results folder cannot be written, or if the page there is not one of gpubench."""
     from gpubench.report.page import is_of_others, render
     from gpubench.runs.directory import write_document
 

@@ -181,7 +181,7 @@ def _refuse_beside_program(ctx: typer.Context, versus: Versus, *, verify: bool) 
 def _of_model(
     ctx: typer.Context, config: str | None, versus: Versus, *, verify: bool, check: bool
 ) -> "Configuration[MemorySettings]":
-    """Returns the settings from all sources. Raises UsageError as `_refuse_idle` does."""
+    """The settings from all sources. Raises UsageError as `_refuse_idle` does."""
     from gpubench.kinds.memory.settings import MemorySettings
     from gpubench.settings.keys import naming_origins
     from gpubench.settings.loading import load
@@ -262,7 +262,7 @@ def _refuse_idle(base: "Configuration[MemorySettings]", *, verify: bool, check: 
 
 
 def _measured(run: "Configuration[CompletedMemorySettings]", kind: RunKind) -> "Configuration[CompletedMemorySettings]":
-    """Returns the run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
+    """The predicted run as a measurement. Raises DeviceError if this machine does not have the predicted device."""
     from gpubench.settings.loading import completed
 
     changes = {"memory.predict": False, "memory.find_batch_size": False, "memory.advise": False}

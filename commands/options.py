@@ -27,7 +27,7 @@ VERDICT, GATE, INPUT = "Verdict", "Gate", "Input"
 
 OWN_WORDS = "own words"
 LEAST_OF_A_KEY = 3
-"""The length of an option, with its dashes, from which on the shell completes settings too: there are a hundred."""
+"""The fewest characters of an option, with its dashes, for which the shell offers settings too: there are a hundred."""
 
 
 NO_SUCH_OPTION = "--help shows the common options, and --print-config every setting, which is an option too"
@@ -55,7 +55,7 @@ class Offer(NamedTuple):
 
 
 class TakesSettings(ParsedCommand):
-    """A command whose settings are options too, such as --training.steps, which the shell completes."""
+    """A command that takes settings as options too, such as --training.steps. The shell completes them."""
 
     takes_settings = True
     takes_program = False
@@ -114,13 +114,13 @@ class TakesProgram(TakesSettings):
 
 
 def own_words(ctx: typer.Context) -> list[str]:
-    """Returns the words between the command and `--`."""
+    """The words that the user gave between the command and `--`."""
     found: list[str] = ctx.meta.get(OWN_WORDS, [])
     return found
 
 
 def program(ctx: typer.Context) -> list[str] | None:
-    """Returns the program and its arguments that the user gave after `--`; None without `--`."""
+    """The program and its arguments, which the user gave after `--`; None without `--`."""
     found: list[str] | None = ctx.meta.get(YOUR_PROGRAM)
     return found
 
@@ -133,7 +133,10 @@ def option(
     values: Iterable[str] = (),
     completed_by: Callable[..., Any] | None = None,
 ) -> Any:
-    """Declares an option. Shells complete `values`, words of a metavar such as cpu|cuda, or what a function finds."""
+    """Declares an option of a command.
+
+    Shells complete `values`, the words of a metavar such as cpu|cuda, or what the function `completed_by` finds.
+    """
     known = sorted(values or (word for word in metavar.split("|") if word.islower() and "|" in metavar))
 
     def complete(incomplete: str) -> list[str]:
@@ -152,10 +155,10 @@ def option(
 def of_settings(
     command: str, after: Mapping[str, Sequence[str]], *, several: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds options of settings to a function that is a command. `overrides` returns their values.
+    """A decorator that adds options of settings to a command. `overrides` returns their values.
 
-    `after` names the settings that --help lists, by the parameter of the function that they follow. Of the setting
-    `several`, the command measures several values in one table.
+    `after` gives the settings that --help lists, by the parameter of the function that they follow. The setting
+    `several` may have more than one value: the command then measures each of them, in one table.
     """
     known = options(command)
 
@@ -180,7 +183,7 @@ def of_settings(
 
 @cache  # commands share most of them
 def _parameter(name: str, shown: Option, *, several: bool) -> inspect.Parameter:
-    """Returns the parameter of a function from which typer makes the option of a setting."""
+    """The parameter of a function from which typer makes the option of a setting."""
     words = name.replace("_", "-")
     metavar, sentence = shown.metavar, shown.help
     if several:
@@ -299,7 +302,7 @@ PrintConfig = Annotated[
 
 
 def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
-    """Returns the settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
+    """The settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
 
     Raises UsageError for an unknown option, or one that contradicts torchrun.
     """
@@ -314,7 +317,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
 
 def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iterable[str]) -> None:
-    """Raises UsageError for an option that is no setting of any command, with what it may have meant."""
+    """Raises UsageError for an option that is no setting of any command. Its hint says what was perhaps meant."""
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import declared_key, fields
     from gpubench.settings.loading import canonical, inside, nearest, negations
@@ -332,9 +335,9 @@ def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iter
 
 
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:
-    """Refuses options of runs, because a file is read instead; `file` is the option that names the file.
+    """Refuses options of runs, because a file is read instead. `file` is the option that names the file.
 
-    Raises UsageError for an option that is not in `allowed`, and SettingsError for an unknown option.
+    Raises UsageError for an option that is not in `allowed`, and SettingsError for an unknown one.
     """
     from gpubench.settings.loading import canonical, parse_unknown_overrides, refuse_unknown
 
@@ -347,7 +350,7 @@ def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allo
 
 
 def given(ctx: typer.Context) -> dict[str, Any]:
-    """Returns the named options that the user has set, by setting."""
+    """The named options that the user has set, by setting."""
     given = {
         name: value
         for name, value in ctx.params.items()
@@ -357,7 +360,7 @@ def given(ctx: typer.Context) -> dict[str, Any]:
 
 
 def labels(ctx: typer.Context, results: Path | None = None) -> "Labels":
-    """Returns the name and the tags on the command line. Raises UsageError for ones that no run there can have."""
+    """The name and the tags on the command line. Raises UsageError for ones that no run can have."""
     from gpubench.settings.loading import Labels
 
     name, tags = ctx.params.get("name"), ctx.params.get("tag") or []
@@ -379,10 +382,10 @@ def check_tags(tags: Iterable[str]) -> None:
 
 
 def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int = 0) -> "list[Configuration[Any]]":
-    """Returns the configurations of one command with their variants, and the name and tags on the command line.
+    """Gives the configurations of one command, with their variants, the name and the tags on the command line.
 
-    The name is that of the run at index `own`; the others are called NAME-2, NAME-3 and so on. All have the tags, and
-    with --trust none is of received results. Raises UsageError for a name or a tag that no run there can have.
+    The run at index `own` gets the name; the others are called NAME-2, NAME-3 and so on. All get the tags, and with
+    --trust none counts as received. Raises UsageError for a name or a tag that no run can have.
     """
     from dataclasses import replace
 
@@ -399,14 +402,14 @@ def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int 
 
 
 def trusted(ctx: typer.Context, run: "Configuration[Any]") -> "Configuration[Any]":
-    """Returns the configuration, with --trust as one that is not received."""
+    """With --trust, the configuration counts as the user's own and not as a received one."""
     from dataclasses import replace
 
     return replace(run, received=None) if ctx.params.get("trust") else run
 
 
 def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns the world size that torchrun has set. Raises UsageError if the command line contradicts it."""
+    """The world size that torchrun has set. Raises UsageError if the command line contradicts it."""
     actual = str(Ranks.from_environment().world_size)
     requested = overrides.get("world_size", overrides.get("distributed.world_size", actual))
     if requested != actual:
@@ -417,9 +420,9 @@ def _world_size(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def several(given: dict[str, Any], cls: "type[RunSettings[Any]]", key: str) -> list[str]:
-    """Removes the setting `key` from the given ones and returns its values, if it has several between commas.
+    """Removes the setting `key` from the given ones and returns its values, if commas separate several.
 
-    Raises UsageError for a value that is given twice, or that is empty.
+    Raises UsageError for a value that is given twice or is empty.
     """
     from gpubench.settings.loading import canonical
 

@@ -9,7 +9,7 @@ from gpubench.errors import RunFailed, UsageError
 
 
 def write(text: str, hint: str) -> None:
-    """Writes the result to stdout. A closed pipe is not an error. A full disk is, and `hint` suggests another way."""
+    """Writes the result to stdout. A closed pipe is no error. A full disk is, and `hint` suggests another way."""
     if sys.stdout is None:  # closed before Python started
         raise RunFailed("cannot write to stdout: it is closed", hint)
     try:
@@ -22,7 +22,10 @@ def write(text: str, hint: str) -> None:
 
 
 def drop_unwritten() -> None:
-    """Drops what stdout and stderr do not take. Otherwise Python fails to write it at exit, and exits with 120."""
+    """Discards what stdout and stderr have not written.
+
+    Python would otherwise fail to write it at exit, and exit with 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # closed before Python started
             continue
@@ -33,7 +36,10 @@ def drop_unwritten() -> None:
 
 
 def check_file(path: Path, option: str, *inputs: Path) -> None:
-    """Raises UsageError if no file can be written at `path`, or if it is one of `inputs`. Call it before the work."""
+    """Raises UsageError if `path` cannot be written, or is one of `inputs`.
+
+    Call it before the work, which would otherwise be lost.
+    """
     for read in inputs:
         if path.exists() and read.exists() and path.samefile(read):
             raise UsageError(f"{option} {path} is an input of this command", "name another file")

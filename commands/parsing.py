@@ -79,12 +79,12 @@ def refuse_one_dash(command: Any, ctx: Any, args: list[str], *, takes_settings: 
 
 
 def path_of(ctx: Any) -> str:
-    """Returns the words of a command, such as "gpubench runs show", however gpubench was started."""
+    """The words of a command, such as "gpubench runs show", however gpubench was started."""
     return f"{path_of(ctx.parent)} {ctx.info_name}" if ctx.parent else "gpubench"
 
 
 def owners_of(ctx: Any, option: str) -> list[str]:
-    """Returns the commands of gpubench that have an option."""
+    """The commands of gpubench that have the option."""
     known = getattr(ctx.find_root().command, "commands", {})
     return [f"gpubench {name}" for name, command in known.items() if option in wrong_words.own_options(command)]
 
@@ -105,7 +105,7 @@ def _refuse_before_command(group: PlainGroup, ctx: Any, args: list[str]) -> None
 
 
 def refusal(error: typer.TyperException) -> UsageError:
-    """Returns an error of typer as one of gpubench, with a hint that leads on."""
+    """Turns an error of typer into one of gpubench, whose hint says what to do next."""
     message, ctx = error.format_message(), getattr(error, "ctx", None)
     path = path_of(ctx) if ctx else "gpubench"
     command, shown_by = ctx.command if ctx else None, wrong_words.usage(path)

@@ -125,14 +125,14 @@ def refuse_beside_several(vs: list[str] | None, resume: str | None) -> None:
 
 
 def _found(run: str, overrides: dict[str, Any]) -> Path:
-    """Returns the directory of the run that is named. Raises RunDirectoryError if there is none, or no single one."""
+    """The directory of the named run. Raises RunDirectoryError unless exactly one run has the name."""
     from gpubench.runs.references import Lookup
 
     return Lookup(Path(overrides.get("results") or os.environ.get("GPUBENCH_RESULTS") or "results")).run(run)
 
 
 def unverified(path: Path) -> bool:
-    """Returns whether no sample of the run at `path` was compared with single-process diffusers."""
+    """Tells whether no sample of the run at `path` was compared with single-process diffusers."""
     from gpubench.runs.reader import Run
 
     summary = Run.open(path).summary
@@ -140,9 +140,9 @@ def unverified(path: Path) -> bool:
 
 
 def show_finished(path: Path, shown: options.Shown) -> None:
-    """Shows the results of the run at `path`, whose samples are complete, and says how it ended if it did not complete.
+    """Shows the results of the run at `path`, whose samples are complete, and how it ended if it did not complete.
 
-    Raises the error of a run whose verification found samples that differ: to make them again would change nothing.
+    Raises the error of a run whose samples differed when they were verified: to make them again would change nothing.
     """
     from gpubench.errors import recorded
     from gpubench.report import run
@@ -173,7 +173,7 @@ def show_finished(path: Path, shown: options.Shown) -> None:
 def resumed(
     name: str, config: str | None, overrides: dict[str, Any], vs: list[str] | None
 ) -> "tuple[Finished, Configuration[PipeSettings]]":
-    """Returns the finished samples of the run that is named, and the configuration with which to make the others.
+    """The finished samples of the named run, and the configuration that makes the others.
 
     The configuration has one repeat and no injected fault. Raises UsageError, RunDirectoryError or SettingsError if the
     other samples cannot be made.

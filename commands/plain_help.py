@@ -65,7 +65,7 @@ def _naming_the_command(ctx: Any) -> Iterator[None]:
 
 
 def usage(parameter: Any) -> list[str]:
-    """Returns the forms of an option with their values, as ["-q", "--quiet"], or the name of an argument."""
+    """The forms of an option with their values, such as ["-q", "--quiet"], or the name of an argument."""
     if parameter.param_type_name == "argument":
         return [parameter.metavar]
     names = sorted([*parameter.opts, *parameter.secondary_opts], key=len)
@@ -73,14 +73,14 @@ def usage(parameter: Any) -> list[str]:
 
 
 def explanation(parameter: Any) -> tuple[str, str, str]:
-    """Returns the explanation of an option, its default value and its environment variable, as far as it has them."""
+    """The explanation of an option, its default value and its environment variable; "" for what it does not have."""
     is_shown = parameter.show_default and parameter.default and not getattr(parameter, "is_flag", False)
     default = str(getattr(parameter.default, "value", parameter.default)) if is_shown else ""
     return parameter.help or "", default, str(getattr(parameter, "envvar", None) or "")
 
 
 def by_panel(parameters: Iterable[Any]) -> dict[str, list[Any]]:
-    """Returns the parameters of a command by the heading that they stand under, in the order of the headings."""
+    """The parameters of a command by the heading that --help prints above them, in the order of the headings."""
     found: dict[str, list[Any]] = {}
     for one in parameters:
         is_argument = one.param_type_name == "argument"
@@ -90,7 +90,7 @@ def by_panel(parameters: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _value(parameter: Any) -> str:
-    """Returns the placeholder of an option's value; an empty string for one without a value."""
+    """The placeholder of an option's value; "" for an option without one."""
     if parameter.is_flag or parameter.count:
         return ""
     if parameter.metavar:
@@ -145,7 +145,7 @@ def _rows(rows: list[tuple[str, str]], column: int, width: int) -> Iterator[str]
 
 
 def _epilog(text: str, width: int) -> list[list[str]]:
-    """Returns the paragraphs of an epilog; the commands among them stand one below the other."""
+    """The paragraphs of an epilog. The commands among them are printed one below the other."""
     parts: list[list[str]] = []
     for paragraph in filter(None, text.strip().split("\n\n")):
         is_heading = paragraph.endswith(":") and "\n" not in paragraph
@@ -157,11 +157,11 @@ def _epilog(text: str, width: int) -> list[list[str]]:
 
 
 def _command(text: str, width: int) -> list[str]:
-    """Returns a command that can be copied, on several lines if it is long."""
+    """A command that can be copied, on several lines if it is long."""
     *first, last = _wrapped(text, width - len(INDENT) - len(CONTINUED), subsequent_indent=INDENT)
     return [*(f"{INDENT}{line}{CONTINUED}" for line in first), f"{INDENT}{last}"]
 
 
 def _wrapped(text: str, width: int, **options: Any) -> list[str]:
-    """Returns lines that end between words: the name of a model or of an option is never broken at its hyphens."""
+    """Breaks lines between words only, because the names of models and options have hyphens."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, **options)

@@ -1,4 +1,4 @@
-"""A program of the user, which stands behind `--` on the command line of train-bench, profile, memory and tune."""
+"""A program of the user, given after `--` on the command line of train-bench, profile, memory and tune."""
 
 import shlex
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_given(ctx: typer.Context, config: str | None) -> bool:
-    """Returns whether there is a program behind `--`, or `config` is a file that names one."""
+    """Tells whether there is a program after `--`, or `config` is a file that names one."""
     if options.program(ctx) is not None:
         return True
 
@@ -32,7 +32,7 @@ def is_given(ctx: typer.Context, config: str | None) -> bool:
 
 
 def _refusal(name: str, kind: RunKind) -> tuple[str, str]:
-    """Returns why a program does not take an option of a model, and what to do instead."""
+    """Why a program does not take an option of a model, and what to do instead."""
     option = f"--{name.replace('_', '-')}"
     if name == "inference":  # of memory alone
         return (
@@ -49,9 +49,9 @@ def _refusal(name: str, kind: RunKind) -> tuple[str, str]:
 
 
 def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Configuration[Any]":
-    """Returns the settings of a run of the program from all sources.
+    """The settings of a run of the program, from all sources.
 
-    Raises UsageError or SettingsError for a program that cannot be started, and settings that a program does not have.
+    Raises UsageError or SettingsError for a program that cannot be started, and for settings that no program has.
     """
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import fields

@@ -1,4 +1,4 @@
-"""Why the command of a program behind `--` cannot be started, and how to write it so that it can.
+"""Why the command of a program after `--` cannot be started, and how to write it so that it can.
 
 A command that can be started is left as it is: what looks like a mistake in it may be meant for the program.
 """
@@ -26,7 +26,7 @@ ENVIRONMENTS = ("conda", "mamba", "micromamba", "workon", "pyenv")
 
 
 def refuse(name: str, own: Sequence[str], words: Sequence[str]) -> None:
-    """Raises UsageError for the words behind `--` if they are none, or begin with an option of gpubench.
+    """Raises UsageError if there are no words after `--`, or if they begin with an option of gpubench.
 
     `own` are the words between the command `name` and `--`.
     """
@@ -42,7 +42,7 @@ def refuse(name: str, own: Sequence[str], words: Sequence[str]) -> None:
 
 
 class ProgramWords(NamedTuple):
-    """A command as it is given behind `--`."""
+    """A command as the user gave it after `--`."""
 
     name: str
     """The command of gpubench."""
@@ -53,14 +53,14 @@ class ProgramWords(NamedTuple):
     """The directory in which the program is started."""
 
     def instead(self, program: Iterable[str], *more: str) -> str:
-        """Returns the whole command line with another program, and with more options of gpubench."""
+        """The whole command line with another program, and with more options of gpubench."""
         return line([self.name, *self.own, *more, "--", *program])
 
 
 def refuse_unstartable(given: ProgramWords, *, at_commit: bool = False) -> None:
-    """Raises UsageError for a command that cannot be started, if it can be said how to write it.
+    """Raises UsageError for a command that cannot be started, if there is a way to write it that can.
 
-    With `at_commit` the files of another commit count, which are not looked at.
+    With `at_commit` the program has the files of another commit, which are not looked at.
     """
     if not given.directory.is_dir():
         return
@@ -92,7 +92,7 @@ def _refuse_missing(given: ProgramWords, otherwise: str | None) -> None:
 
 
 def _of_shell(given: ProgramWords) -> str:
-    """Returns how to write a command that begins with a word of the shell."""
+    """How to write a command that begins with a word of the shell."""
     first, *rest = given.words
     if OPERATORS.search(" ".join(rest)):
         return given.instead(["bash", "-c", _in_shell(given.words)])
@@ -121,12 +121,12 @@ def _refuse_script(given: ProgramWords, script: Path, *, at_commit: bool) -> Non
 
 
 def _in_shell(words: Sequence[str]) -> str:
-    """Returns the words as a shell reads them, in which operators are operators."""
+    """Quotes the words for a shell, but not the operators among them."""
     return " ".join(word if OPERATORS.fullmatch(word) else shlex.quote(word) for word in words)
 
 
 def explained(error: GpubenchError, command: Any, name: str, own: Sequence[str], words: Sequence[str]) -> str | None:
-    """Returns the hint for a program that failed because of its arguments; None if that is not what it printed.
+    """The hint for a program that failed because of its arguments; None if that is not what it printed.
 
     The last line that the program printed is in the hint of the error.
     """

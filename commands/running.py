@@ -1,4 +1,4 @@
-"""What the commands have in common that run variants: they print the settings, or run them and print the results."""
+"""What the commands that run variants have in common: they print the settings, or run them and print the results."""
 
 import logging
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ def run_and_report(
 ) -> None:
     """Runs the variants, compares two of them, shows the results, and raises the error of the runs.
 
-    Of variants that are `swept`, which differ in one number and become one table, one that fails does not end the
-    others, unless it is the first one. Raises typer.Exit if the gate does not let the second one pass, and UsageError
-    if the runs cannot decide it.
+    `swept` variants differ in one number and become one table. The others still run if one of them fails, unless it is
+    the first one. Raises typer.Exit if the gate does not let the second variant pass, and UsageError if the runs cannot
+    decide it.
     """
     if alike := without_change(variants):
         log.warning("%s", alike)
@@ -68,8 +68,8 @@ def finish(
 ) -> None:
     """Prints the results from the run directories, and raises the error of the run, if any.
 
-    `arranged` is how the tables of a profile are shown, also on the page of the run. Runs that were `swept` differ in
-    one number, and are printed as one table.
+    `arranged` says how the tables of a profile are shown, also on the page of the run. `swept` runs differ in one
+    number, and are printed as one table.
     """
     from gpubench.report import after_run, index, run, sweep
     from gpubench.report.profile_tables import PLAIN

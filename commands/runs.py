@@ -221,7 +221,7 @@ def show(
 
 
 def _as_json(path: Path, results: Path) -> str:
-    """Returns a run, or a search, as it is listed with --json, and with its complete results."""
+    """A run or a search as --json lists it, and its complete results."""
     from gpubench.foreign_files import SEARCH
     from gpubench.report import listing
     from gpubench.runs import entries
@@ -412,7 +412,7 @@ def _remove(known: Any, found: "Sequence[Unit]", *, yes: bool, spared: "Sequence
 
 
 def _entry(known: Any, path: Path) -> "Entry":
-    """Returns the entry of a run directory. Raises UsageError if it is not in the results folder."""
+    """The entry of a run directory. Raises UsageError if the run is not in the results folder."""
     name = os.path.relpath(path, known.results)
     entry: Entry | None = known.entry(name) if name in known.found else None
     if entry is None:
@@ -421,7 +421,7 @@ def _entry(known: Any, path: Path) -> "Entry":
 
 
 def _open_in_browser(page: Path) -> str:
-    """Opens a page in the browser, without waiting for its end. Returns why it cannot, or nothing."""
+    """Opens a page in the browser, without waiting for its end. Returns why it cannot; "" if it can."""
     command = _browser()
     if not command:
         return "no browser is known here: BROWSER names one"
@@ -437,7 +437,7 @@ def _open_in_browser(page: Path) -> str:
 
 
 def _browser() -> list[str]:
-    """Returns the command that opens a page; nothing if there is no display to show it on."""
+    """The command that opens a page; empty if there is no display to show it on."""
     if named := os.environ.get("BROWSER", "").split(os.pathsep)[0]:
         with suppress(ValueError):
             return [word for word in shlex.split(named) if word != "%s"]
@@ -447,7 +447,7 @@ def _browser() -> list[str]:
 
 
 def _path(run: str, results: Path) -> Path:
-    """Returns the directory of a run, or of a search by tune. Raises RunDirectoryError for any other name."""
+    """The directory of a run, or of a search by tune. Raises RunDirectoryError for any other name."""
     from gpubench.foreign_files import SEARCH
     from gpubench.runs.references import Lookup
 
@@ -457,13 +457,13 @@ def _path(run: str, results: Path) -> Path:
 
 
 def _results(ctx: typer.Context, own: Path | None) -> Path:
-    """Returns the results folder that is given after the subcommand, or else before it."""
+    """The results folder that is given after the subcommand, or else before it."""
     found: Path = own or (ctx.parent.params["results"] if ctx.parent else Path("results"))
     return found
 
 
 def existing(results: Path) -> Path:
-    """Raises UsageError if there is no results folder."""
+    """The results folder, if there is one. Raises UsageError if not."""
     if not results.is_dir():
         from gpubench.runs.references import around
 
@@ -475,7 +475,7 @@ def existing(results: Path) -> Path:
 
 
 def _limit(text: str | None, default: int, option: str = "--limit") -> int:
-    """Returns a number of runs. Raises UsageError if it is none."""
+    """A number of runs. Raises UsageError for any other text."""
     if text is None:
         return default
     if not (text.isdecimal() and len(text) < 10):
@@ -494,7 +494,7 @@ def chosen(
     since: str | None = None,
     where: list[str] | None,
 ) -> dict[str, Any]:
-    """Returns the fields of a Selection that the options stand for. Raises UsageError for values that no run has."""
+    """The fields of a Selection that the options give. Raises UsageError for values that no run can have."""
     from gpubench.runs.selection import moment
 
     for option, value, known in (

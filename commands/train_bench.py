@@ -99,7 +99,7 @@ def train_bench(
 
 
 def _variants(ctx: typer.Context, config: str | None, kind: RunKind, versus: Versus) -> "list[Configuration[Any]]":
-    """Returns the variants to run, complete and named. Raises an error for what cannot be run."""
+    """The variants to run, complete and named. Raises an error for what cannot be run."""
     from gpubench.settings.loading import load
     from gpubench.settings.schema import TrainSettings
 

@@ -37,6 +37,21 @@ if TYPE_CHECKING:
 
 SEARCH = "Search"
 QUIETER = "to detect smaller gains, close other programs, or"
+UNITS = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+    "d": 86400,
+}
+"""The units of a time in seconds; the words may end in s."""
+PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
+"""One number and its unit, in a time of several such as 1h 30min."""
 EPILOG = """Examples:
 
 gpubench tune --config tiny
@@ -149,7 +164,7 @@ def tune(
 
 
 def _asked(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
-    """Returns the complete settings of the baseline, from all sources."""
+    """The complete settings of the baseline, from all sources."""
     from gpubench.settings.loading import completed, load
     from gpubench.settings.schema import TrainSettings
 
@@ -214,7 +229,7 @@ def _wishes(
 
 
 def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any]]], *, keep_arithmetic: bool) -> None:
-    """Raises UsageError for a setting that no run would change although the user names it.
+    """Raises UsageError for a setting that the user names and no run would change.
 
     `requests` has the settings that each option names, with the values to try.
     """
@@ -243,7 +258,7 @@ def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any
 
 
 def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
-    """Returns the settings that --only names. Raises UsageError or SettingsError for what is none."""
+    """The settings that --only names. Raises UsageError or SettingsError for anything else in it."""
     from gpubench.settings.field import fields
     from gpubench.settings.loading import canonical, nearest, suggestion
 
@@ -260,7 +275,7 @@ def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
 
 
 def _loss_margin(text: str) -> "Margin":
-    """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
+    """A change of the loss, such as 1% of the final one, or 0.02. Raises UsageError for any other text."""
     from gpubench.compare.losses import Margin
 
     is_share = text.endswith("%")
@@ -277,30 +292,14 @@ def _loss_margin(text: str) -> "Margin":
 
 
 def _count(text: str) -> int:
-    """Returns a number of runs. Raises UsageError if it is none."""
+    """A number of runs. Raises UsageError for any other text."""
     if not (text.isdecimal() and int(text)):
         raise UsageError(f"--runs {text!r} is not a number of runs", "for example --runs 40")
     return int(text)
 
 
-UNITS = {
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "m": 60,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hr": 3600,
-    "hour": 3600,
-    "d": 86400,
-}
-"""The units of a time in seconds; those that are words may end in s."""
-PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
-
-
 def _seconds(text: str) -> float:
-    """Returns a time such as "30m" or "1h 30min" in seconds. Raises UsageError if it is none, or has no unit."""
+    """The seconds of a time such as "30m" or "1h 30min". Raises UsageError for any other text, and without a unit."""
     plain = text.strip().lower()
     parts = PART.findall(plain)
     units = [UNITS.get(unit) or UNITS.get(unit.removesuffix("s")) for _, unit in parts]
@@ -370,9 +369,9 @@ def _folder(base: "Configuration[Any]", name: str | None) -> Path:
 
 
 def _search_at(folder: Path, ctx: typer.Context) -> Path:
-    """Returns the folder of the search that the user names, by its path or its name in the results folder.
+    """The folder of the search that the user names, by its path or its name in the results folder.
 
-    Raises RunDirectoryError with the searches there are for any other.
+    Raises RunDirectoryError for any other name, and lists the searches that there are.
     """
     from gpubench.foreign_files import SEARCH as SEARCH_FILE
     from gpubench.runs.references import RESULTS
@@ -434,7 +433,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
 
 
 def _refuse_untried(tuning: "Tuning", cls: "type[RunSettings]", file: Path) -> None:
-    """Raises RunDirectoryError if a search would change a setting that none tries, such as the command itself."""
+    """Raises RunDirectoryError if the search changes what no search may change, such as the command itself."""
     from gpubench.settings.loading import canonical
 
     changed = [key for treatment in tuning.treatments for level in treatment.levels for key in level]
@@ -443,7 +442,7 @@ def _refuse_untried(tuning: "Tuning", cls: "type[RunSettings]", file: Path) -> N
 
 
 def _is_tuned(cls: "type[RunSettings]", key: str) -> bool:
-    """Returns whether a search may try values of a setting."""
+    """Tells whether a search may try values of a setting."""
     from gpubench.settings.field import fields, setting
     from gpubench.settings.sections import NOT_TUNED, TUNED
 

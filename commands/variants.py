@@ -1,4 +1,4 @@
-"""The variants that a command is to run: the run that is asked for, another one beside it, or one for each value."""
+"""The variants that a command runs: the run that is asked for, another version beside it, or one for each value."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ class Versus(NamedTuple):
 
     @property
     def own(self) -> int:
-        """The place among the variants of the run that the user asks for: a commit stands before what became of it."""
+        """The place of the requested run among the variants: with --vs-ref, the commit comes before it."""
         return 1 if self.ref else 0
 
     def variants(self, base: "Configuration[Any]", complete: Complete) -> "list[Configuration[Any]]":
-        """Returns the run that is asked for, with the other version if there is one, both complete.
+        """The requested run, and the other version if there is one, both complete.
 
         Raises an error for what cannot be run, before a run directory is created.
         """
@@ -66,7 +66,7 @@ class Versus(NamedTuple):
 def of_values(
     base: "Configuration[Any]", key: str, values: Sequence[str], complete: Complete
 ) -> "list[Configuration[Any]]":
-    """Returns a variant for each value of the setting `key`, complete. Raises the errors of `variants`."""
+    """A variant for each value of the setting `key`, complete. Raises the errors of `variants`."""
     from gpubench.settings.keys import COMMAND_LINE
     from gpubench.settings.loading import complete_all
 
@@ -74,7 +74,7 @@ def of_values(
 
 
 def without_change(variants: "Sequence[Configuration[Any]]") -> str | None:
-    """Returns what --vs or --vs-ref asks for that is so already; None if all of it is a change, or nothing is asked."""
+    """What --vs or --vs-ref asks for that is already so; None if all of it is a change, or nothing is asked."""
     from gpubench import git
     from gpubench.settings.keys import flatten, in_words
     from gpubench.settings.loading import VS

@@ -1,7 +1,7 @@
-"""What the words of a command line may have meant that cannot be run as it is.
+"""What the words of a command line that cannot be run may have meant.
 
-A user who comes from other tools types their words, options and file names. Each function here is asked only once
-something is refused, or cannot be anything else, so that no word that has a meaning loses it.
+A user who comes from other tools types their words, options and file names. The functions here are called only for a
+word that was refused, or that cannot have any other meaning. So no word loses a meaning that it has.
 """
 
 import re
@@ -104,6 +104,9 @@ QUOTES = "\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb"
 SPACES = "\u00a0\u2007\u202f\u200b\ufeff"
 _TYPED = re.compile(f"^[{DASHES}-]+")
 
+BETWEEN = ("vs", "vs.", "versus", "and", "with", "to", "against", "from")
+PRINTED = {".json": "--json", ".html": "--html", ".md": "--format=markdown", ".csv": "--format=csv"}
+
 
 Owners = Callable[[str], Sequence[str]]
 """Returns the commands of gpubench that have an option."""
@@ -117,7 +120,7 @@ class Complaint(NamedTuple):
 
 
 def typed(words: Sequence[str]) -> list[str]:
-    """Returns the words as a keyboard types them, in place of what a word processor makes of quotes and dashes."""
+    """The words as a keyboard types them: without the quotes and dashes of a word processor."""
     return [_as_typed(word) for word in words]
 
 
@@ -131,7 +134,7 @@ def _as_typed(word: str) -> str:
 
 
 def typography(argv: Sequence[str]) -> str | None:
-    """Returns the hint for a command line that was pasted from a formatted text; None for any other."""
+    """The hint for a command line that was pasted from a formatted text; None for any other."""
     if (plain := typed(argv)) == list(argv):
         return None
     odd = dict.fromkeys(char for word in argv for char in word if char in DASHES + QUOTES + SPACES)
@@ -140,19 +143,19 @@ def typography(argv: Sequence[str]) -> str | None:
 
 
 def line(words: Any) -> str:
-    """Returns `gpubench` and the words as one command line for a shell."""
+    """`gpubench` and the words as one command line for a shell."""
     return " ".join(["gpubench", *map(quoted, words)])
 
 
 def quoted(word: str) -> str:
-    """Returns a word for a shell, which leaves ~ alone unless a word begins with it."""
+    """Quotes a word for a shell. A ~ needs no quotes unless a word begins with it."""
     return (
         word if "~" in word[1:] and shlex.quote(word.replace("~", "")) == word.replace("~", "") else shlex.quote(word)
     )
 
 
 def own_options(command: Any) -> dict[str, Any]:
-    """Returns the options of a command by each of their names."""
+    """The options of a command by each of their names."""
     parameters = (one for one in command.params if one.param_type_name != "argument")
     return {name: one for one in parameters for name in (*one.opts, *one.secondary_opts)}
 
@@ -181,7 +184,7 @@ def positions(command: Any, args: Sequence[str], *, takes_settings: bool = False
 def one_dash(
     command: Any, path: str, args: Sequence[str], *, owners: Owners, takes_settings: bool = False
 ) -> Complaint | None:
-    """Returns what to say about a long option with one dash, such as -steps, or an unknown letter; None without one."""
+    """What to say about a long option with one dash, such as -steps, or an unknown letter; None without one."""
     known = own_options(command)
     short = {name[1:] for name in known if len(name) == 2}
     for at, word, is_option in positions(command, args, takes_settings=takes_settings):
@@ -213,10 +216,10 @@ def unknown_option(
     settings: Container[str] = (),
     closest: str | None = None,
 ) -> str:
-    """Returns the hint for an option that a command does not have; "" if nothing is like it.
+    """The hint for an option that a command does not have; "" if nothing is like it.
 
-    `owners` says which commands have it. Of a command whose `settings` are options too, the one that
-    is `closest` to the name.
+    `owners` says which commands have it. In a command that takes `settings` as options too, `closest` is the setting
+    whose name is most like it.
     """
     own = {option.lstrip("-").replace("-", "_"): option for option in own_options(command) if option.startswith("--")}
     bare = name.lstrip("-").replace("-", "_").casefold()
@@ -240,7 +243,7 @@ def unknown_option(
 
 
 def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str]) -> str:
-    """Returns the hint for a word that is no command of gpubench; `of_runs` are the subcommands of gpubench runs."""
+    """The hint for a word that is no command of gpubench; `of_runs` are the subcommands of gpubench runs."""
     meant = alike(word, known, cutoff=0.75)
     if word.casefold() not in COMMANDS and not meant:
         if word in of_runs:
@@ -254,7 +257,7 @@ def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_run
 
 
 def unknown_of_runs(word: str, rest: Sequence[str], known: Sequence[str], commands: Sequence[str]) -> str:
-    """Returns the hint for a word that is no subcommand of gpubench runs; `commands` are those of gpubench."""
+    """The hint for a word that is no subcommand of gpubench runs; `commands` are those of gpubench."""
     if word in OF_RUNS:
         meant = OF_RUNS[word]
         if meant == "tag" and len(rest) == 2 and word != "label":
@@ -270,7 +273,7 @@ def unknown_of_runs(word: str, rest: Sequence[str], known: Sequence[str], comman
 
 
 def as_program(words: Sequence[str]) -> list[str] | None:
-    """Returns the command that words stand for which may be that of a program; None if they may not."""
+    """The command that the words stand for, if they may be the command of a program; None if not."""
     first, *rest = words
     if any(char.isspace() for char in first) and not Path(first).exists():
         if OPERATORS.search(first):
@@ -293,7 +296,7 @@ def _split(text: str) -> list[str]:
 
 
 def _starts_itself(path: Path) -> bool:
-    """Returns whether a script says what it is run with, and may be run."""
+    """Tells whether a script names what runs it, and may be executed."""
     if not which(str(path if path.is_absolute() else Path.cwd() / path)):
         return False
     try:
@@ -304,7 +307,7 @@ def _starts_itself(path: Path) -> bool:
 
 
 def near_file(name: str, directory: Path = Path()) -> str | None:
-    """Returns the name of the file that a name without a file may stand for; None if there is none."""
+    """The file that was perhaps meant by a name that no file has; None if there is none."""
     path = directory / name
     if path.exists() or not path.parent.is_dir():
         return None
@@ -323,7 +326,7 @@ class Stray(NamedTuple):
     after: list[str]
     """The words after it, up to `--`."""
     program: list[str] | None
-    """The words behind `--`; None without it."""
+    """The words after `--`; None without it."""
     takes_program: bool
 
     @property
@@ -331,13 +334,13 @@ class Stray(NamedTuple):
         return f"unexpected argument {self.word!r}"
 
     def instead(self, *words: str) -> str:
-        """Returns the whole command line with other words in place of this one."""
+        """The whole command line with other words in place of this one."""
         behind = [] if self.program is None else ["--", *self.program]
         return line([self.command, *self.before, *words, *self.after, *behind])
 
 
 def stray(found: Stray) -> Complaint:
-    """Returns what to say about a stray word."""
+    """What to say about a stray word."""
     for guess in (_value_of_vs, _file, _name, _program):
         if meant := guess(found):
             return meant
@@ -401,12 +404,8 @@ def _device(word: str) -> str | None:
     return next(iter(alike(word, [one.key for one in ACCELERATORS], cutoff=0.8)), None)
 
 
-BETWEEN = ("vs", "vs.", "versus", "and", "with", "to", "against", "from")
-PRINTED = {".json": "--json", ".html": "--html", ".md": "--format=markdown", ".csv": "--format=csv"}
-
-
 def of_compare(names: Sequence[str], missing: str) -> str | None:
-    """Returns the hint for the word among the names of runs that names none; None if it is like nothing else."""
+    """The hint for a name that names no run; None if it is like nothing else."""
     others = [name for name in names if name != missing]
     if missing in BETWEEN:
         return line(["compare", *others])
@@ -418,7 +417,7 @@ def of_compare(names: Sequence[str], missing: str) -> str | None:
 
 
 def before_command(args: Sequence[str], commands: Mapping[str, Any]) -> Complaint | None:
-    """Returns what to say about options of a command that stand before it; None if there is no command."""
+    """What to say about options of a command that come before it; None if there is no command."""
     at = next((at for at, word in enumerate(args) if word in commands), None)
     if at is None:
         return None

@@ -39,7 +39,7 @@ def diagnosis(side: Side) -> RunDiagnosis | None:
 
 
 def find_causes(baseline: Side, candidate: Side, comparability: Comparability) -> Causes | None:
-    """Compares the profiles and findings of both sides. Returns None if neither was profiled."""
+    """Compares the profiles and findings of both sides; None if neither was profiled."""
     ours, theirs = diagnosis(baseline), diagnosis(candidate)
     if ours is None and theirs is None:
         return None
@@ -109,7 +109,7 @@ def _moved(changes: Iterable[WorkChange]) -> list[WorkChange]:
 
 
 def _operator_changes(before: RankProfile, after: RankProfile) -> list[WorkChange]:
-    """Returns the changes of operators by name, for all shapes together, in their own time on the host."""
+    """Returns the changes of operators by name, for all shapes together, in their own time on the CPU."""
     (old, old_calls), (new, new_calls) = _operators(before), _operators(after)
     steps_before, steps_after = len(before.step_numbers), len(after.step_numbers)
     changes = [
@@ -149,7 +149,7 @@ def _fate(name: str, before: Findings | None, after: Findings | None) -> Fate | 
 
 
 def _judged(name: str, findings: Findings | None) -> bool | None:
-    """Returns whether a side has the finding; None if the rule could not be applied."""
+    """Tells whether a side has the finding; None if the rule could not be applied."""
     if name in _by_id(findings):
         return True
     unknown = findings is None or any(one.id == name for one in findings.unanswered)

@@ -28,18 +28,18 @@ SURE = 0.8
 FEWEST = 3
 """Runs before the first change point and after the last one, at least: fewer cannot be told from outliers."""
 SHORTEST = 5
-"""Runs between two change points, at least: what goes away sooner is a disturbance, of which only its length counts."""
+"""Runs between two change points, at least: what goes away sooner is a disturbance."""
 MOST = 160
 """Runs that are searched at a time: the time of a search grows with their third power."""
 SAME = 2
 """Runs by which two searches may place one change differently."""
 
 POWER = 2.0
-"""The power of its change by which the reference workload may understate that of a run."""
+"""A run may change by this power of the change of the reference workload."""
 NEAR = 8
-"""Runs on each side of a change of the reference workload: over more, a drift would look like a change."""
+"""The runs on each side that show a change of the reference workload: over more, a drift would look like one."""
 NOTICED = 3.0
-"""Standard errors that a change of the reference workload must have to be one."""
+"""The reference workload counts as changed by at least so many standard errors."""
 
 # Variance of the part of the noise that is correlated, in units of the rest, its correlation with the run before, and
 # the prior share of such series. The others are alike: the variance of the days' levels; a drift's standard deviation
@@ -105,9 +105,10 @@ def find(
 
 
 def _attributed(one: ChangePoint, every: Sequence[ChangePoint], values: Floats, reference: Floats) -> ChangePoint:
-    """Returns the change point as the machine's if the reference workload changed there too, and enough to explain it.
+    """Attributes the change point to the machine if the reference workload explains it.
 
-    Enough is what `gpubench compare` allows for: the change of the reference workload to the power of POWER.
+    It does if it changed there too, and enough for what `gpubench compare` allows for: its change to the power of
+    POWER.
     """
     before = max((other.index for other in every if other.index < one.index), default=0)
     after = min((other.index for other in every if other.index > one.index), default=len(values))
@@ -214,9 +215,9 @@ class _Series:
         return kind, [int(each[best]) for each in places[kind]]
 
     def _disturbed(self, outliers: Sequence[int]) -> tuple[Places, Places]:
-        """Returns the first runs of the possible disturbances, and the ones after their last.
+        """Returns for all possible disturbances the first run, and the one after the last.
 
-        A disturbance is over before the series ends. Until then it cannot be told from a step.
+        A disturbance ends before the series does. Until then it cannot be told from a step.
         """
         free = np.ones(self.n, bool)
         free[list(outliers)] = False
@@ -236,7 +237,7 @@ class _Series:
         return self.positions[~near[self.positions]]
 
     def _described(self, step: int, steps: Sequence[int], outliers: Sequence[int]) -> ChangePoint:
-        """Returns what is known of a step if the others are where they are."""
+        """Returns what is known of a step, given the places of the others."""
         others = [one for one in steps if one != step]
         below = max((one for one in others if one < step), default=0)
         above = min((one for one in others if one > step), default=self.n)
@@ -303,7 +304,7 @@ class _Fits:
         self._base = log_evidence[:, None, None] + log_shares[:, None]
 
     def evidence(self) -> Floats:
-        """Returns the evidence without a further column, as of one place."""
+        """Returns the evidence without a further column, as for one place."""
         return self._evidence(np.zeros_like(self._base), np.ones((len(self._base), 1)))
 
     def with_step(self, places: Places) -> Floats:
@@ -382,7 +383,7 @@ def _transposed(matrices: Floats) -> Floats:
 
 
 def _sums_after(rows: Floats) -> Floats:
-    """Returns the sum of all rows of each matrix from each one on, and at last a row of zeros."""
+    """Returns, for each matrix and row, the sum of that row and all after it, and a last row of zeros."""
     matrices, n, columns = rows.shape
     sums = np.zeros((matrices, n + 1, columns))
     np.cumsum(rows[:, ::-1], axis=1, out=sums[:, -2::-1])
@@ -390,7 +391,7 @@ def _sums_after(rows: Floats) -> Floats:
 
 
 def _inflation(n: int, errors: Floats | None) -> Floats:
-    """Returns the factors of the runs' variances, which are above 1 where the repeats of a run differ unusually."""
+    """Returns the factors on the variances of runs, above 1 for runs whose repeats differ unusually."""
     if errors is None or not np.isfinite(errors).any() or (usual := float(np.nanmedian(errors))) <= 0:
         return np.ones(n)
     return np.maximum(1.0, np.square(np.where(np.isfinite(errors), errors, usual) / usual / _UNUSUAL))
@@ -409,7 +410,7 @@ def _pairs(allowed: Places) -> tuple[Places, Places]:
 
 
 def _total(logarithms: Floats) -> Floats:
-    """Returns the logarithm of the sum over all models and rows; -inf for what is nothing beside the largest one.
+    """Returns the logarithm of the sum over all models and rows; -inf where it is negligible beside the largest one.
 
     `logarithms` has the shape (models, rows, places), and is overwritten.
     """
@@ -423,6 +424,5 @@ def _total(logarithms: Floats) -> Floats:
 
 
 def _below(x: Floats) -> Floats:
-    """Returns the normal distribution function."""
     erfc = [math.erfc(-one / math.sqrt(2)) / 2 for one in x.ravel().tolist()]
     return np.array(erfc).reshape(x.shape)

@@ -29,7 +29,7 @@ PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 @cache
 def declarations() -> "Mapping[str, Setting]":
-    """Returns what is declared about each setting. One that several commands have counts as that of train-bench."""
+    """Returns what is declared about each setting; for one of several commands, train-bench's declaration."""
     # Imported only for runs that differ in a setting, because pydantic takes a third of the start-up time.
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import fields, setting
@@ -39,7 +39,7 @@ def declarations() -> "Mapping[str, Setting]":
 
 
 def consequences() -> Mapping[str, Sequence[str]]:
-    """Returns the facts that gpubench derives, each with the settings that it is derived from, the closest first.
+    """Returns the facts that gpubench derives, each with the settings that it follows from, the closest first.
 
     A setting among them counts as derived only if the user gave it on neither side.
     """
@@ -83,7 +83,7 @@ def misfit(side: Side) -> str | None:
 
 
 def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Difference]:
-    """Returns all facts in which the sides differ, those of the work first. Facts that one side lacks do not count."""
+    """Returns all facts in which the sides differ, those of the work first. Facts unknown on one side do not count."""
     found = [*_work(baseline, candidate), *_environment(baseline, candidate), *_code(baseline, candidate)]
     causes = _causes({difference.key for difference in found}, baseline, candidate)
     found = [replace(difference, follows=causes.get(difference.key)) for difference in found]
@@ -110,7 +110,7 @@ def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> di
 
 
 def same_step(baseline: Side, candidate: Side) -> bool:
-    """Returns whether a step is the same work on both sides: equal samples per rank and equal ranks."""
+    """Tells whether a step is the same work on both sides: equal samples per rank and equal ranks."""
     return _step(baseline) == _step(candidate)
 
 

@@ -38,9 +38,9 @@ def compare(
     """Compares every side after the first with the first, the baseline.
 
     `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
-    fraction from which on a change matters, and `assumed` that by which equal processes differ at most, where too few
-    show it. `force` gives verdicts although the workloads differ. Raises UsageError if a metric or condition names
-    nothing that both sides have.
+    smallest change that matters, as a fraction. `assumed` is the fraction by which equal processes are taken to differ
+    at most if too few of them show it. `force` gives verdicts although the workloads differ. Raises UsageError if a
+    metric or condition names nothing that both sides have.
     """
     baseline, *candidates = sides
     comparisons: list[Comparison] = []
@@ -132,14 +132,16 @@ def _nothing_changed(baseline: Side, candidate: Side, comparable: Comparability)
 
 
 def _settled(found: Sequence[Verdict]) -> bool:
-    """Returns whether the verdict is a definite change, or equivalence."""
+    """Tells whether the verdict is a definite change, or equivalence."""
     lead = verdicts.leading(found)
     return lead is None or lead.verdict != "inconclusive"
 
 
 def _rejections(baseline: Side, candidate: Side) -> dict[Outcome, str]:
-    """Returns the outcomes to reject and the reasons: "faster" for a side that left work undone, "slower" for one that
-    did other work, "less" and "equivalent" for a side whose peak is unknown.
+    """Returns the outcomes to reject, with the reasons.
+
+    These are "faster" for a side that left work undone, "slower" for one that did other work, and "less" and
+    "equivalent" for a side whose peak is unknown.
     """
     found: dict[Outcome, str] = {}
     timed: tuple[Outcome, Outcome] = ("faster", "slower")
@@ -194,7 +196,7 @@ def _wanted(known: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
 
 
 def _names(pattern: str, metric: str) -> bool:
-    """Returns whether the pattern matches the metric's name, or its name per device.
+    """Tells whether the pattern matches the metric's name, or its name per device.
 
     A metric of the whole job has the latter if the sides have different numbers of ranks.
     """

@@ -42,7 +42,7 @@ MOST_OF_A_METRIC = 1e70  # in any unit, as the largest loss: the fourth power of
 
 
 def contradictions(summary: Summary) -> Iterator[str]:
-    """Yields the contradictions in a summary that no run can produce."""
+    """Yields contradictions in a summary that no run can produce."""
     for window in summary.steady:
         if min(window.repeat, window.first, window.steps - 1) < 0 or window.repeat + window.first + window.steps > MOST:
             yield f"repeat {window.repeat + 1} has {window.steps} steady steps from step {window.first}"
@@ -140,7 +140,7 @@ class RunEvidence:
         return not self.kind.timed
 
     def is_rate(self, metric: str) -> bool:
-        """Returns whether the metric is work over time, so that its inverse, a time, is averaged."""
+        """Tells whether the metric is work over time, so that its inverse, a time, is averaged."""
         return metric in RATES
 
     @cached_property
@@ -233,7 +233,7 @@ class RunEvidence:
 
     @cached_property
     def _slowest_rank(self) -> list[StepTable]:
-        """Returns the steady steps of the slowest rank in each repeat."""
+        """The steady steps of the slowest rank in each repeat."""
         found = []
         for window in self.windows:
             ranks = self.steps.steady(window)
@@ -272,7 +272,7 @@ class Side:
 def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
     """Averages the curves over the steps that all of them have.
 
-    The average is infinite where one of them is infinite, and otherwise NaN where one of them is.
+    The average is infinite where a curve is infinite, and otherwise NaN where a curve is NaN.
     """
     n = min(map(len, curves))
     if len(curves) == 1:

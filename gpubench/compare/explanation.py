@@ -88,7 +88,7 @@ class _Step:
 
     @classmethod
     def of(cls, baseline: Side, candidate: Side, record: Sequence[NullMetric]) -> "_Step | None":
-        """Returns None if the steps differ in size by an unknown factor."""
+        """Returns the steps of both sides; None if they differ in size by an unknown factor."""
         if same_step(baseline, candidate):
             return cls(baseline, candidate, "step", (1, 1), record)
         ours, theirs = samples_per_step(baseline), samples_per_step(candidate)
@@ -115,7 +115,7 @@ class _Step:
 
     @property
     def phases(self) -> list[str]:
-        """Returns the phases of either side in the order of a step. Unknown phases come before `other`."""
+        """The phases of either side in the order of a step. Unknown phases come before `other`."""
         sides = (self.baseline, self.candidate)
         present = {name for side in sides for name in side.runs[0].metrics if name.startswith(PHASE)}
         return sorted(present, key=lambda name: (place_of_phase(name.removeprefix(PHASE)), name))
@@ -146,7 +146,7 @@ def _waterfall(step: _Step, whole: PhaseChange) -> Waterfall | None:
 
 
 def _rounded(phase: PhaseChange, floor: float) -> PhaseChange:
-    """Returns the phase with 0 for values that are only rounding error, as for the remainder of a step."""
+    """Returns the phase with 0 in place of rounding errors, as in the remainder of a step."""
 
     def clean(seconds: float) -> float:
         return seconds if abs(seconds) > floor else 0.0
@@ -260,14 +260,14 @@ def _clock_notes(clock: ClockEffect | None, whole: PhaseChange) -> Iterator[_Not
 
 
 def _silence(waterfall: Waterfall | None) -> list[str]:
-    """Returns why no phase is named; it does not deny an interval that excludes 0."""
+    """Returns why no phase is named, without denying an interval that excludes 0."""
     if waterfall is None:
         return []
     return _doubtful(waterfall) or ["no phase with a large share of the change exceeds its own noise"]
 
 
 def _unsettled(waterfall: Waterfall) -> list[str]:
-    """Returns the phases that changed where it is open whether the whole did."""
+    """Returns the phases that changed although it is open whether the whole did."""
     a = " a sample" if waterfall.per == "sample" else ""
     changed = [
         f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}{a}"
@@ -277,7 +277,7 @@ def _unsettled(waterfall: Waterfall) -> list[str]:
 
 
 def _doubtful(waterfall: Waterfall) -> list[str]:
-    """Returns a sentence on large phases whose own interval excludes 0, where no change of a phase is established."""
+    """Returns a sentence on large phases whose interval alone excludes 0, if no change of a phase is established."""
     names = [
         units.words(phase.phase)
         for phase in _large(waterfall)
@@ -301,7 +301,7 @@ def _symptoms(baseline: Side, candidate: Side, waterfall: Waterfall | None) -> l
         return []
     return [
         f"the device was idle at the start of {units.percent(idle)} of the steps ({units.percent(before)} before): "
-        "a phase that grew in them reflects the host's speed, not the device's"
+        "a phase that grew in them reflects the CPU's speed, not the device's"
     ]
 
 

@@ -37,7 +37,7 @@ def find_memory(baseline: Side, candidate: Side, comparability: Comparability) -
 
 
 def against(ours: Followed, theirs: Followed) -> Memory:
-    """Returns the change of memory from the first to the second."""
+    """Returns the change of memory from `ours` to `theirs`."""
     before, after = ours.footprint, theirs.footprint
     return Memory(
         baseline=_peak(ours),

@@ -38,7 +38,7 @@ class Condition:
     """The tolerated worsening, as a fraction."""
 
     def names(self, metric: str) -> bool:
-        """Returns whether the condition names the metric. A figure per device also matches its undivided name."""
+        """Tells whether the condition names the metric. A figure per device also matches its undivided name."""
         names = (metric, metric.removesuffix(PER_DEVICE))
         return self.metric in names or any(fnmatchcase(name, self.metric) for name in names)
 
@@ -59,7 +59,7 @@ class _Trial:
 
 
 def percent(text: str) -> float | None:
-    """Returns "0.5%", "0.5 %" or a plain 0 as a fraction; None for any other text, such as one without %."""
+    """Returns "0.5%", "0.5 %" or a plain 0 as a fraction; None for any other text, such as a number without %."""
     found = _PERCENT.fullmatch(text.strip())
     return float(found[1] or 0) / 100 if found else None
 
@@ -105,7 +105,7 @@ def _impossible(condition: Condition, metric: str) -> UsageError:
 
 
 def _condition_like(text: str) -> str:
-    """Returns the hint with the condition that a text may stand for."""
+    """Returns a hint with the condition that a text may have been meant as."""
     found = _ALMOST.fullmatch(text.strip())
     return f'did you mean --fail-on "{found[1]}>{found[2] or 2}%"?' if found else EXAMPLE
 

@@ -34,11 +34,11 @@ VISIBLE, OF_FEW = 4.0, 20.0
 """VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST
 more runs were made. docs/statistics.md has the simulations."""
 WANDERING = 0.4
-"""The correlation of a run with the one before from which the level counts as wandering."""
+"""The level counts as wandering if runs correlate with the ones before by more than this."""
 UNSTEADY = 2.5
 """The factor on the change that is found in a series whose level wanders."""
 LONG = 10
-"""Runs from which on their correlation is estimated."""
+"""The least number of runs whose correlation is estimated."""
 NAMED = 3  # settings that tell series of one workload apart
 OF_CODE = ("git.commit", "git.subject", "git.dirty", "git.branch", "packages.gpubench")
 VERSIONS = ("packages.", "cuda", "driver", "python", "cudnn", "nccl")
@@ -174,7 +174,7 @@ class _SeriesRuns:
 
     runs: list[Entry]
     varied: list[str]
-    """In which settings, and on which host, its newest run differs from that of another series of the workload."""
+    """The settings, and the machine, in which its newest run differs from that of another series of the workload."""
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -185,9 +185,9 @@ def _chains(workload: _Workload) -> list[_SeriesRuns]:
     """Returns the runs that are one series each, in order of time.
 
     All runs of a series were asked for in the same way: with the same settings, commit and environment variables. What
-    the program decides itself, as by its code, and the host may change within a series, but only for good: runs of
-    several variants that take turns are several series, because the difference between them would hide a change of
-    all. With the same code, another value comes from elsewhere, and begins another series.
+    the program decides itself, as by its code, and the machine may change within a series, but only for good: runs of
+    several variants that take turns are several series, because the difference between them would hide a change of all.
+    If the code is the same, another value comes from elsewhere, and begins another series.
     """
     asked: list[tuple[dict[str, Any], list[Entry]]] = []
     for entry in workload.runs:
@@ -210,7 +210,7 @@ def _chains(workload: _Workload) -> list[_SeriesRuns]:
 
 
 def _varied(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the keys in whose values some differ."""
+    """Returns the keys whose values differ."""
     keys = dict.fromkeys(key for each in facts for key in each)
     return [key for key in keys if len({str(each.get(key)) for each in facts}) > 1]
 
@@ -232,7 +232,7 @@ def _continued(runs: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _may_continue(before: Entry, after: Entry) -> bool:
-    """Returns whether the code, or a replaced host, can be the reason for what differs between two runs."""
+    """Tells whether the code, or another machine, can explain what differs between two runs."""
     ours, theirs = _decided(before), _decided(after)
     if all(ours.get(key) == theirs.get(key) for key in ours | theirs if key != HOST):
         return True
@@ -242,7 +242,7 @@ def _may_continue(before: Entry, after: Entry) -> bool:
 
 
 def _workloads(entries: Iterable[Entry]) -> list[_Workload]:
-    """Groups runs by their work. A fact that one run lacks, as one of an older gpubench may, does not count."""
+    """Groups runs by their work. A fact that a run lacks, as one of an older gpubench may, does not count."""
     found: list[_Workload] = []
     known: dict[str, _Workload] = {}
     for entry in entries:
@@ -276,7 +276,7 @@ def _asked(entry: Entry) -> dict[str, Any]:
 
 
 def _decided(entry: Entry) -> dict[str, Any]:
-    """Returns the host, and the settings that gpubench or the program decided."""
+    """Returns the name of the machine, and the settings that gpubench or the program decided."""
     found = {key: value for key, value in _treatments(entry).items() if key in entry.left_open}
     return found | ({HOST: entry.record.host} if entry.record.host else {})
 
@@ -365,7 +365,7 @@ def _errors(runs: Sequence[Entry], metric: str) -> Floats:
 
 
 def _noise(values: Floats, found: Sequence[ChangePoint]) -> float | None:
-    """Returns the standard deviation between runs of one level, of which outliers and slow drift are no part."""
+    """Returns the standard deviation between runs of one level, without outliers and slow drift."""
     if len(values) < 2 * FEWEST:
         return None
     parts = np.split(values, [one.index for one in found])
@@ -374,7 +374,7 @@ def _noise(values: Floats, found: Sequence[ChangePoint]) -> float | None:
 
 
 def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
-    """Returns the correlation of a run with the one before, of one level, to which outliers contribute little."""
+    """Returns the correlation of a run with the one before, around their level, with little weight for outliers."""
     if len(values) < LONG:
         return None
     parts = [part - np.median(part) for part in np.split(values, [one.index for one in found])]
@@ -465,7 +465,7 @@ def _gate(
 
 
 def _worsening(one: Series) -> tuple[float, float]:
-    """Returns by how much the level now is worse than the best earlier one, as a logarithm, and its standard error."""
+    """Returns how much worse the level is now than the best earlier one, as a logarithm, with its standard error."""
     sign = -1.0 if one.better == "higher" else 1.0
     worst, worst_error, total, variance = 0.0, 0.0, 0.0, 0.0
     for change in reversed([change for change in one.changes if change.cause == "code"]):

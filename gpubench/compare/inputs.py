@@ -59,7 +59,7 @@ class LogColumn:
 
     @classmethod
     def of(cls, name: str, unit: str, better: Better | None = None) -> "LogColumn":
-        """Raises UsageError if neither the unit nor `better` determines which direction is better."""
+        """Returns the column with its base unit. Raises UsageError if the better direction is unknown."""
         amount, _, per = unit.partition("/")
         if (
             amount in SECONDS and unit != f"{amount}/" and per not in A_SECOND
@@ -376,7 +376,7 @@ def _refuse_twice(sides: Sequence[Side]) -> None:
 
 
 def _labelled(sides: Sequence[Side]) -> list[Side]:
-    """Gives runs, and sides, of the same name in different folders labels with enough of their path to be unique."""
+    """Gives runs, and sides, of the same name labels with enough of their paths to be unique."""
     runs = [run for side in sides for run in side.runs]
     names = iter(_telling([(run.label, *_ends(run.path)) for run in runs]))
     shown = _telling([(_short(side.label), side.label) for side in sides])
@@ -387,7 +387,7 @@ def _labelled(sides: Sequence[Side]) -> list[Side]:
 
 
 def _telling(candidates: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns the first candidate list without duplicates, or the last list."""
+    """Returns the first of the lists of candidates that has no duplicates, or else the last list."""
     ways = [list(way) for way in zip(*candidates, strict=True)]
     return next((way for way in ways if len(set(way)) == len(way)), ways[-1])
 

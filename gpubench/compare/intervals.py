@@ -22,7 +22,7 @@ SIGNIFICANT = (1 - CONFIDENCE) / 2  # level of a one-sided test, so that it agre
 POWER = 0.8
 MOST_REPEATS = 1000  # a larger number is reported as unknown
 SHOWN_BY = 7
-"""The number of equal units from which on they show how a single one varies.
+"""So many equal units, or more, show how a single one varies.
 
 On a machine with two states, such as two clocks, all of n units are in one state and the next one is in the other with
 a probability of at most 12 % with three units, 7 % with five and 5 % with seven, whatever the shares of the states.
@@ -147,11 +147,11 @@ def ratio(
 
     With two or more units on each side, the error is Welch's (1947, Biometrika 34, 28) with the spread between units.
     It already contains the noise of the steps, and Student's t allows for few units that agree by chance. The error of
-    the steps is no lower bound for it: where the time of a step follows a schedule that all units share, such as a
-    growing sequence or the lengths of an epoch, steps differ far more than their mean does. With unequal numbers of
-    units, Welch's interval is too narrow if the few units of the smaller side agree by chance, so the error with the
-    pooled spread is used if its interval is wider. `paired` units were interleaved, the i-th of one side next to the
-    i-th of the other, and are compared in pairs.
+    the steps is no lower bound for it: if the time of a step follows a schedule that all units share, such as a growing
+    sequence or the lengths of an epoch, steps differ far more than their mean does. With unequal numbers of units,
+    Welch's interval is too narrow if the few units of the smaller side agree by chance, so the error with the pooled
+    spread is used if its interval is wider. `paired` units were interleaved, the i-th of one side next to the i-th of
+    the other, and are compared in pairs.
 
     A single unit on a side is assumed to vary like the other side's units, or like `known`. If no spread is known, or
     all units agree to the last digit, the error is that of the steps.
@@ -173,7 +173,7 @@ def ratio(
 
 
 def inverse(ratio: Ratio) -> Ratio:
-    """Returns the ratio of the rates, given the ratio of the times."""
+    """Returns the ratio of the rates from that of the times."""
     return replace(ratio, estimate=1 / ratio.estimate)
 
 
@@ -257,8 +257,8 @@ def combined(*errors: Error) -> Error:
 def holm(p_values: Sequence[float], weights: Sequence[float] = ()) -> list[float]:
     """Returns the p-values adjusted after Holm (1979, Scandinavian Journal of Statistics 6, 65), in the given order.
 
-    Rejecting those below a level makes any false rejection with at most that probability. `weights`, equal by default,
-    select Holm's weighted procedure: a hypothesis with twice the weight is tested at twice the level.
+    If those below a level are rejected, the probability of any false rejection is at most that level. `weights`, equal
+    by default, select Holm's weighted procedure: a hypothesis with twice the weight is tested at twice the level.
     """
     shares = list(weights) or [1.0] * len(p_values)
     order = sorted(range(len(p_values)), key=lambda index: p_values[index] / shares[index])
@@ -271,7 +271,7 @@ def holm(p_values: Sequence[float], weights: Sequence[float] = ()) -> list[float
 
 
 def _of_units_or_steps(of_units: Error | None, of_steps: Callable[[], Error | None]) -> Error | None:
-    """Returns the first error, or the second if the first is unknown or units agree to the last digit."""
+    """Returns the first error, or else the second: if the first is unknown, or units agree to the last digit."""
     return of_units if of_units and of_units.size > ROUNDING else of_steps() or of_units
 
 

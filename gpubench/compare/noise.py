@@ -74,7 +74,7 @@ def write(noise: Noise, path: Path) -> None:
 
 
 def _lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts of the machine without momentary readings, such as a GPU's clock, which older records hold."""
+    """Returns the facts of the machine without momentary readings, such as a GPU's clock in older records."""
     facts = {key: value for key, value in environment.items() if key in MACHINE}
     if isinstance(listed := facts.get("gpus"), list):
         facts["gpus"] = [
@@ -152,7 +152,7 @@ def _false_verdicts(edges: Edges, band: float) -> float | None:
 
 
 def _misjudged(singles: Sequence[Ratio], margin: float) -> float | None:
-    """Returns the share of the pairs of single units that would be called a change, by their steps and ASSUMED."""
+    """Returns the share of pairs of single units that their steps and ASSUMED would call a change."""
     wrong = [one.beyond(max(margin, ASSUMED)) < intervals.SIGNIFICANT for one in singles]
     return float(np.mean(wrong)) if wrong else None
 

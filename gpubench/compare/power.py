@@ -1,8 +1,8 @@
-"""The change that so many repeats find, and the repeats that a change needs.
+"""The change that a number of repeats finds, and the repeats that a change needs.
 
 The noise is known only from earlier repeats, often few, and those to come have a spread of their own. Both are random
-here: a promise of POWER is kept by that share of new measurements, on average over what the noise may be. Earlier
-repeats that agree by chance therefore do not promise too much.
+here: the promised POWER is the share of new measurements that keep the promise, on average over what the noise may be.
+Earlier repeats that agree by chance therefore do not promise too much.
 """
 
 import math
@@ -27,14 +27,14 @@ PLACES = 9  # degrees of freedom between which Student's quantiles are interpola
 
 
 def telling(change: float) -> float | None:
-    """Returns a change that noise can make or hide; None for one above LARGEST."""
+    """Returns a change that noise can make or hide; None if it is above LARGEST, which tells nothing."""
     return change if change <= LARGEST else None
 
 
 def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float | None:
-    """Returns the smallest change that another test like the one with this error finds beyond the margin, at `level`.
+    """Returns the smallest change beyond the margin that another such test finds, at `level`, with probability POWER.
 
-    It finds it with probability POWER. Returns None for a change above LARGEST.
+    `error` is that of the first test. Returns None for a change above LARGEST.
     """
     half_width = error.half_width(level) / error.size * _spread(error.df, 1) if error.size else np.zeros(DRAWS)
     distance = float(np.quantile((half_width + _estimate()) / _spread(error.df, 0), POWER)) * error.size
@@ -44,11 +44,11 @@ def resolvable(error: Error, margin: float, level: float = SIGNIFICANT) -> float
 def resolvable_by(
     unit_spread: float, df: float, per_side: int, margin: float
 ) -> tuple[float, tuple[float, float]] | None:
-    """Returns the smallest change that this many units a side find beyond the margin with probability POWER.
+    """Returns the smallest change beyond the margin that this many units a side find with probability POWER.
 
-    The spread of a unit is known with `df` degrees of freedom. The second value is the 95 % range of that change, from
-    the range of the spread: the change that would be found if the spread were known to be at one of its ends, at most
-    LARGEST. Returns None if the change is larger than that.
+    The spread of a unit is known with `df` degrees of freedom. The second value is the 95 % range of that change: what
+    would be found if the spread were known to be at either end of its own range, at most LARGEST. Returns None if the
+    change is larger than that.
     """
     needed = _half_width(per_side, False, SIGNIFICANT) + _estimate()
     scale = unit_spread * math.sqrt(2 / per_side)
@@ -111,7 +111,7 @@ def _estimate() -> Draws:
 def _spread(df: float, which: int) -> Draws:
     """Returns draws of a spread that is estimated with `df` degrees of freedom, relative to the true one.
 
-    Those of each `which` are independent of the others.
+    Draws of different `which` are independent.
     """
     if math.isinf(df):
         return np.ones(DRAWS)

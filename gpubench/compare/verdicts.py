@@ -51,7 +51,7 @@ def samples_of(baseline: Side, candidate: Side, metric: str) -> tuple[MetricSamp
 
 
 def interleaved(baseline: Side, candidate: Side) -> bool:
-    """Returns whether the sides are the two interleaved runs of one `--vs`. Runs that time nothing never are."""
+    """Tells whether the sides are the two interleaved runs of one `--vs`. Runs that time nothing never are."""
     if len(baseline.runs) != 1 or len(candidate.runs) != 1 or baseline.runs[0].untimed or candidate.runs[0].untimed:
         return False
     ours, theirs = baseline.runs[0].record, candidate.runs[0].record
@@ -72,7 +72,7 @@ def known_of(record: Sequence[NullMetric], metric: str, baseline: Side, candidat
 
 
 def one_after_the_other(baseline: Side, candidate: Side) -> bool:
-    """Returns whether the sides are single runs without interleaving, so that machine drift is not in the error."""
+    """Tells whether the sides are single runs without interleaving, whose error does not contain machine drift."""
     return len(baseline.runs) == len(candidate.runs) == 1 and not interleaved(baseline, candidate)
 
 
@@ -243,19 +243,19 @@ def judge_all(metrics: Sequence[Metric], baseline: Side, candidate: Side, circum
 
 
 def words(better: Better | None, unit: str, ratio: float) -> Outcome:
-    """Returns the outcome for a ratio other than 1: faster or slower for times and rates, more or less otherwise."""
+    """Returns the outcome for a ratio other than 1: faster or slower for times and rates, else more or less."""
     if is_speed(unit):
         return "faster" if (ratio < 1) == (better != "higher") else "slower"
     return "more" if ratio > 1 else "less"
 
 
 def allowed_for(limit: float, limited_by: LimitedBy) -> str:
-    """Returns what a change has to exceed that is larger than the margin."""
+    """Returns what a change has to exceed if that is more than the margin."""
     return f"the {units.difference(limit)} {ALLOWED_FOR[limited_by]}"
 
 
 def is_speed(unit: str) -> bool:
-    """Returns whether a unit is that of a time or a rate."""
+    """Tells whether a unit is that of a time or a rate."""
     return unit == "s" or unit.endswith("/s")
 
 
@@ -386,7 +386,7 @@ def _verdict(
 
 
 def _says_nothing(ratio: Ratio) -> bool:
-    """Returns whether the interval contains no change, and more than it is worth to print."""
+    """Tells whether the interval contains no change, and is too wide to print."""
     low, high = ratio.interval
     return low < 1 < high and high > SAYS_NOTHING * low
 

@@ -123,8 +123,9 @@ def out_of_turn(baseline: Side, candidate: Side) -> str | None:
 
 
 def rejection(side: Side) -> str | None:
-    """Returns why this side must not be called faster or smaller: skipped steps, a loss that is not finite, or an
-    unknown peak. Returns None if there is no such reason.
+    """Returns why this side must not be called faster or smaller; None if it may be.
+
+    The reasons are skipped steps, a loss that is not finite, and an unknown peak.
     """
     for run in side.runs:
         if run.untimed and run.status != COMPLETED:
@@ -142,16 +143,16 @@ def rejection(side: Side) -> str | None:
 
 
 def delay(side: Side) -> str | None:
-    """Returns why this side must not be called slower: some of its steady steps have compiled code; None otherwise.
+    """Returns why this side must not be called slower: some of its steady steps compiled code; None if it may be.
 
-    Where most of them have, that is how the program runs.
+    If most of them did, that is how the program runs.
     """
     compiled, steps = (sum(counts) for counts in zip(*map(_compiled_steps, side.runs), strict=True))
     return warnings.compiled_within(compiled, steps, side.runs[0].settings) if 2 * compiled < steps else None
 
 
 def _compiled_steps(run: RunEvidence) -> tuple[int, int]:
-    """Returns the number of steady steps in which torch.compile compiled code, and that of all steady steps."""
+    """Returns the number of steady steps in which torch.compile compiled code, and that of all."""
     return run.summary.compiled, sum(window.steps for window in run.windows)
 
 
@@ -372,7 +373,7 @@ def _late(losses: Series) -> float:
 
 
 def fell_apart(ours: Series, theirs: Series) -> bool:
-    """Returns whether one loss fell and the other did not, from single runs that may have different seeds.
+    """Tells whether one loss fell and the other did not, from single runs that may have different seeds.
 
     The test compares how far each loss fell until the second half of the steps, from the first step or from the first
     tenth, whose mean is less noisy. One difference is enough. Seeds shift the level of a loss and rounding its last

@@ -10,7 +10,7 @@ from gpubench.trace.operators import peak_of
 from gpubench.trace.profile import Attention, RankProfile
 
 EXAMPLES = 3  # sets of sizes in the evidence
-HEADLINE_MINIMUM = 0.5  # of the computing time: the headline names attention from there on
+HEADLINE_MINIMUM = 0.5  # of the computing time: the headline does not name less
 EVIDENCE_MINIMUM = 0.01  # of the time in such attention: the evidence leaves out what takes less
 LEAST_OF_PRODUCTS = 0.5
 """The least part of the arithmetic that a fused kernel still does: a causal mask makes half of it unnecessary."""
@@ -46,7 +46,7 @@ def unfused_attention(case: ProfileCase) -> Answers:
 
 
 def is_restricted(rank: RankProfile) -> bool:
-    """Tells whether the program seems to allow no fused kernel: it used none, and the inputs suit at least one."""
+    """Tells whether the program seems to forbid fused kernels: it used none although its inputs suit one."""
     fallbacks = [one for one in rank.attention if one.fallback and one.queries is not None]
     obstacles = list(dict.fromkeys(obstacle for one in fallbacks for obstacle in one.obstacles))
     return bool(fallbacks) and (not obstacles or bool(_unexplained(obstacles)))
@@ -60,7 +60,7 @@ def _title(found: list[Attention], fallback: bool) -> str:
 
 
 def share_of_computing(case: ProfileCase) -> float:
-    """Returns the share of such attention in the time that the GPU computes, or on a CPU in that of operators."""
+    """Returns the share of such attention in the computing time of the GPU, or in that of operators on a CPU."""
     rank = case.rank
     whole = rank.device.compute if rank.device else sum(one.host for one in rank.operators)
     return min(1.0, sum(one.total for one in rank.attention) / whole) if whole > 0 else 0.0
@@ -83,18 +83,16 @@ def _evidence(case: ProfileCase, found: list[Attention], spent: int) -> list[str
     if backward := sum(one.backward for one in found):
         evidence.append(f"{units.percent(backward / spent)} of it in the backward pass")
     if unsure := sum(one.total for one in found if one.queries is None):
+        why = (
+            "as no shapes were recorded; record_shapes=True gives the sizes and makes it certain"
+            if case.option("shapes")
+            else "as its launches, and so its shapes, are not in the trace"
+        )
         evidence.append(
             f"{units.percent(unsure / spent)} of it is inferred from the order of the work alone (a softmax between "
-            f"two matrix products), {_unsure(case)}"
+            f"two matrix products), {why}"
         )
     return evidence
-
-
-def _unsure(case: ProfileCase) -> str:
-    """Returns why the sizes of some of the attention are unknown."""
-    if case.option("shapes"):
-        return "as no shapes were recorded; record_shapes=True gives the sizes and makes it certain"
-    return "as its launches, and so its shapes, are not in the trace"
 
 
 def _sizes(case: ProfileCase, one: Attention) -> str:
@@ -128,7 +126,7 @@ def _cause(case: ProfileCase, found: list[Attention], fallback: bool) -> str:
 
 
 def _unexplained(obstacles: list[str]) -> list[str]:
-    """Names the fused kernel whose obstacle is unknown, if the obstacles of only the other one are known."""
+    """Names the fused kernel whose obstacle is unknown, if only the obstacles of the other are known."""
     fused = [kernel for kernel in (FLASH, EFFICIENT) if any(one.startswith(kernel) for one in obstacles)]
     if len(fused) != 1 or any(not one.startswith((FLASH, EFFICIENT)) for one in obstacles):
         return []
@@ -161,7 +159,7 @@ def _advice(rank: RankProfile, found: list[Attention], fallback: bool) -> str:
 
 
 def _fused(rank: RankProfile, one: Attention) -> int:
-    """Returns the nanoseconds that any kernel needs at the device's peak; 0 where the peak is unknown.
+    """Returns the nanoseconds that any kernel needs at the device's peak; 0 if the peak is unknown.
 
     A kernel needs LEAST_OF_PRODUCTS of the products, of which there are two forward and four backward.
     """
@@ -174,7 +172,7 @@ def _fused(rank: RankProfile, one: Attention) -> int:
 
 
 def attention_clause(case: ProfileCase) -> str:
-    """Returns a clause for the headline if such attention is most of the computing; else an empty string."""
+    """Returns a clause for the headline if such attention is most of the computing; else ""."""
     part = share_of_computing(case)
     if part < HEADLINE_MINIMUM or case.share(sum(one.total for one in case.rank.attention)) < MEDIUM:
         return ""

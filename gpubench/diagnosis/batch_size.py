@@ -1,17 +1,15 @@
 """Rules about batches that are too small to keep the device busy."""
 
 from gpubench import units
-from gpubench.diagnosis.case import HOST_WORTH, NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
-from gpubench.diagnosis.host import SHORT_OPERATOR, between_calls, calling, waits_for_host, works
+from gpubench.diagnosis.case import CPU_WORTH, NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.cpu_time import SHORT_OPERATOR, between_calls, calling, waits_for_cpu, works
 from gpubench.diagnosis.matrix_products import rows
 from gpubench.findings import Finding
 from gpubench.trace.profile import Operator, short_shapes
 
 SHORT_WORK = 0.5  # of the computing time: with more of it in short kernels, their fixed cost dominates
 MANY = 20  # short kernels: a window of fewer is a part of a step, and shows nothing of its batch
-FITTING = (
-    0.5  # of the GPU's memory: activations double with the batch, and at most everything that is held is activations
-)
+FITTING = 0.5  # of the GPU's memory: all of it may be activations, which double with the batch
 DOUBLED = 0.5  # of the time per sample: the upper limit of the saving, where a batch twice as large takes no longer
 FIXED = 0.5  # of the step: with more of it independent of the batch size, a larger batch pays off
 THIN = 8  # rows of a product: with so few, reading the weights takes longer than the arithmetic on any CPU
@@ -23,7 +21,7 @@ def small_batch(case: ProfileCase) -> Answers:
     launches, device = case.rank.launches, case.rank.device
     if launches is None or device is None or case.recorded_eagerly:
         return
-    if waits_for_host(case) >= HOST_WORTH:
+    if waits_for_cpu(case) >= CPU_WORTH:
         return
     if launches.short < MANY or device.compute <= 0 or launches.short_total / device.compute < SHORT_WORK:
         return
@@ -55,9 +53,9 @@ def small_batch(case: ProfileCase) -> Answers:
 
 
 def small_batch_on_cpu(case: ProfileCase) -> Answers:
-    """Finds a step on a CPU that takes mostly the same time whatever the batch size.
+    """Finds a step on a CPU whose time hardly depends on the batch size.
 
-    That is so where most operators are short, or where products have few rows and read all weights for them.
+    That is so if most operators are short, or if products have few rows and read all weights for them.
     """
     python, size = case.rank.python, case.setting("training.batch_size") or case.setting("work.micro_batch")
     if not case.on_cpu or python is None or case.recorded_eagerly:
@@ -84,7 +82,7 @@ def small_batch_on_cpu(case: ProfileCase) -> Answers:
         evidence=[
             *([f"a batch has {units.counted(size, 'sample')}"] if size else []),
             f"{units.percent(fixed)} of {case.window()} does not grow with the batch size: "
-            + " and ".join(sentence for part, sentence in _parts(optimizer, calls, reading) if part > 0),
+            + " and ".join(sentence for part, sentence in _fixed_parts(optimizer, calls, reading) if part > 0),
             *([f"half of the operators take at most {units.seconds(python.operator_median / 1e9)}"] if short else []),
             *(_thin(case, one) for one in sorted(thin, key=lambda one: -one.host)[:2] if reading),
             *case.recording_evidence(calls),
@@ -115,7 +113,7 @@ def _caveat(case: ProfileCase) -> str:
     return "and adjust the learning rate" if case.trains else "and in training adjust the learning rate"
 
 
-def _parts(optimizer: float, calls: float, reading: float) -> list[tuple[float, str]]:
+def _fixed_parts(optimizer: float, calls: float, reading: float) -> list[tuple[float, str]]:
     return [
         (optimizer, f"{units.percent(optimizer)} in the optimizer"),
         (calls, f"{units.percent(calls)} in Python and in calling operators"),

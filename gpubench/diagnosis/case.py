@@ -11,12 +11,12 @@ from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
 from gpubench.memory.allocation_log import PLACES, Phase
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.metrics import Metric
-from gpubench.trace.profile import Cause, HostPart, Profile, RankProfile, StepPhase
+from gpubench.trace.profile import Cause, Copy, CopyKind, HostPart, Operator, Profile, RankProfile, StepPhase
 
 HIGH = 0.2
-"""The share of the step, or of the memory's peak, from which on a finding has high severity."""
+"""A finding has high severity from this share of the step, or of the peak memory, on."""
 MEDIUM = 0.05
-"""The share from which on a finding has medium severity."""
+"""A finding has medium severity from this share on."""
 
 WORTH = 0.01
 """The part of the step that is worth a finding. A few repeats of a run rarely distinguish a smaller saving from
@@ -25,24 +25,21 @@ noise."""
 NOTABLE = 0.05
 """The threshold for what every program has, such as an optimizer. Below it, there is more to gain elsewhere."""
 
-HOST_WORTH = 0.1
-"""The threshold for costs of the host. Recording slows the host, so that a smaller part may exist only while
-recording."""
-UNCORRECTED_HOST_WORTH = 0.25
+CPU_WORTH = 0.1
+"""The threshold for time in Python and launches. Recording slows these, so that a smaller part may come from it."""
+UNCORRECTED_CPU_WORTH = 0.25
 """The same where the overhead of recording is unknown: it was 22 % of the step of a 20-layer MLP on a CPU."""
 
 OVERLAPPING = 1.05
-"""The part of the window from which on works are said to overlap. A device's clock lets neighbours overlap a little."""
+"""Work of more than this part of the window is said to overlap: a device's clock lets neighbours overlap a little."""
 
 LONG_NAME = 80  # characters
-
-
 OTHERS_TIME = ("communication", "data_loader", "allocator")
-"""The classes of the critical path that less or faster work of the device leaves as they are."""
+"""The classes of the critical path that less work of the device does not shorten."""
 
 
 class Estimated(NamedTuple):
-    """A finding that is ordered by an estimate of its saving too rough to be its `expected` one."""
+    """A finding with an estimate of its saving that orders it, but is too rough to be shown as `expected`."""
 
     finding: Finding
     saving: float
@@ -50,6 +47,13 @@ class Estimated(NamedTuple):
 
 
 Answers = Iterable[Finding | Estimated | Unanswered]
+LEARNING = frozenset({"backward", "optimizer"})
+"""Phases that only training has."""
+_RECORDS_PHASES: dict[Source, str] = {
+    "snapshot": 'torch.cuda.memory._record_memory_history(stacks="python")',
+    "trace": 'torch.profiler.record_function("forward"), and so for each phase',
+}
+_RECORDS_OPERATORS: dict[Source, str] = {"snapshot": 'torch.cuda.memory._record_memory_history(stacks="all")'}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,6 @@ class Case(ABC):
         """The quantity of which rules state fractions, in nanoseconds or bytes."""
 
     def share(self, part: int) -> float:
-        """Returns a part as a fraction of the whole."""
         return part / self.whole if self.whole > 0 else 0.0
 
     def setting(self, key: str) -> Any:
@@ -84,10 +87,6 @@ class Case(ABC):
         keys = {name.replace("__", "."): value for name, value in overrides.items()}
         changing = keys.keys() <= known.keys() and any(known[key] != value for key, value in keys.items())
         return keys if changing else {}
-
-
-LEARNING = frozenset({"backward", "optimizer"})
-"""Phases that only training has."""
 
 
 def severity(share: float | None) -> Severity:
@@ -143,7 +142,7 @@ class ProfileCase(Case):
 
     @property
     def warms_up(self) -> bool:
-        """Whether first calls are most of the idle time, so that the host's other delays say little of later steps."""
+        """Whether first calls are most of the idle time, so that other delays of the CPU say little of later steps."""
         return 2 * self.rank.idle.get("first_calls", 0) >= sum(self.rank.idle.values()) > 0
 
     @property
@@ -154,7 +153,7 @@ class ProfileCase(Case):
 
     @property
     def taken(self) -> float:
-        """The cores of each rank that other processes kept busy, which it may have beside an idle machine."""
+        """The cores per rank that other processes kept busy, which it would have on an idle machine."""
         return self.others / self.ranks
 
     def taken_evidence(self) -> list[str]:
@@ -200,15 +199,15 @@ class ProfileCase(Case):
         return self.setting("performance.compile") is True and self.rank.compiled is None
 
     @property
-    def host_worth(self) -> float:
+    def cpu_worth(self) -> float:
         """The threshold, a part of the step, for rules about the main thread of a program on a CPU."""
-        return UNCORRECTED_HOST_WORTH if self.overhead is None else HOST_WORTH
+        return UNCORRECTED_CPU_WORTH if self.overhead is None else CPU_WORTH
 
     def less_work(self, cost: float) -> Saving:
-        """Returns the saving by giving the device less or faster work.
+        """Returns the saving from giving the device less or faster work.
 
-        On a GPU it is no more than the time with such work, however many streams share it, and nothing of what the
-        critical path has in `OTHERS_TIME`. Launches on that path do not limit it, since recording prolongs them.
+        On a GPU it is at most the time with such work, however many streams share it, and nothing of what the critical
+        path has in `OTHERS_TIME`. Launches on that path do not limit it, since recording prolongs them.
         """
         device, path = self.rank.device, self.rank.critical_path
         if device is None:
@@ -217,11 +216,18 @@ class ProfileCase(Case):
         others = sum(path.get(one, 0) for one in OTHERS_TIME)
         return at_most(min(cost, self.share(min(working, self.whole - others))))
 
+    def spent(self, one: Operator | Copy | StepPhase) -> int:
+        """Returns the nanoseconds of the device in an operator, a copy or a phase; of the main thread on a CPU."""
+        return one.host if self.on_cpu else one.device
+
+    def copies(self, kind: CopyKind) -> list[Copy]:
+        return [copy for copy in self.rank.copies if copy.kind == kind]
+
     def idle_share(self, cause: Cause) -> float:
         """Returns the fraction of the step in which the device is idle for this cause."""
         return self.share(self.rank.idle.get(cause, 0))
 
-    def host_share(self, part: HostPart) -> float:
+    def cpu_share(self, part: HostPart) -> float:
         """Returns the fraction of the step that the main thread spends in this part; 0 for a trace with device work."""
         return self.share(self.rank.host.get(part, 0))
 
@@ -241,18 +247,19 @@ class ProfileCase(Case):
         return part.estimate / step.estimate
 
     def phase_share(self, name: str) -> float:
-        """Returns the phase's fraction of the step, from the clean run if there is one.
+        """Returns the fraction of the step in a phase, from the clean run if there is one.
 
-        Otherwise it is the device time of the work launched from the phase, or on a CPU the phase's host time.
+        Otherwise it is the device time of the work launched from the phase, or on a CPU the time of the main thread in
+        it.
         """
         clean = self.clean_share(f"phase_{name}")
         if clean is not None:
             return clean
         found: StepPhase | None = next((one for one in self.rank.phases if one.name == name), None)
-        return 0.0 if found is None else self.share(found.host if self.on_cpu else found.device)
+        return 0.0 if found is None else self.share(self.spent(found))
 
     def option(self, lacking: str) -> str | None:
-        """Returns the option that would record what the trace lacks, as the program's own setting if it has one.
+        """Returns the option that records what the trace lacks, as a setting of the program if it has one.
 
         None means that the trace lacks nothing.
         """
@@ -299,7 +306,7 @@ class ProfileCase(Case):
         return "in every step" if self.rank.step_numbers else "each time"
 
     def less_often(self) -> str:
-        """Returns how often is enough for what the host needs: once in many steps, or if it needs it."""
+        """Returns how often is enough to read values: once in many steps, or when the program needs them."""
         return "once in many steps" if self.rank.step_numbers else "only when the program needs them"
 
     def window(self, clean: bool = False) -> str:
@@ -311,7 +318,7 @@ class ProfileCase(Case):
     def time_per_step(self, part: int) -> str:
         """Returns a time per step with its share of the step, such as "1.2 ms a step (3.4 %)".
 
-        Work of several streams or threads that run at the same time may add up to more than the step, which is said.
+        Streams or threads that overlap may add up to more than the step, and the text then says so.
         """
         spent, share = units.seconds(part / self.steps / 1e9), self.share(part)
         whose = "threads" if self.on_cpu else "streams"
@@ -321,7 +328,7 @@ class ProfileCase(Case):
         return f"{spent} {self.per_step()} ({said})"
 
     def calls_per_step(self, calls: int) -> str:
-        """Returns a count per step, such as "3 times a step", or "2 times in 6 steps" if it is less than one."""
+        """Returns a count per step: "3 times a step", or "2 times in 6 steps" if it is less than one."""
         if calls == 0 or not self.rank.step_numbers:
             return f"{units.counted(calls, 'time')} {self.per_step()}"
         if calls < self.steps:
@@ -337,9 +344,9 @@ class ProfileCase(Case):
         return [f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps"]
 
     def recording_evidence(self, left: float) -> list[str]:
-        """States how much longer recording made the step, and what is left of a part of `left` of a clean one.
+        """States how much longer recording made the step, and which part, `left`, of a clean one remains.
 
-        The list is empty where recording is not known to cost anything.
+        The list is empty if recording is not known to cost anything.
         """
         if self.overhead is None or self.overhead <= 0:
             return []
@@ -354,7 +361,7 @@ class ProfileCase(Case):
 
 
 def at_most(cost: float) -> Saving:
-    """Returns the saving, limited to the step: work of several streams or threads may add up to more."""
+    """Returns a saving of at most the whole step: work of several streams may add up to more."""
     return Saving(min(1.0, cost))
 
 
@@ -364,7 +371,7 @@ def at_place(where: str | None) -> str:
 
 
 def shortened(name: str) -> str:
-    """Returns a kernel's name, cut after LONG_NAME characters, most of which are template arguments."""
+    """Returns a kernel's name cut to LONG_NAME characters: the rest is mostly template arguments."""
     return name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
 
 
@@ -422,25 +429,18 @@ class FootprintCase(Case):
         return Estimated(finding, self.share(freed))
 
     def sharding_fix(self) -> dict[str, Any]:
-        """Returns the fix that shards parameters, gradients and optimizer state, if each of several ranks has all."""
+        """Returns the fix that shards parameters, gradients and optimizer state, if several ranks have all of them."""
         several = (self.setting("distributed.world_size") or 1) > 1
         return self.fix(distributed__strategy="fsdp2") if several else {}
 
     def unknown_phase(self, rule: str) -> Unanswered:
-        """Returns the answer of a rule that lacks the phase of the peak, with what records it."""
+        """Returns the answer of a rule that needs the phase of the peak, with what records it."""
         return Unanswered(rule, "the phase of the peak", _RECORDS_PHASES.get(self.footprint.source, ""))
 
     def unknown_operators(self, rule: str) -> Unanswered:
         return Unanswered(
             rule, "the operators that asked for memory", _RECORDS_OPERATORS.get(self.footprint.source, "")
         )
-
-
-_RECORDS_PHASES: dict[Source, str] = {
-    "snapshot": 'torch.cuda.memory._record_memory_history(stacks="python")',
-    "trace": 'torch.profiler.record_function("forward"), and so for each phase',
-}
-_RECORDS_OPERATORS: dict[Source, str] = {"snapshot": 'torch.cuda.memory._record_memory_history(stacks="all")'}
 
 
 def phase_name(phase: Phase) -> str:

@@ -4,7 +4,6 @@ from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, Answers, ProfileCase, at_place, severity
 from gpubench.findings import Finding
 from gpubench.trace.copies import CLONE
-from gpubench.trace.profile import Copy
 
 UNCHANGED = ("same", "device_to_device")
 """The kinds of copies that change neither type nor layout."""
@@ -19,17 +18,17 @@ def needless_clones(case: ProfileCase) -> Answers:
         for one in case.rank.copies
         if one.kind in UNCHANGED and one.phase in BY_PROGRAM and one.example.startswith(CLONE)
     ]
-    cost = case.share(sum(_time(case, one) for one in found))
+    cost = case.share(sum(case.spent(one) for one in found))
     if cost < NOTABLE:
         return
-    costly = sorted(found, key=lambda one: _time(case, one), reverse=True)
+    costly = sorted(found, key=lambda one: case.spent(one), reverse=True)
     yield Finding(
         id="clones",
         title=f"tensors are cloned within {case.window()}, without a change of type or layout",
         severity=severity(cost),
         evidence=[
             f"{one.example}: {case.calls_per_step(one.calls)} in {one.phase}, "
-            f"{case.time_per_step(_time(case, one))}{at_place(one.where)}"
+            f"{case.time_per_step(case.spent(one))}{at_place(one.where)}"
             for one in costly[:3]
         ],
         cause="clone() copies the whole tensor, also one that contiguous() or another operator has just made",
@@ -38,7 +37,3 @@ def needless_clones(case: ProfileCase) -> Answers:
         expected=case.less_work(cost),
         threshold=f"at least {units.percent(NOTABLE)} of {case.window()}, as some clones are needed",
     )
-
-
-def _time(case: ProfileCase, copy: Copy) -> int:
-    return copy.host if case.on_cpu else copy.device

@@ -1,7 +1,7 @@
 """What samples and calls of the program's own code add to a finding: the function and the line.
 
-Samples show where time goes in Python, and in what Python calls directly. They are of steps that neither the clean run
-nor torch.profiler has.
+Samples show where time goes in Python, and in what Python calls directly. They are of other steps than those of the
+clean run and of torch.profiler.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,9 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.sampled import SampledFunction, SeenCall
 
 ENOUGH = 10
-"""The samples without which nothing is said: of fewer, a share of a half is uncertain by more than 30 points."""
+"""The least samples to judge by: with fewer, a share of a half is uncertain by more than 30 points."""
 LEAST, LEAST_SAMPLES = 0.1, 5
-"""The share and the number of the samples from which on a function is named."""
+"""A function is named if it has at least this share of the samples and this many of them."""
 NAMED = 3  # functions or lines that a finding lists
 OF_BATCHES = frozenset({"data_wait", "worker_start"})
 """The phases in which the main thread gets its batches."""
@@ -49,9 +49,9 @@ class CodeShares(NamedTuple):
 
 
 def making_batches(case: ProfileCase) -> CodeShares | None:
-    """Returns the samples of making batches: in the workers, or without any in the main thread; None if there are few.
+    """Returns the samples of making batches: in the workers, or else in the main thread; None if there are few.
 
-    In the main thread of a program with workers, which only waits, there are none.
+    The main thread of a program with workers only waits, and counts for nothing.
     """
     code = case.rank.code
     if code is None:
@@ -67,7 +67,7 @@ def making_batches(case: ProfileCase) -> CodeShares | None:
 
 
 def of_steps(case: ProfileCase, phases: Iterable[str]) -> CodeShares | None:
-    """Returns the samples of the main thread in some phases, as parts of all of its samples; None if there are few."""
+    """Returns the samples of the main thread in some phases, out of all of its samples; None if there are few."""
     code = case.rank.code
     if code is None:
         return None
@@ -81,7 +81,7 @@ def _enough(functions: Sequence[SampledFunction], samples: int, of: str) -> Code
 
 
 def idle_workers(case: ProfileCase) -> list[str]:
-    """States in how many of their samples the workers have nothing to do, if that is much of them."""
+    """States how much of their time the workers have nothing to do, if that is much."""
     workers = case.rank.code.workers if case.rank.code else None
     if workers is None or workers.samples < ENOUGH or workers.waiting < LEAST * workers.samples:
         return []

@@ -1,155 +1,19 @@
-"""Rules about communication: exposed collectives, and a slowest rank that the others wait for."""
+"""Rules about communication that computing does not hide."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpubench import units
 from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
-from gpubench.distributions import binomial_tail
-from gpubench.findings import Finding, Unanswered
-from gpubench.trace.profile import Collective, CollectiveKind, RankProfile, Straggler
+from gpubench.diagnosis.stragglers import every_rank_is_traced, exposed, slowest, waited_for
+from gpubench.findings import Finding
+from gpubench.trace.profile import Collective, CollectiveKind
 from gpubench.trace.ranks import kind_of
-
-CHANCE = 0.05
-"""The probability below which chance is rejected as the reason why one rank is late most often: the 95 % confidence
-that is used everywhere."""
-
-
-def stragglers(case: ProfileCase) -> Answers:
-    if not every_rank_is_traced(case):
-        needs = "profiling.all_ranks" if case.setting("profiling.all_ranks") is False else _traces_needed(case)
-        yield Unanswered("straggler", "traces of the other ranks", needs)
-    slow = slowest(case)
-    if slow is None and _too_few_to_tell(case):
-        needs = "profiling.active" if case.setting("profiling.active") else "traces of more steps"
-        yield Unanswered("straggler", "enough collectives to distinguish a slow rank from chance", needs)
-    if slow is None or waited_for(case, slow) < WORTH:
-        return
-    cost = waited_for(case, slow)
-    skew = case.metrics.get("straggler_skew")
-    reason, advice = _difference(case, slow)
-    of_given = "" if slow.whole else f" of the {units.counted(len(case.profile.ranks), 'rank')} that were given"
-    yield Finding(
-        id="straggler",
-        title=f"rank {slow.rank} keeps the others waiting"
-        if slow.whole
-        else f"rank {slow.rank} is later than the other ranks that were given",
-        severity=severity(cost) if slow.whole else "low",
-        evidence=[
-            f"rank {slow.rank} was the last{of_given} to reach {slow.waited_for} of {slow.of} collectives, "
-            f"{units.seconds(slow.late / 1e9)} after the first rank on average",
-            *([] if slow.whole else ["ranks whose traces were not given may be later still"]),
-            *([f"straggler_skew of the clean run is {units.percent(skew.estimate)}"] if skew is not None else []),
-        ],
-        cause=reason,
-        advice=advice,
-        expected=at_most(cost),
-        threshold=f"{case.worth_reason}, if one rank is last so often that ranks late at random would show it in less "
-        f"than {units.percent(CHANCE)} of programs",
-    )
-
-
-def _traces_needed(case: ProfileCase) -> str:
-    given = len(case.profile.ranks)
-    return "a trace of every rank" if given == 1 else f"traces of all {case.ranks} ranks: {given} were given"
-
-
-def every_rank_is_traced(case: ProfileCase) -> bool:
-    """Returns whether all ranks are traced. If their number is unknown, a single trace that communicates is not all."""
-    world = case.setting("distributed.world_size") or case.rank.world_size
-    if world is None:
-        return len(case.profile.ranks) > 1 or not _communicates(case.rank)
-    return len(case.profile.ranks) >= world
-
-
-def slowest(case: ProfileCase) -> Straggler | None:
-    """Returns the latest rank among those that are last more often than chance explains; None if there is none."""
-    found = case.profile.stragglers
-    often = [one for one in found if one.waited_for > 0 and _by_chance(one, one.waited_for, found) < CHANCE]
-    return max(often, key=lambda one: one.late, default=None)
-
-
-def _too_few_to_tell(case: ProfileCase) -> bool:
-    """Returns whether some rank is late, but even a rank that is always last would not stand out from chance."""
-    found = case.profile.stragglers
-    late = [one for one in found if one.waited_for > 0 and waited_for(case, one) >= WORTH]
-    return bool(late) and all(_by_chance(one, _waits(one, found), found) >= CHANCE for one in late)
-
-
-def _by_chance(one: Straggler, last: int, found: Sequence[Straggler]) -> float:
-    """Returns an upper limit for the probability that a rank is last in `last` of its collectives by chance.
-
-    It is the tail of the binomial distribution for one rank, with all ranks of its smallest group equally likely to be
-    last, times the number of ranks (Bonferroni).
-    """
-    return binomial_tail(last, _waits(one, found), 1 / max(2, one.among or len(found))) * max(2, len(found))
-
-
-def _waits(one: Straggler, found: Sequence[Straggler]) -> int:
-    """Returns the number of a rank's collectives in which any rank waited."""
-    return sum(other.waited_for for other in found) if one.waits is None else one.waits
-
-
-def waited_for(case: ProfileCase, slow: Straggler) -> float:
-    """Returns an upper limit for the fraction of the step that other ranks wait for this one.
-
-    It is no more than the exposed communication of another rank, since collectives may overlap each other or computing.
-    """
-    others = [exposed(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
-    return case.share(min([slow.late * slow.of, *([max(others)] if others else [])]))
-
-
-def exposed(rank: RankProfile) -> int:
-    """Returns the nanoseconds in which a rank does nothing but communicate, or wait for communication."""
-    if rank.device is None:
-        return rank.host.get("communication", 0)
-    return rank.device.exposed_communication + rank.idle.get("communication_wait", 0)
-
-
-def _communicates(rank: RankProfile) -> bool:
-    return exposed(rank) > 0 or (rank.device is not None and rank.device.communication > 0)
-
-
-def _difference(case: ProfileCase, slow: Straggler) -> tuple[str, str]:
-    """Returns cause and advice: the part on which the slowest rank spends more time than the median of the others."""
-    own = next((_parts(rank) for rank in case.profile.ranks if rank.rank == slow.rank), {})
-    others = [_parts(rank) for rank in case.profile.ranks if rank.rank != slow.rank]
-    excess = {part: own[part] - _median([other.get(part, 0) for other in others]) for part in own if others}
-    most = max(excess.keys() & _PARTS.keys(), key=lambda part: excess[part], default=None)
-    if most is None or case.share(excess[most]) < WORTH:
-        return "it does more work, or works more slowly; the traces do not show which", _ADVICE_UNKNOWN
-    name, advice = _PARTS[most]
-    return f"it spends {case.time_per_step(excess[most])} more than the others {name}", advice
-
-
-def _parts(rank: RankProfile) -> dict[str, int]:
-    if rank.device is None:
-        return {"compute": rank.host.get("operators", 0)} | {str(part): time for part, time in rank.host.items()}
-    return {"compute": rank.device.compute} | {str(cause): time for cause, time in rank.idle.items()}
-
-
-def _median(times: list[int]) -> int:
-    """Returns the median; of an even number, the lower one of the two in the middle."""
-    return sorted(times)[(len(times) - 1) // 2]
-
-
-_ADVICE_UNKNOWN = "compare clocks, temperatures and the load of its machine with those of the others"
-_PARTS = {
-    "compute": ("computing", "give every rank the same amount of work, and compare the clocks of the devices"),
-    "data_loader": ("waiting for its batches", "check the storage and the cores that this rank's loader has"),
-    "synchronisation": ("in synchronisations", "remove what only this rank does: logging, saving, evaluation"),
-    "python_and_launch": ("in Python between launches", "remove what only this rank does: logging, saving"),
-    "python": ("in Python", "remove what only this rank does: logging, saving, evaluation"),
-}
-
 
 TOO_FEW = 2  # collectives a step: the last one's bucket is filled only at the end of the backward pass
 TOO_MANY = 8  # collectives a step: with more of them, the fixed cost of each counts
 BUCKET_STEP = 4  # factor of the bucket's size: the effect of a smaller one is lost in noise
 MOST = 0.5  # of the cost
 NAMED = 0.1  # of the exposed communication: kinds of collectives with less are not named
-
-
 ADVISED = 2  # kinds of collectives: the fix names those with most time, and the evidence names all
 
 
@@ -272,7 +136,7 @@ def exposed_communication(case: ProfileCase) -> Answers:
 
 
 def collective_kind(collective: Collective) -> CollectiveKind:
-    """Returns the recorded kind, or else the one that the name gives."""
+    """Returns the kind as recorded, or else by name."""
     return collective.kind or kind_of(collective.name)
 
 
@@ -292,7 +156,7 @@ def _exposed(case: ProfileCase) -> float:
 
 
 def _explained(case: ProfileCase) -> float:
-    """Returns the fraction of the step that a slow rank explains, unless this rank is that one."""
+    """Returns the fraction of the step that a slow rank explains: 0 if this rank is the slow one."""
     slow = slowest(case)
     return 0.0 if slow is None or slow.rank == case.rank.rank or not slow.whole else waited_for(case, slow)
 
@@ -338,7 +202,7 @@ def _evidence(case: ProfileCase) -> list[str]:
             "computing"
         )
     if waiting := case.rank.idle.get("communication_wait", 0):
-        evidence.append(f"the GPU is idle {case.time_per_step(waiting)} while the host waits for other ranks")
+        evidence.append(f"the GPU is idle {case.time_per_step(waiting)} while the CPU waits for other ranks")
     if device is None and clean is None:
         spent = case.time_per_step(case.rank.host.get("communication", 0))
         evidence.append(f"the main thread waits for other ranks for {spent}")
@@ -353,9 +217,13 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
     even = skew is not None and skew.estimate < MOST * cost  # the clean run's metric is of all ranks
     cause, advice, factor = _by_kind(case, shares)
     if not even and not every_rank_is_traced(case):
+        given = len(case.profile.ranks)
+        others = "record every rank"
+        if given > 1:
+            others = f"give the traces of the other {case.ranks - given} ranks too, as --trace"
         return (
             "the link is too slow, or another rank is late: only traces of all ranks show which",
-            f"{_the_others(case)}; if none is late: {advice}",
+            f"{others}; if none is late: {advice}",
             None,
         )
     if not even and _others_late(case) >= MOST * cost:
@@ -365,14 +233,6 @@ def _reason(case: ProfileCase, cost: float, shares: dict[_Kind, float]) -> tuple
             None,
         )
     return cause, advice, factor
-
-
-def _the_others(case: ProfileCase) -> str:
-    """Returns what to do for traces of all ranks."""
-    given = len(case.profile.ranks)
-    if given == 1:
-        return "record every rank"
-    return f"give the traces of the other {case.ranks - given} ranks too, as --trace"
 
 
 def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, float | None]:
@@ -391,7 +251,7 @@ def _by_kind(case: ProfileCase, shares: dict[_Kind, float]) -> tuple[str, str, f
 
 
 def _others_late(case: ProfileCase) -> float:
-    """Returns the fraction of the step that this rank may have waited for others, without a consistently slow one."""
+    """Returns the fraction of the step in which this rank may have waited for others that are not the slowest."""
     slow = slowest(case)
     others = [one for one in case.profile.stragglers if one.rank != case.rank.rank and one is not slow]
     return sum(waited_for(case, one) for one in others)

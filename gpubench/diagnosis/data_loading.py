@@ -51,8 +51,7 @@ def restarted_workers(case: ProfileCase) -> Answers:
         fix=fix,
         expected=at_most(starting + (case.clean_share("phase_data_wait") or 0.0)),  # in which the workers end
         threshold=f"at least {units.percent(NOTABLE)} of {case.window()}; each epoch still waits for its first batch, "
-        "and the "
-        "workers end within the waits for batches",
+        "and the workers end within the waits for batches",
     )
 
 
@@ -65,7 +64,7 @@ def _waiting(case: ProfileCase) -> float:
     clean = case.clean_share("phase_data_wait")
     if clean is not None:
         return clean
-    waiting = case.host_share("data_loader") if case.on_cpu else case.idle_share("data_loader")
+    waiting = case.cpu_share("data_loader") if case.on_cpu else case.idle_share("data_loader")
     return min(1.0, waiting)
 
 
@@ -92,7 +91,7 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
 
 
 def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
-    """Returns how many workers there should be; None where more would not help, or the settings are not known."""
+    """Returns how many workers there should be; None if more would not help or the settings are unknown."""
     allowed = case.cores
     if not isinstance(workers, int) or allowed is None:
         return None
@@ -104,7 +103,7 @@ def _workers(case: ProfileCase, workers: Any, waiting: float) -> int | None:
 
 
 def _free_cores(case: ProfileCase, workers: int) -> int:
-    """Returns how many of the rank's cores have no worker, no other process and, on a CPU, no computing thread."""
+    """Returns the rank's cores without a worker, another process or, on a CPU, a computing thread."""
     computing = (case.threads or 1) if case.on_cpu else 0
     return max(0, int((case.cores or 0) - workers - computing - case.taken))
 
@@ -112,8 +111,8 @@ def _free_cores(case: ProfileCase, workers: int) -> int:
 def _asleep(case: ProfileCase, waiting: float) -> float:
     """Returns the fraction of the step, out of `waiting`, in which the loader does not compute.
 
-    The loader's computing is the time in operators less what the main thread's other parts spend in operators. The
-    result is 0 with worker processes, because the trace does not contain them.
+    The loader computes in the operators that are not in other parts of the main thread. The result is 0 with worker
+    processes, because the trace does not contain them.
     """
     host = case.rank.host
     loading = host.get("data_loader", 0)
@@ -125,15 +124,15 @@ def _asleep(case: ProfileCase, waiting: float) -> float:
 
 
 def _needed(workers: int, waiting: float) -> int:
-    """Returns how many workers make a batch in the rest of the step, plus one because batches take unequal times.
+    """Returns the workers that make a batch in the rest of the step, plus one because batches take unequal times.
 
-    The training process itself needs `waiting` of a step for a batch; each of w workers needs w steps.
+    The main process needs `waiting` of a step for a batch, and each of w workers needs w steps.
     """
     return math.ceil(max(workers, waiting) / max(1 - waiting, 0.01)) + 1
 
 
 def _saving(workers: int, more: int, waiting: float) -> float:
-    """Returns the upper limit of the saving: the step then takes its rest, or the time that `more` workers need."""
+    """Returns the most to save: the step then takes its rest, or the time that `more` workers need."""
     return min(waiting, 1 - max(workers, waiting) / more)
 
 
@@ -146,7 +145,7 @@ def _cores(case: ProfileCase, workers: int) -> str:
 
 
 def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
-    """Returns cause and advice where more workers would not help, or the settings are not known."""
+    """Returns cause and advice if more workers would not help or the settings are unknown."""
     if isinstance(workers, int) and case.cores is not None:
         return (
             f"every core is in use ({'; '.join([_cores(case, workers), *case.taken_evidence()])}), and making a batch "
@@ -163,7 +162,7 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
 
 
 def _cheaper(case: ProfileCase, advice: str) -> str:
-    """Returns advice on the function that makes a batch slow, in place of {}; "" if it is not known."""
+    """Returns advice with the function that makes a batch slow in place of {}; "" if it is unknown."""
     found = code.making_batches(case)
     slowest = found.slowest if found else None
     return advice.format(code.named(slowest)) if slowest else ""

@@ -5,7 +5,8 @@ import re
 from gpubench import units
 from gpubench.diagnosis import code
 from gpubench.diagnosis.case import Answers, ProfileCase, severity, shortened
-from gpubench.diagnosis.matrix_products import PRODUCTS_WORTH, is_product
+from gpubench.diagnosis.fp32_products import PRODUCTS_WORTH
+from gpubench.diagnosis.matrix_products import is_product
 from gpubench.findings import Finding, Saving
 from gpubench.trace.profile import Kernel, Operator, short_shapes
 
@@ -15,20 +16,20 @@ DOUBLE_PRODUCT = re.compile(r"(?<![a-z0-9])dgemm|f64f64_f64|convolve_dgemm")
 HALF_RATE = re.compile(r"\b(P100|V100|A100|A30|H100|H200|GH200|MI\d{2,3}\w*)\b")
 """GPUs that compute float64 at half the rate of float32. Others have a 32nd or a 64th of it (data sheets)."""
 HALF = 0.5
-"""The least part of the time that float32 takes: it has half the bytes, and vector units hold twice the numbers."""
+"""The part of the time that float32 takes at least: it has half the bytes, and vector units hold twice the numbers."""
 
 
 def double_precision(case: ProfileCase) -> Answers:
-    """Finds products in float64, and what else is computed in it."""
-    operators = [one for one in case.rank.operators if one.dtype == DOUBLE and _time(case, one) > 0]
+    """Finds products in float64, and all else that is computed in it."""
+    operators = [one for one in case.rank.operators if one.dtype == DOUBLE and case.spent(one) > 0]
     products = [one for one in operators if is_product(one.name)]
     kernels = [] if products or case.on_cpu else [one for one in case.rank.kernels if DOUBLE_PRODUCT.search(one.name)]
-    of_products = sum(_time(case, one) for one in products) + sum(one.total for one in kernels)
-    whole = max(of_products, sum(_time(case, one) for one in operators))
+    of_products = sum(case.spent(one) for one in products) + sum(one.total for one in kernels)
+    whole = max(of_products, sum(case.spent(one) for one in operators))
     if case.share(of_products) < PRODUCTS_WORTH:
         return
     saving = _saving(case, whole)
-    longest = sorted(products, key=lambda one: _time(case, one), reverse=True)[:2]
+    longest = sorted(products, key=lambda one: case.spent(one), reverse=True)[:2]
     yield Finding(
         id="float64",
         title="the model computes in float64",
@@ -51,10 +52,6 @@ def double_precision(case: ProfileCase) -> Answers:
     )
 
 
-def _time(case: ProfileCase, one: Operator) -> int:
-    return one.host if case.on_cpu else one.device
-
-
 def _saving(case: ProfileCase, spent: int) -> Saving:
     cost = min(1.0, case.share(spent))
     if case.on_cpu:
@@ -64,7 +61,7 @@ def _saving(case: ProfileCase, spent: int) -> Saving:
 
 def _operator(case: ProfileCase, one: Operator) -> str:
     shapes = f" {short_shapes(one.shapes)}" * bool(one.shapes)
-    return f"{one.name}{shapes}: {case.calls_per_step(one.calls)}, {case.time_per_step(_time(case, one))}"
+    return f"{one.name}{shapes}: {case.calls_per_step(one.calls)}, {case.time_per_step(case.spent(one))}"
 
 
 def _kernel(case: ProfileCase, one: Kernel) -> str:

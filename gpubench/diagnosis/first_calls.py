@@ -20,9 +20,9 @@ _CAUSES: dict[FirstKind, str] = {
 
 
 def not_warmed_up(case: ProfileCase) -> Answers:
-    """Finds idle time under what a program does only in its first steps.
+    """Finds idle time under calls that a program makes only in its first steps.
 
-    It says nothing of later steps, so that no saving is expected; the finding comes before smaller ones.
+    Later steps do not have it, so that no saving is expected; the finding comes before smaller ones.
     """
     cost, found = case.idle_share("first_calls"), case.rank.first_calls
     if cost < WORTH or not found:
@@ -37,7 +37,7 @@ def not_warmed_up(case: ProfileCase) -> Answers:
             evidence=[
                 f"the GPU is idle {case.time_per_step(case.rank.idle['first_calls'])} under them",
                 *(_describe(one) for one in found[:NAMED]),
-                *(["other delays of the host are left out, as later steps need not have them"] * case.warms_up),
+                *(["other delays of the CPU are left out, as later steps need not have them"] * case.warms_up),
             ],
             cause="; ".join(_CAUSES[kind] for kind in kinds),
             advice="run some steps before the recording: torch.profiler.schedule(wait=1, warmup=3, active=3), or "
@@ -56,7 +56,7 @@ def _describe(one: FirstCall) -> str:
         "autotune": f"{one.what} measures algorithms",
         "capture": "capture and instantiation of CUDA graphs",
     }.get(one.kind, shortened(one.what))
-    return f"{said}: {units.counted(one.calls, 'call')}, {units.seconds(one.host / 1e9)} of the host in all"
+    return f"{said}: {units.counted(one.calls, 'call')}, {units.seconds(one.host / 1e9)} of the CPU in all"
 
 
 def _if_it_repeats(kinds: list[FirstKind]) -> str:

@@ -16,15 +16,26 @@ LOGITS = 0.15
 MATRIX = 0.1
 """The threshold as a fraction of the peak. A fused kernel costs nothing and is faster, but below this there is more to
 gain elsewhere."""
+KEPT = 0.25
+"""The threshold as a fraction of the peak. Keeping less costs time or accuracy, which a smaller saving is not worth."""
+INPUTS = 0.1
+"""The threshold as a fraction of the peak. A batch is small, unless several batches are held."""
 EXAMPLES = 3
+FAMILIES = 2
+EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
+WIDE = ("fp32", "tf32")
+
+_REASON = of_peak(KEPT, "keeping less costs time or accuracy")
 
 _LOSS = re.compile(r"aten::_?(log_softmax|nll_loss|cross_entropy)")
 _SHAPE = re.compile(r"\w+\[(?P<sizes>[\d, ]+)\]")
 
 
 def logits(case: FootprintCase) -> list[Holder]:
-    """Returns what a cross entropy holds: its own results, and tensors over the same classes with as many rows or
-    more."""
+    """Returns what a cross entropy holds.
+
+    These are its own results, and tensors over the same classes with at least as many rows.
+    """
     found = case.holders("activations", "temporaries")
     table = _table(found)
     return [one for one in found if _LOSS.match(one.operator) or (table and _over(_shape(one), *table))]
@@ -97,6 +108,7 @@ def _unanswered(case: FootprintCase, rule: str, share: float) -> list[Unanswered
 
 
 def _lacks_shapes(case: FootprintCase, share: float) -> bool:
+    """Tells whether attention seems to hold much, and no shape shows how much."""
     activations = case.holders("activations")
     return (
         case.in_passes
@@ -117,12 +129,12 @@ def _table(holders: Sequence[Holder]) -> tuple[int, int] | None:
 
 
 def _over(shape: tuple[int, ...], rows: int, classes: int) -> bool:
-    """Returns whether a shape has this many classes, and as many rows or more."""
+    """Tells whether a shape has so many classes, and at least so many rows."""
     return len(shape) >= 2 and shape[-1] == classes and prod(shape) >= rows * classes
 
 
 def _square(holder: Holder) -> int:
-    """Returns T of a shape [..., T, T] with at least three dimensions, else 0; weights can have two such dimensions."""
+    """Returns T for a shape [..., T, T] of three or more dimensions, else 0: weights can be square with two."""
     shape = _shape(holder)
     return shape[-1] if len(shape) > 2 and shape[-1] == shape[-2] else 0
 
@@ -130,17 +142,6 @@ def _square(holder: Holder) -> int:
 def _shape(holder: Holder) -> tuple[int, ...]:
     found = _SHAPE.fullmatch(holder.shape)
     return tuple(int(size) for size in found["sizes"].split(",")) if found else ()
-
-
-KEPT = 0.25
-"""The threshold as a fraction of the peak. Keeping less costs time or accuracy, which a smaller saving is not worth."""
-_REASON = of_peak(KEPT, "keeping less costs time or accuracy")
-
-INPUTS = 0.1
-"""The threshold as a fraction of the peak. A batch is small, unless several batches are held."""
-FAMILIES = 2
-EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
-WIDE = ("fp32", "tf32")
 
 
 def activations_kept(case: FootprintCase) -> Answers:
@@ -265,7 +266,7 @@ def inputs(case: FootprintCase) -> Answers:
 
 
 def _blocks(case: FootprintCase) -> list[str]:
-    """Describes what the members of module lists hold, such as transformer.h, largest list first."""
+    """Describes what the members of module lists, such as transformer.h, hold; the largest list comes first."""
     blocks: Counter[str] = Counter()
     for one in case.footprint.modules:
         if one.path not in ("", OTHERS):
@@ -304,7 +305,7 @@ def _block(path: str) -> str:
 
 
 def _has_bfloat16(case: FootprintCase) -> bool:
-    """Returns whether the device computes in bfloat16; an unknown device is assumed to."""
+    """Tells whether the device computes in bfloat16, which is assumed of an unknown one."""
     known = case.accelerator
     version = capability(known.key) if known else None
     return version is None or version >= AMPERE

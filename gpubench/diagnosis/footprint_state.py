@@ -13,6 +13,23 @@ WORKSPACES = 0.05
 """The threshold as a fraction of the peak. Smaller workspaces may slow matrix products, so a small saving is not worth
 it."""
 
+FOREACH = 0.05
+"""The threshold as a fraction of the peak. Fusing costs nothing and is faster, but the rounding of segments hides
+a smaller saving."""
+STATE = 0.3
+"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, half is
+optimizer state. A smaller fraction means many activations, which are easier to reduce."""
+GRADIENTS = 0.2
+"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, a quarter is
+gradients. This fraction means that there are few activations."""
+PARAMETERS = 0.3
+"""The threshold as a fraction of the peak, more than the quarter that parameters take of what Adam in float32 needs."""
+GROWTH = 2
+"""The number of steps in a row that must keep memory: a single one may have filled a cache."""
+SOON = 10_000
+"""Growth that would double the peak within this number of steps is reported; slower growth is not."""
+EXAMPLES = 2
+
 SMALL = 8 * 16 * 1024
 """The bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, eight pieces of 16 KiB: the smaller one of the two
 settings that torch.use_deterministic_algorithms accepts."""
@@ -72,23 +89,9 @@ def workspaces(case: FootprintCase) -> Answers:
 
 
 def _is_amd(case: FootprintCase) -> bool:
-    """Returns whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
+    """Tells whether the device is AMD's, whose libraries do not read cuBLAS's setting."""
     known = case.accelerator
     return known is not None and capability(known.key) is None
-
-
-FOREACH = 0.05
-"""The threshold as a fraction of the peak. Fusing costs nothing and is faster, but the rounding of segments hides
-a smaller saving."""
-STATE = 0.3
-"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, half is
-optimizer state. A smaller fraction means many activations, which are easier to reduce."""
-GRADIENTS = 0.2
-"""The threshold as a fraction of the peak. Of what a model trained with Adam in float32 needs for itself, a quarter is
-gradients. This fraction means that there are few activations."""
-PARAMETERS = 0.3
-"""The threshold as a fraction of the peak, more than the quarter that parameters take of what Adam in float32 needs."""
-EXAMPLES = 2
 
 
 def foreach_temporaries(case: FootprintCase) -> Answers:
@@ -221,12 +224,6 @@ def parameters(case: FootprintCase) -> Answers:
         ),
         freed=_spread(case, size) if fix else size // 2,
     )
-
-
-GROWTH = 2
-"""The number of steps in a row that must keep memory: a single one may have filled a cache."""
-SOON = 10_000
-"""The number of steps in which growth of this size would double the peak; slower growth is left alone."""
 
 
 def growth(case: FootprintCase) -> Answers:

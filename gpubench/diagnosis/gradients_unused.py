@@ -6,7 +6,7 @@ from gpubench.findings import Finding
 
 
 def unused_gradients(case: ProfileCase) -> Answers:
-    """Finds validation in training mode, and outputs that are detached. Without gradients they take a little less."""
+    """Finds validation in training mode, and outputs that are detached: both need no gradients."""
     found = case.rank.unused_gradients
     if found is None or case.share(found.total) < NOTABLE:
         return

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from gpubench import units
 from gpubench.diagnosis.attention import attention_clause
 from gpubench.diagnosis.case import ProfileCase
-from gpubench.diagnosis.communication import collective_kind, every_rank_is_traced, slowest
+from gpubench.diagnosis.communication import collective_kind
 from gpubench.diagnosis.memory_time import memory_bound_clause
+from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
 from gpubench.findings import Finding
 from gpubench.trace.profile import Cause, HostPart, WallBreakdown, folded
 
@@ -22,14 +23,14 @@ IDLE_CAUSES_IN_WORDS: dict[Cause, str] = {
     "allocator": "waits for memory from the driver",
     "pageable_copy": "waits for copies from memory that is not page-locked",
     "communication_wait": "waits for other ranks",
-    "synchronisation": "follows waits of the host for the GPU",
+    "synchronisation": "follows waits of the CPU for the GPU",
     "python_and_launch": "waits for Python and launches",
     "recording": "follows waits that only the recording makes",
     "queued": "comes after the launch of the next work (queued, or work that was not recorded)",
     "backlog": "comes before the first launch recorded",
     "unknown": "cannot be explained from the trace",
 }
-HOST_PARTS_IN_WORDS: dict[HostPart, str] = {
+CPU_PARTS_IN_WORDS: dict[HostPart, str] = {
     "data_loader": "waits for the data",
     "communication": "waits for other ranks",
     "copies": "in copies and conversions",
@@ -65,7 +66,7 @@ OF_IDLE: dict[str, Cause] = {
 
 
 def headline(case: ProfileCase, findings: Sequence[Finding] = ()) -> str:
-    """Returns the bottleneck in one sentence. Of idle time it names what the first of the `findings` on it is about."""
+    """Returns the bottleneck in one sentence; of idle time, what the first of `findings` on it is about."""
     if case.rank.wall <= 0:
         return "nothing was recorded that takes time"
     device = case.rank.device
@@ -78,22 +79,22 @@ def _on_cpu(case: ProfileCase) -> str:
         return f"CPU: {clean}"
     who = "CPU"
     if case.rank.unread:
-        who = f"host alone ({case.rank.unread[0]} is not read)"
+        who = f"CPU alone ({case.rank.unread[0]} is not read)"
     elif case.rank.work_missing:
-        who = "host alone (the GPU's work was not recorded)"
-    words = HOST_PARTS_IN_WORDS if who == "CPU" else HOST_PARTS_IN_WORDS | {"python": "outside operators"}
+        who = "CPU alone (the GPU's work was not recorded)"
+    words = CPU_PARTS_IN_WORDS if who == "CPU" else CPU_PARTS_IN_WORDS | {"python": "outside operators"}
     parts = {words[part]: case.share(time) for part, time in case.rank.host.items()}
     return f"{who}: {_largest(parts, case.window()) or 'nothing is known of what the main thread did'}"
 
 
 def _clean_phases(case: ProfileCase) -> str:
-    """Returns the largest phases of the clean run, for a program whose recording differs too much."""
+    """Returns the largest phases of the clean run, for a program that recording slows too unevenly."""
     shares = {words: case.clean_share(f"phase_{name}") or 0.0 for name, words in PHASES_IN_WORDS.items()}
     return _largest(shares, "a clean step")
 
 
 def _largest(shares: Mapping[str, float], whole: str) -> str:
-    """Returns the three largest parts in words; an empty string if none reaches HEADLINE_MINIMUM."""
+    """Returns the three largest parts in words; "" if none reaches HEADLINE_MINIMUM."""
     named = [part for part in shares.items() if part[1] >= HEADLINE_MINIMUM]
     named.sort(key=lambda part: part[1], reverse=True)
     if not named:
@@ -126,9 +127,9 @@ def _on_gpu(case: ProfileCase, device: WallBreakdown, findings: Sequence[Finding
 
 
 def _waits_are_known(case: ProfileCase) -> bool:
-    """Returns whether the traces tell who waits for whom.
+    """Tells whether the traces show who waits for whom.
 
-    They do if all ranks are traced, and for collectives that no rank can leave before the others have entered.
+    They do if all ranks are traced, for collectives that no rank can leave before the others have entered.
     """
     found = case.rank.collectives
     one_way = sum(one.total for one in found if collective_kind(one) in ("send_recv", "broadcast"))
@@ -136,7 +137,7 @@ def _waits_are_known(case: ProfileCase) -> bool:
 
 
 def _why_idle(case: ProfileCase, idle: int, findings: Sequence[Finding]) -> str:
-    """Names the largest cause, and a second one: that of the first finding, or if the first is less than half."""
+    """Names the largest cause, and a second one: that of the first finding, or if the first is below half."""
     causes = sorted(((time, name) for name, time in case.rank.idle.items() if time > 0), reverse=True)
     if not causes:
         return "the trace does not show why"

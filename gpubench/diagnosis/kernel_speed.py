@@ -134,7 +134,7 @@ def dominant_kernel(case: ProfileCase) -> Answers:
 
 
 def _judged(case: ProfileCase, found: Sequence[Kernel]) -> tuple[str, str]:
-    """Returns what is known of the kernels' speed, and what to do."""
+    """Returns what is known of the speed of the kernels, and what to do."""
     launchers = {one.operator for one in found} - {""}
     operators = [one for one in case.rank.operators if one.name in launchers and one.device > 0]
     known = [one for one in operators if one.of_ceiling is not None]
@@ -162,7 +162,7 @@ def _judged(case: ProfileCase, found: Sequence[Kernel]) -> tuple[str, str]:
     if not launchers:
         return (
             "whether it could be faster is unknown: the trace links no operator to it, and so no shapes",
-            "record the host too: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and record_shapes=True",
+            "record the CPU too: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and record_shapes=True",
         )
     needs = case.option("shapes")
     if needs:

@@ -1,95 +1,15 @@
-"""Rules about matrix products: their precision and their shapes."""
+"""Which operators are matrix products, and the rule about their shapes."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis.case import MEDIUM, WORTH, Answers, ProfileCase, severity, shortened
+from gpubench.diagnosis.case import MEDIUM, WORTH, Answers, ProfileCase, severity
+from gpubench.diagnosis.fp32_products import better_precision
 from gpubench.findings import Finding, Unanswered
-from gpubench.hardware import ACCELERATORS, find_accelerator
 from gpubench.trace.attention import is_attention_product
 from gpubench.trace.profile import Operator, short_shapes
-
-PRODUCTS_WORTH = 0.1  # of the step: another precision changes every number of a run, so that less is not worth it
-
-FP32_PRODUCT = re.compile(r"(?<![a-z0-9])sgemm|scudnn|f32f32_f32f32_f32|convolve_sgemm")
-"""Names of the kernels of cuBLAS, CUTLASS and cuDNN that multiply fp32 on the vector units. Kernels on tensor cores
-have s884gemm, s1688gemm, s16816gemm or tf32f32 in their names."""
-
-GENERATION = re.compile(r"(?i)volta_|turing_|sm70|sm75|ampere_|cutlass_80|sm80|sm86|sm89|sm90|sm100")
-AMPERE_AND_LATER = frozenset({"ampere_", "cutlass_80", "sm80", "sm86", "sm89", "sm90", "sm100"})
-
-
-def fp32_products(case: ProfileCase) -> Answers:
-    kernels = [kernel for kernel in case.rank.kernels if FP32_PRODUCT.search(kernel.name)]
-    found = sum(kernel.total for kernel in kernels)
-    better = better_precision(case)
-    if better is None or case.share(found) < PRODUCTS_WORTH:
-        return
-    saving = case.share(found) * (1 - _speed_ratio(case, better))
-    yield Finding(
-        id="fp32-products",
-        title="matrix products run in fp32, without the tensor cores",
-        severity=severity(saving),
-        evidence=[f"fp32 products take {case.time_per_step(found)}"]
-        + [
-            f"{shortened(kernel.name)}{f' of {kernel.operator}' if kernel.operator else ''}: "
-            f"{case.calls_per_step(kernel.calls)}, {case.time_per_step(kernel.total)}"
-            for kernel in kernels[:2]
-        ],
-        cause="the vector units compute fp32 in full precision; the tensor cores take smaller types",
-        advice=_ADVICE[better] if case.setting("precision") in (None, "fp32") else _OUTSIDE,
-        fix=_precision(case, better),
-        expected=case.less_work(saving),
-        threshold=f"at least {units.percent(PRODUCTS_WORTH)} of {case.window()}, as another precision changes every "
-        "number of "
-        "a run",
-    )
-
-
-_ADVICE: Mapping[str, str] = {
-    "bf16": "compute in bf16 by autocast, or in TF32, which keeps tensors in fp32: "
-    "torch.set_float32_matmul_precision('high')",
-    "fp16": "compute in fp16 by autocast, with a gradient scaler in training",
-}
-
-
-_OUTSIDE = "bring these products under autocast too, or run them in TF32: torch.set_float32_matmul_precision('high')"
-
-
-def better_precision(case: ProfileCase) -> str | None:
-    """Returns the type to compute in, from the device's published peaks or its compute capability; None if unknown."""
-    listed = find_accelerator(case.rank.device_name or "")
-    if listed is not None:
-        return next((dtype for dtype in ("bf16", "fp16") if dtype in listed.peaks), None)
-    major = case.compute_capability or _generation(case)
-    return None if major is None or major < 7 else "bf16" if major >= 8 else "fp16"
-
-
-def _generation(case: ProfileCase) -> int | None:
-    """Returns the newest major compute capability in the kernels' names; a kernel runs on no older device."""
-    made_for = {name.lower() for kernel in case.rank.kernels for name in GENERATION.findall(kernel.name)}
-    return max((8 if name in AMPERE_AND_LATER else 7 for name in made_for), default=None)
-
-
-def _speed_ratio(case: ProfileCase, better: str) -> float:
-    """Returns the time in the better type over that in fp32, from published peaks.
-
-    For an unknown device it is the smallest ratio of all known ones.
-    """
-    listed = find_accelerator(case.rank.device_name or "")
-    known = [listed] if listed is not None and "fp32" in listed.peaks else ACCELERATORS
-    return min(one.peaks["fp32"] / one.peaks[better] for one in known if {"fp32", better} <= one.peaks.keys())
-
-
-def _precision(case: ProfileCase, better: str) -> dict[str, Any]:
-    """Returns the fix; training calls fp16 with autocast "amp"."""
-    if case.setting("precision") != "fp32":
-        return {}
-    trains = "training.optimizer" in (case.settings or {})
-    return case.fix(precision="amp" if trains and better == "fp16" else better)
-
 
 MULTIPLES = {"float16": 8, "bfloat16": 8, "float32": 4}
 """Elements in 16 bytes, by type. The tensor cores' fast kernels need rows aligned to 16 bytes (NVIDIA, Matrix
@@ -103,6 +23,12 @@ PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1,
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::conv2d"})
 EVIDENCE_MINIMUM = 0.02  # of the time in odd products: the evidence leaves out products that take less
 FEW_CHANNELS = 4  # of an image or a depthwise filter: padding them by hand is pointless
+_PADDING = {
+    "sequence length": "pad the sequence {to}, with the padding masked",
+    "features": "pad the layer's features (vocabulary, classes or hidden size) {to}",
+    "head size": "choose another head size: {to}",
+    "channels": "pad the channels {to}",
+}
 
 
 class Odd(NamedTuple):
@@ -135,7 +61,7 @@ def rows(operator: Operator) -> int | None:
 
 
 def is_odd(case: ProfileCase, operator: Operator) -> bool:
-    """Returns whether the operator is a product or convolution with rows that are not aligned to 16 bytes."""
+    """Tells whether the operator is a product or convolution with rows that are not aligned to 16 bytes."""
     return operator.name in PRODUCTS.keys() | CONVOLUTIONS and bool(_odd(case, operator))
 
 
@@ -165,14 +91,13 @@ def odd_shapes(case: ProfileCase) -> Answers:
         advice="; ".join(_advice(case, shown)),
         expected=None if saving is None else case.less_work(saving),
         threshold=f"at least {units.percent(MEDIUM)} of {case.window()} in such products; padding them changes the "
-        "model or "
-        "its batches. Compute-bound products can become as fast as the best of the others, or reach the device's peak "
-        "if all are odd; memory-bound products can reach the memory bandwidth",
+        "model or its batches. Compute-bound products can become as fast as the best of the others, or reach the "
+        "device's peak if all are odd; memory-bound products can reach the memory bandwidth",
     )
 
 
 def _saving(case: ProfileCase, products: Sequence[Operator], odd: Sequence[Operator]) -> float | None:
-    """Returns an upper limit for the saving by padding, as a fraction of the step; None if a ceiling is unknown."""
+    """Returns the most that padding saves, as a fraction of the step; None if a ceiling is unknown."""
     reached = max((one.of_ceiling or 0.0 for one in products if _suits(case, one)), default=0.0) or 1.0
     gains = 0.0
     for one in odd:
@@ -213,14 +138,6 @@ def _advice(case: ProfileCase, odd: Sequence[Operator]) -> Iterator[str]:
         yield _PADDING.get(what, "pad the {what} {to}").format(what=what, to=to)
 
 
-_PADDING = {
-    "sequence length": "pad the sequence {to}, with the padding masked",
-    "features": "pad the layer's features (vocabulary, classes or hidden size) {to}",
-    "head size": "choose another head size: {to}",
-    "channels": "pad the channels {to}",
-}
-
-
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
@@ -257,10 +174,10 @@ def _shapes(operator: Operator) -> list[list[int]]:
 
 
 def _rows(factors: Sequence[Sequence[int]], multiple: int) -> Iterable[tuple[str, int]]:
-    """Returns the row lengths that are certain to be used, as (letter, size).
+    """Returns the row lengths that are certainly used, as (letter, size).
 
-    The result's row length is certain. A factor may be transposed, which shapes do not show, so that its sizes count
-    only if both are odd.
+    That of the result is certain. A factor may be transposed, which shapes do not show, so that its sizes count only if
+    both are odd.
     """
     if len(factors) < 2 or any(len(factor) < 2 for factor in factors):
         return []

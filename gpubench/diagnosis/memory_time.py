@@ -11,10 +11,27 @@ from gpubench.trace.attention import of_attention
 from gpubench.trace.kernels import memory_family, moves_memory
 from gpubench.trace.profile import SHORT_KERNEL, Kernel, RankProfile, Reservations, short_shapes
 
-MEMORY_WORTH = (
-    0.2  # of the step: every program has memory-bound operators, such as normalisation, activations, residuals
-)
+MEMORY_WORTH = 0.2  # of the step: every program has some memory-bound operators, such as normalisation
 FITTING = 0.5  # of the GPU's memory: checkpointing may have dropped as much as all that is held
+UNCACHED = 0.5
+"""Calls of the driver per tensor that is made: with as many, nothing seems to be cached. With caching, a step whose
+tensors have new sizes still takes most of them from blocks that are cached."""
+MANY = 100
+"""Calls that get memory, beyond those of a program that has just begun."""
+EVIDENCE_MINIMUM = 0.001  # of the step: the evidence leaves out families that take less
+SHORT_PART = 0.1  # of the memory-bound time: a smaller part in short kernels is not mentioned
+
+_CACHING_OFF = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+_FAMILIES = {
+    "elementwise": "elementwise",
+    "copy": "copies",
+    "reduction": "reductions",
+    "normalisation": "normalisation",
+    "softmax": "softmax",
+    "product": "matrix products and convolutions",
+    "other": "others",
+}
+_BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type need less traffic"
 
 
 def recompute(case: ProfileCase) -> Answers:
@@ -65,7 +82,7 @@ def allocator(case: ProfileCase) -> Answers:
         title="the GPU waits for memory allocation by the driver",
         severity=severity(cost),
         evidence=[
-            f"the GPU is idle {case.time_per_step(case.rank.idle['allocator'])} while the host is in calls of the "
+            f"the GPU is idle {case.time_per_step(case.rank.idle['allocator'])} while the CPU is in calls of the "
             f"driver that allocate and free memory{f': {called}' if called else ''}",
             *(f"the environment has {name} set" for name in off),
         ],
@@ -75,14 +92,6 @@ def allocator(case: ProfileCase) -> Answers:
         expected=None if _only_in_the_first_step(found) else at_most(cost),
         threshold=case.worth_reason,
     )
-
-
-_CACHING_OFF = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-UNCACHED = 0.5
-"""Calls of the driver for each tensor that is made, from which on nothing seems to be cached. With caching, a step
-whose tensors have new sizes still takes most of them from blocks that are cached."""
-MANY = 100
-"""Calls that get memory, beyond those of a program that has just begun."""
 
 
 def _why_reserved(case: ProfileCase, found: Reservations | None, off: list[str]) -> tuple[str, str, bool]:
@@ -98,7 +107,7 @@ def _why_reserved(case: ProfileCase, found: Reservations | None, off: list[str])
         )
     if found is not None and 2 * found.page_locked > found.host:
         return (
-            "most of these calls get or free page-locked memory of the host",
+            "most of these calls get or free page-locked CPU memory",
             "reuse page-locked tensors instead of calling pin_memory() for new sizes",
             False,
         )
@@ -133,7 +142,7 @@ def _why_reserved(case: ProfileCase, found: Reservations | None, off: list[str])
 
 
 def _is_uncached(found: Reservations) -> bool:
-    """Returns whether nearly every tensor gets its memory from the driver, and gives it back.
+    """Tells whether nearly every tensor gets its memory from the driver, and gives it back.
 
     A program that has just begun also gets memory for most tensors, but keeps it.
     """
@@ -146,7 +155,7 @@ def _only_in_the_first_step(found: Reservations | None) -> bool:
 
 
 def memory_bound(case: ProfileCase) -> Answers:
-    """Finds operators whose memory traffic limits them, whatever part of the bandwidth they reach.
+    """Finds operators that memory traffic limits, whatever part of the bandwidth they reach.
 
     Attention in separate operators is left to `unfused_attention`.
     """
@@ -171,7 +180,7 @@ def memory_bound(case: ProfileCase) -> Answers:
 
 
 def memory_bound_clause(case: ProfileCase) -> str:
-    """Returns a clause for the headline if much of the step is memory-bound; else an empty string."""
+    """Returns a clause for the headline if much of the step is memory-bound; else ""."""
     found = _bounded(case)
     cost = case.share(found.fusible + found.products)
     return f"; {units.whole_percent(cost)} of {case.window()} is memory-bound" if cost >= MEMORY_WORTH else ""
@@ -224,19 +233,6 @@ def _by_family(case: ProfileCase, moving: list[Kernel], attention: int, products
     return evidence
 
 
-_FAMILIES = {
-    "elementwise": "elementwise",
-    "copy": "copies",
-    "reduction": "reductions",
-    "normalisation": "normalisation",
-    "softmax": "softmax",
-    "product": "matrix products and convolutions",
-    "other": "others",
-}
-EVIDENCE_MINIMUM = 0.001  # of the step: the evidence leaves out families that take less
-SHORT_PART = 0.1  # of the memory-bound time: short kernels are mentioned from there on
-
-
 def _reached(case: ProfileCase) -> list[str]:
     """Returns the mean fraction of the memory bandwidth that is reached, weighted by time, as evidence."""
     known = [
@@ -279,9 +275,6 @@ def _advice(case: ProfileCase, fusible: int, products: int) -> Iterator[str]:
     for time, advice in sorted(about, reverse=True):
         if case.share(time) >= NOTABLE:
             yield advice
-
-
-_BATCHING = "a larger batch reads the weights once for more rows, and weights of a smaller type need less traffic"
 
 
 def _fusing(rank: RankProfile) -> str:

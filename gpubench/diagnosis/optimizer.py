@@ -5,7 +5,7 @@ from gpubench.diagnosis.case import NOTABLE, Answers, ProfileCase, at_most, seve
 from gpubench.findings import Finding
 
 LOOPING = 100
-"""Launches of one optimizer step from which on the optimizer counts as a loop. A fused launch covers up to 320 blocks
+"""The optimizer counts as a loop from so many launches of one step on. A fused launch covers up to 320 blocks
 of 65,536 elements (PyTorch, MultiTensorApply.cuh), so that a hundred of them would update 2 billion parameters."""
 
 SAVED = 0.9
@@ -39,8 +39,8 @@ def unfused_optimizer(case: ProfileCase) -> Answers:
         else "use an optimizer that does the whole update in one pass, such as those of torch.optim with fused=True",
         fix=case.fix(training__optimizer_impl="fused"),
         expected=at_most(cost * SAVED if rank.device is None else cost),
-        threshold=f"at least {units.percent(NOTABLE)} of {case.window()} in the optimizer, as training needs one; one "
-        "pass "
+        threshold=f"at least {units.percent(NOTABLE)} of {case.window()} in the optimizer, as training needs one; "
+        "one pass "
         + (
             f"remains: on a CPU fusing saved up to {units.percent(SAVED)} of the time"
             if rank.device is None
@@ -72,7 +72,7 @@ def zeroed_gradients(case: ProfileCase) -> Answers:
 
 
 def _fused(case: ProfileCase) -> bool:
-    """Returns whether the optimizer is fused, by operators, or else settings: "auto" is fused on a GPU only."""
+    """Tells whether the optimizer is fused, by its operators or else by its settings: "auto" fuses on a GPU only."""
     if any(one.name.startswith("aten::_fused_") for one in case.rank.operators):
         return True
     impl = case.setting("training.optimizer_impl")

@@ -13,21 +13,11 @@ from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
 from gpubench.diagnosis.cloned import needless_clones
-from gpubench.diagnosis.communication import (
-    exposed_communication,
-    repeated_reduction,
-    stragglers,
-)
-from gpubench.diagnosis.copies import (
-    blocking_copies,
-    casts,
-    device_to_host,
-    host_tensors,
-    layout_in_model,
-    layout_of_batches,
-    nchw_convolutions,
-    pinning,
-)
+from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
+from gpubench.diagnosis.compilation import graph_breaks, recompilation
+from gpubench.diagnosis.conversions import casts, layout_in_model, layout_of_batches, nchw_convolutions
+from gpubench.diagnosis.copies import blocking_copies, device_to_host, host_tensors, pinning
+from gpubench.diagnosis.cpu_time import dispatch_bound, launch_bound, python_bound
 from gpubench.diagnosis.data_loading import data_loading, restarted_workers
 from gpubench.diagnosis.double_precision import double_precision
 from gpubench.diagnosis.first_calls import not_warmed_up
@@ -48,24 +38,16 @@ from gpubench.diagnosis.footprint_state import (
     parameters,
     workspaces,
 )
+from gpubench.diagnosis.fp32_products import fp32_products
 from gpubench.diagnosis.gradients_unused import unused_gradients
 from gpubench.diagnosis.headline import headline
-from gpubench.diagnosis.host import (
-    blocking_launches,
-    dispatch_bound,
-    gradient_scaler,
-    graph_breaks,
-    launch_bound,
-    python_bound,
-    recompilation,
-    synchronisation,
-    too_few_threads,
-    too_many_threads,
-)
 from gpubench.diagnosis.kernel_speed import below_ceiling, dominant_kernel
-from gpubench.diagnosis.matrix_products import fp32_products, odd_shapes
+from gpubench.diagnosis.matrix_products import odd_shapes
 from gpubench.diagnosis.memory_time import allocator, memory_bound, recompute
 from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
+from gpubench.diagnosis.stragglers import stragglers
+from gpubench.diagnosis.synchronisation import blocking_launches, gradient_scaler, synchronisation
+from gpubench.diagnosis.threads import too_few_threads, too_many_threads
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric
@@ -165,8 +147,8 @@ TIME_RULES: tuple[TimeRule, ...] = (
     recompilation, too_few_threads, too_many_threads,
 )  # fmt: skip
 
-HOST_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
-"""Rules that hold even if a device worked whose work was not read or not recorded."""
+DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
+"""Rules that hold even if the work of the device was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (
     growth, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix, foreach_temporaries,
@@ -177,10 +159,10 @@ OF_TRAINING = frozenset({
     gradient_scaler, unfused_optimizer, zeroed_gradients, repeated_reduction, recompute, unused_gradients,
     activations_kept, micro_batch, large_logits, foreach_temporaries, optimizer_state, gradients,
 })  # fmt: skip
-"""Rules about what a backward pass and an update need, which a run of inference has not."""
+"""Rules about what a backward pass and an update need, which inference does not have."""
 
-OF_STEADY_HOST = frozenset({launch_bound, python_bound, synchronisation, allocator, graph_breaks})
-"""Rules about delays of the host that a program which warms up has too."""
+OF_STEADY_CPU = frozenset({launch_bound, python_bound, synchronisation, allocator, graph_breaks})
+"""Rules about delays of the CPU, which a program that is still warming up has anyway."""
 
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
@@ -188,7 +170,7 @@ _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 def diagnose(case: ProfileCase) -> Findings:
     """Returns the findings on a program's time."""
     lacking = _lacking(case.rank)
-    rules = HOST_RULES if lacking else tuple(rule for rule in TIME_RULES if not _is_early(case, rule))
+    rules = DEVICELESS_RULES if lacking else tuple(rule for rule in TIME_RULES if not _is_early(case, rule))
     found = _apply(rules, case)
     if not lacking and all(one.severity == "low" for one in found.findings):
         found = _apply((*rules, dominant_kernel), case)
@@ -197,21 +179,21 @@ def diagnose(case: ProfileCase) -> Findings:
 
 
 def _is_early(case: ProfileCase, rule: TimeRule) -> bool:
-    return case.warms_up and rule in OF_STEADY_HOST
+    return case.warms_up and rule in OF_STEADY_CPU
 
 
 def _lacking(rank: RankProfile) -> str:
-    """Returns what is missing for a program whose device work is not in the trace; an empty string for one on a CPU."""
+    """Returns what the trace lacks of the work of the device; "" if nothing, or if the program runs on a CPU."""
     if rank.host_only and rank.unread:
         return f"the device's work, as {rank.unread[0]} is not read"
     return "the GPU's work, which was not recorded (ProfilerActivity.CUDA)" if rank.work_missing else ""
 
 
 def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings:
-    """Returns the findings on a program's memory; the headline is empty, because the footprint has its own.
+    """Returns the findings on a program's memory. They have no headline, because the footprint has its own.
 
-    `settings` are the run's, by dot-key; None for other programs, whose findings get no overrides. The saving of a fix
-    is set where it follows from the footprint; a prediction gives the others.
+    `settings` are the run's, by dot-key; None for other programs, whose findings propose no settings. The saving of a
+    fix is set where it follows from the footprint; a prediction gives the others.
     """
     return _apply(MEMORY_RULES, FootprintCase(footprint, settings=settings))
 
@@ -220,7 +202,7 @@ CaseT = TypeVar("CaseT", bound=Case)
 
 
 def _apply(rules: Sequence[Callable[[CaseT], Answers]], case: CaseT) -> Findings:
-    """Returns the findings of all rules that have evidence: the most severe first, and of these the largest saving.
+    """Returns the findings of all rules that have evidence, the most severe and of these the largest saving first.
 
     Of several findings with the same fix only the first has it, so that it is tried once.
     """

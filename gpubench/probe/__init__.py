@@ -1,4 +1,4 @@
-"""The probe: measures a foreign program that trains or infers from inside, without a change to the program.
+"""The probe: measures a program that trains or infers, from inside and without changing the program.
 
 The host puts this folder at the front of PYTHONPATH. Every Python process of the program then imports
 `sitecustomize.py`, which loads this package under the name `_gpubench_probe` once the process has imported torch. So
@@ -6,8 +6,8 @@ the package imports the standard library and torch only, and runs on Python 3.9 
 program may live in another environment than gpubench.
 
 The probe computes nothing that the program computes, and never waits for a device before the last measured step. It
-sends the events of `gpubench.events` to the host. It writes files only in a repeat that is recorded, into
-the host's own folder.
+sends the events of `gpubench.events` to the host. It writes files only in a repeat that is recorded, into the
+host's own folder.
 """
 
 ADDRESS_VARIABLE = "_GPUBENCH_PROBE"

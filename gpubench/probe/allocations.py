@@ -54,8 +54,10 @@ class Ledger:
     """The allocations on one device, the phases in which they happen, and what the allocator's counters say."""
 
     def __init__(self, device: torch.device, modules: list[str] | None = None) -> None:
-        """`device` may have no index: then it stands for the current device. `modules` are the paths of the modules
-        that are running, the innermost one last; the caller keeps them up to date.
+        """Begins the record of `device`, which may have no index and then stands for the current device.
+
+        `modules` are the paths of the modules that are running, the innermost one last; the caller keeps them up to
+        date.
         """
         self._device = device
         self._held: dict[int, tuple[RecordedAllocation | None, weakref.ref[Any]]] = {}
@@ -84,7 +86,7 @@ class Ledger:
             self._end(allocation)
 
     def disregard(self, tensor: Tensor) -> None:
-        """Does not record the memory of a tensor, because it is not on the device that the tensor stands for."""
+        """Excludes the memory of a tensor, because it is not on the device that the tensor stands for."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._held[key] = None, weakref.ref(storage, lambda gone: self._release(key, gone))
@@ -203,7 +205,7 @@ class Ledger:
         self._closed = True
 
     def _read(self) -> None:
-        """Reads the allocator's counters since the last reading. They are on the host, so this does not synchronise."""
+        """Reads the allocator's counters since the last reading. The CPU holds them, so this does not synchronise."""
         if found := counters(self._device):
             self._readings.append((self._position, *found))
 
@@ -266,7 +268,7 @@ class Ledger:
 
 
 def keeps_storages() -> bool:
-    """Returns whether the Python object of a storage lives as long as the storage, as it does from PyTorch 2.2 on."""
+    """Tells whether the Python object of a storage lives as long as the storage, as from PyTorch 2.2 on."""
     tensor = torch.empty(1)
     return weakref.ref(tensor.untyped_storage())() is not None
 

@@ -159,15 +159,15 @@ class DrawnBatches:
     # What a DataLoader does.
 
     def begin_pass(self, iterator: Any) -> None:
-        """Takes up that an iterator begins a pass over its data, also one that has made a pass before."""
+        """Notes that an iterator begins a pass over its data, also one that has made a pass before."""
         self._latest = ref(iterator), self._begin_pass(iterator)
 
     def index(self, iterator: Any, found: Any) -> None:
-        """Takes up the indices of a batch, which may arrive later."""
+        """Notes the indices of a batch, which may arrive later."""
         self._pass_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
 
     def begin(self, iterator: Any, began: int, *, evaluates: bool) -> bool:
-        """Takes up that a batch is drawn from now on. Returns whether its time is worth marks of its own.
+        """Notes that a batch is drawn from now on. Returns whether its time is worth marks of its own.
 
         `began` is the number of marks so far. A long evaluation has no further marks, which would take memory.
         """
@@ -191,7 +191,7 @@ class DrawnBatches:
         return not last.without or last.forward >= 0
 
     def take(self, iterator: Any, batch: Any, *, counts: bool) -> None:
-        """Takes up a batch that has arrived; without `counts` its samples are known already."""
+        """Notes a batch that has arrived; without `counts` its samples are known already."""
         data_pass = self._pass_of(iterator)
         known = data_pass.sizes.popleft() if data_pass.sizes else None
         rows = _rows(batch) if known == 1 and data_pass.loader.rows is not None else 0
@@ -212,7 +212,7 @@ class DrawnBatches:
             self._waiting[-1].latest = size
 
     def end_pass(self) -> None:
-        """Takes up that a pass over the data has ended instead of giving another batch."""
+        """Notes that a pass over the data has ended instead of giving another batch."""
         last = self._waiting[-1]
         last.drained, last.over = True, last.called
         last.samples += last.data_pass.held
@@ -224,7 +224,7 @@ class DrawnBatches:
     # What else the program does.
 
     def called(self, marks: int, *, trains: bool) -> None:
-        """Takes up that an outermost module is called: `trains` with gradients, in training mode."""
+        """Notes that an outermost module is called: `trains` with gradients, in training mode."""
         if not self._waiting and self._between and not trains:
             self._waiting.append(BatchStretch(DataPass(Loader()), evaluates=True, began=marks - 1))
         self._between = False
@@ -242,7 +242,7 @@ class DrawnBatches:
             last.forward = marks
 
     def ended(self, *, failed: bool) -> None:
-        """Takes up the end of such a call. A batch whose call has `failed` trains only if a later one does not."""
+        """Notes the end of such a call. A batch whose call has `failed` trains only if a later one does not."""
         last = self._waiting[-1] if self._waiting else None
         if last and failed:
             last.samples -= last.latest
@@ -258,7 +258,7 @@ class DrawnBatches:
         return last is not None and last.left < 0 and (last.evaluates or last.without)
 
     def leave(self, marks: int) -> None:
-        """Takes up that an evaluation, if one has run, is over: modules train again, or a checkpoint is saved."""
+        """Notes that an evaluation, if one has run, is over: modules train again, or a checkpoint is saved."""
         self._waiting[-1].left = marks
 
     def settle(self, part: LoopPart) -> bool:
@@ -307,7 +307,7 @@ class DrawnBatches:
         return True
 
     def _look_inside(self, part: LoopPart, began: int) -> None:
-        """Takes no evaluation mode for evaluation that each batch has before its update, as an attack may have."""
+        """Treats evaluation mode that each batch has before its update, as an attack may have, as training."""
         evaluates = part.evaluates and any(phase == EVALUATION for phase, _ in part.marks[began:])
         self._inside = self._inside + 1 if evaluates else 0
         if self._inside >= REGULAR:
@@ -331,7 +331,7 @@ class DrawnBatches:
         self._waiting = []
 
     def may_train(self, iterator: Any) -> bool:
-        """Returns whether the batch that an iterator gave last was drawn for training, as far as that is known."""
+        """Tells whether the last batch of an iterator was drawn for training, as far as that is known."""
         return self._pass_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
 
     @property
@@ -342,9 +342,10 @@ class DrawnBatches:
     # Decisions.
 
     def _trains(self, stretch: BatchStretch, *, last: bool, known: bool) -> bool:
-        """Returns whether batches train. `last`: none were drawn after them. `known`: those drawn last train for sure.
+        """Tells whether batches train.
 
-        A batch that waits was followed by other batches of the same pass, if at all, and by the calls that it knows.
+        `last` says that none were drawn after them, and `known` that those drawn last certainly train. A batch that
+        waits was followed by other batches of the same pass, if at all, and by the calls that it knows of.
         """
         data_pass, loader = stretch.data_pass, stretch.data_pass.loader
         if data_pass.trains:
@@ -383,7 +384,7 @@ class DrawnBatches:
         return True
 
     def _nest(self, data_pass: DataPass, last: BatchStretch | None) -> None:
-        """Takes up that a batch is drawn, perhaps for a batch of another DataLoader, such as a task or a client."""
+        """Notes that a batch is drawn, perhaps for a batch of another DataLoader, such as a task or a client."""
         if not data_pass.drawn and last and last.samples and last.data_pass is not data_pass and not last.called:
             data_pass.within = last.data_pass, last.data_pass.drawn
         elif data_pass.drawn and data_pass.within:
@@ -436,7 +437,7 @@ def in_words(found: Sequence[tuple[str, str]]) -> str:
 
 
 def _rename(part: LoopPart, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
-    """Gives the time between two marks another phase: that of the phase `before`, or all that is no update."""
+    """Gives the time between two marks another phase: the time of the phase `before`, or all that is no update."""
     part.evaluates = part.evaluates or name == EVALUATION
     for number in range(began, min(until, len(part.marks))):
         phase, mark = part.marks[number]
@@ -478,9 +479,9 @@ def _disagree(batch: Any) -> bool:
 
 
 def _makes_batches(data_pass: DataPass, rows: int) -> bool:
-    """Returns whether an index stands for a batch of as many samples as there are rows.
+    """Tells whether an index stands for a batch of as many samples as there are rows.
 
-    The rows of such batches are the same, except for one batch of a pass.
+    Such batches have equal numbers of rows, except for one batch of a pass.
     """
     loader = data_pass.loader
     if loader.rows and rows != loader.rows:
@@ -512,12 +513,12 @@ def _rows(batch: Any) -> int:
 
 
 def _is_single(part: Any) -> bool:
-    """Returns whether a part of a batch lists what a single sample has, such as one picture."""
+    """Tells whether a part of a batch lists what a single sample has, such as one picture."""
     return isinstance(part, (tuple, list)) and len(part) == 1
 
 
 def _agreeing(batch: Any, most: int) -> int:
-    """Returns the number of samples in a batch that has `most` of them, unless it is the last one.
+    """Returns the number of samples in a batch that should have `most` of them, unless it is the last one.
 
     It is `most` if a part of the batch has as many, and otherwise what the first part has that has fewer.
     """

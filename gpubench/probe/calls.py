@@ -199,7 +199,7 @@ class CallProbe(Probe):
     _phase_of_replays = FORWARD
 
     def _replayed(self, module: Any) -> None:
-        """Takes up a call by a replay. A recording starts only while no search for modules is on, as after a call."""
+        """Notes a call by a replay. A recording starts only while no search for modules is on, as after a call."""
         self._end_search()
         self._end_call(module)
         self._searches -= 1
@@ -208,16 +208,16 @@ class CallProbe(Probe):
     # What they share.
 
     def _draws_now(self) -> bool:
-        """Returns whether the calling thread waits for a DataLoader, whose samples may pass through modules."""
+        """Tells whether the calling thread waits for a DataLoader, whose samples may pass through modules."""
         return self._thread == threading.get_ident() and self._timeline.is_in(DATA_WAIT)
 
     def _search(self) -> None:
-        """Looks for outermost modules in the next calls, unless it does already or has looked long enough."""
+        """Looks for outermost modules in the next calls, unless it already does or has done so long enough."""
         if self._module_call is None and self._searches > 0 and not self._over:
             self._begin_search()
 
     def _infers(self, module: torch.nn.Module) -> bool:
-        """Returns whether a call of the module now is inference."""
+        """Tells whether a call of the module now is inference."""
         return not self._trains or not torch.is_grad_enabled() or not unwrapped(module).training
 
     def _end_call(self, module: torch.nn.Module) -> None:
@@ -261,12 +261,12 @@ class CallProbe(Probe):
 
 
 def _computes(module: torch.nn.Module) -> bool:
-    """Returns whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
+    """Tells whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
     return get_worker_info() is None and next(parameters_of(module), None) is not None
 
 
 def _in_module() -> bool:
-    """Returns whether the calling thread is in the call of a module."""
+    """Tells whether the calling thread is inside the call of a module."""
     frame: FrameType | None = sys._getframe(1)
     while frame:
         if frame.f_code in _CALL:

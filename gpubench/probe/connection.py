@@ -26,8 +26,8 @@ class Taken(OSError):
 class Connection(socket.socket):
     """A connected socket. Once its descriptor is not its own, it sends and receives nothing and closes nothing.
 
-    What the socket is gets compared right before each use: by its cookie, because that call does not release the
-    interpreter's lock, in which time another thread could close the descriptor; elsewhere by device and inode.
+    Its identity is compared right before each use: on Linux by its cookie, because that call does not release the
+    interpreter's lock, so that no other thread can close the descriptor meanwhile; elsewhere by device and inode.
     """
 
     _identity: object = None

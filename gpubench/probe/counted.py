@@ -57,7 +57,7 @@ class Counted:
 
     @property
     def by_hand(self) -> bool:
-        """Whether there were so many backward passes that an optimizer, if there is one, must have been made."""
+        """Whether there were so many backward passes that an optimizer would have been made by now."""
         return self.passes >= PASSES_WITHOUT_OPTIMIZER
 
     def found(self) -> dict[str, int] | None:

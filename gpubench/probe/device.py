@@ -1,7 +1,7 @@
-"""What the probe asks of CUDA devices: marks on their timelines, the times between marks, values, counters and peaks.
+"""Asks CUDA devices for marks on their timelines, the times between marks, values, counters and peaks.
 
-No other module of the probe asks a device, but for the uuids in `gpus`. No error of a query reaches the program: `ask`
-catches it and keeps its text in UNANSWERED, for the warnings of the run. Times are then those of the host's clock.
+No other module of the probe asks a device, except for the uuids in `gpus`. No error of a query reaches the program:
+`ask` catches it and keeps its text in UNANSWERED, for the warnings of the run. Times are then those of the CPU's clock.
 
 The timeline is that of the device that computes the results: the losses of a training, or the outputs of an inference.
 A result depends on what all devices compute for it, so that this device waits for the others.
@@ -27,9 +27,9 @@ that take turns have their results on several devices, each of which waits for t
 RECORD, STATE, TIME, WAIT = "the record of an event", "the state of an event", "the time between events", "an event"
 """The queries that the timeline of a device depends on."""
 AT_ONCE = 50_000
-"""The nanoseconds of the host in which a program issues next to nothing to a device, such as a kernel or two."""
-HOST = -1
-"""Stands for the host's clock where a device is meant otherwise."""
+"""The nanoseconds of the CPU in which a program issues next to nothing to a device, such as a kernel or two."""
+ON_CPU = -1
+"""Stands for the CPU's clock in place of a device."""
 OVERWRITTEN = "overwritten"
 """A word of the error for the output of a CUDA graph that has been replayed since, which is no failure of a query."""
 
@@ -57,7 +57,7 @@ class Mark(NamedTuple):
 
 
 Point = Union[int, Mark]
-"""A mark, or the value of `time.monotonic_ns` where the time is that of the host."""
+"""A mark, or the value of `time.monotonic_ns` where the time is that of the CPU."""
 
 
 Loss = Union[float, None, Tuple[torch.Tensor, int]]
@@ -76,13 +76,13 @@ class Timing:
     captures = 0
     """The CUDA graphs that this process is capturing. Meanwhile no event is queried, which would end the capture."""
     now = staticmethod(monotonic_ns)
-    """The host's clock. Libraries that replace the time for tests replace names of modules only."""
+    """The CPU's clock. Libraries that replace the time for tests replace names of modules only."""
 
     def __init__(self) -> None:
         self.mark: Callable[[], Point] = self._mark
-        """Returns a mark of now. That of the host's clock is the bare clock, because it is called many times a step."""
+        """Returns a mark of now. On the CPU's clock it is the bare clock, because it is called many times a step."""
         self._index: int | None = None
-        """The device of the timeline; None for the host, or for the current device while it is unknown."""
+        """The device of the timeline; None for the CPU, or for the current device while it is unknown."""
         self._known = False
         """Whether a result has told the device."""
         self._next: int | None = None
@@ -91,18 +91,18 @@ class Timing:
         self._expected: int | None = None
         """The device of parameters that came after the first result; None once another result has come."""
         self._lost = False
-        """Whether a query has failed, so that the host's clock is used from then on."""
+        """Whether a query has failed, so that the CPU's clock is used from then on."""
         self.has_marks = False
-        """Whether there are any marks but those of the host's clock, whose times need no query."""
+        """Whether there are any marks but those of the CPU's clock, whose times need no query."""
         self._spare: dict[int, list[Any]] = {}
         self._readers: dict[int, Reader] = {}
         self.measured: Counter[int] = Counter()
-        """The measured parts by the device whose timeline they are on; HOST for the host's clock."""
+        """The measured parts by the device whose timeline they are on; ON_CPU for the CPU's clock."""
 
     # Which timeline it is.
 
     def expect(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Takes up the parameters of an optimizer or a module: their device holds until a result is known.
+        """Notes the parameters of an optimizer or a module: their device holds until a result is known.
 
         Later ones are those of a program that moves to another device, if its next result is there.
         """
@@ -113,7 +113,7 @@ class Timing:
             self._expected = index
 
     def result(self, device: torch.device) -> None:
-        """Takes up the device of a result. One on the CPU may be a copy of one on the device that is known."""
+        """Notes the device of a result. One on the CPU may be a copy of one on the device that is known."""
         index = device.index if device.type == "cuda" else None
         if not self._known:
             self._known, self._index = True, self._index if index is None else index
@@ -127,7 +127,7 @@ class Timing:
         self._expected = None
 
     def end_part(self) -> None:
-        """Takes up the end of a part of the loop, before its last mark."""
+        """Notes the end of a part of the loop, before its last mark."""
         if self._next is not None:
             self._away += 1
             if self._away > MOST_AWAY:
@@ -135,8 +135,8 @@ class Timing:
                 self._choose()
 
     def _choose(self) -> None:
-        on_host = self._lost or (self._known and self._index is None)
-        self.mark = self.now if on_host else self._mark
+        on_cpu = self._lost or (self._known and self._index is None)
+        self.mark = self.now if on_cpu else self._mark
 
     def _lose(self) -> None:
         """Leaves the timeline of the device after a query that has failed."""
@@ -158,7 +158,7 @@ class Timing:
     def mark_after(self, last: Point) -> Point:
         """Returns a mark of now, the current phase having begun with the mark `last`.
 
-        If that was just now, next to nothing was issued to the device in between, and the host's clock tells the border
+        If that was just now, next to nothing was issued to the device in between, and the CPU's clock tells the border
         well enough: it divides the time between two marks of the device.
         """
         if type(last) is int:
@@ -183,7 +183,7 @@ class Timing:
             self._spare.setdefault(point.place[0], []).append(point.event)
 
     def passed(self, points: Iterable[Point]) -> bool:
-        """Returns whether the device has passed all marks. It is not asked, or waited for, in a capture."""
+        """Tells whether the device has passed all marks. It is not asked, or waited for, in a capture."""
         for event in _last_on_each_stream(points):
             if self._lost:
                 return True
@@ -207,7 +207,7 @@ class Timing:
     def add(self, marks: Sequence[tuple[str, Point]], phases: dict[str, int]) -> int:
         """Adds the nanoseconds of each phase between the marks, which have been passed, to `phases`, a defaultdict.
 
-        Returns the device on whose timeline they are, or HOST. A mark of the host between those of a device begins or
+        Returns the device on whose timeline they are, or ON_CPU. A mark of the CPU between those of a device begins or
         ends a phase that issues no work to the device.
         """
         times: Any = marks
@@ -225,10 +225,10 @@ class Timing:
         for name, ended in times:
             phases[phase] += ended - began
             phase, began = name, ended
-        return HOST
+        return ON_CPU
 
     def is_on_device(self, first: Point, *points: Point) -> bool:
-        """Returns whether marks are on one device: the first, the last, and those between that are not the host's."""
+        """Tells whether marks are on one device: the first, the last, and those between that are not the CPU's."""
         if self._lost or not isinstance(first, Mark) or not isinstance(points[-1], Mark):
             return False
         return all(isinstance(point, int) or point.place[0] == first.place[0] for point in points)
@@ -273,11 +273,11 @@ class Timing:
 
     def _timed_by(self, used: Sequence[str]) -> str:
         """Returns what the times are from, as a part of a sentence; empty where no CUDA device is used."""
-        timed = {f"cuda:{place}": count for place, count in self.measured.items() if place != HOST}
+        timed = {f"cuda:{place}": count for place, count in self.measured.items() if place != ON_CPU}
         if not used and not timed:
             return ""
         said = [f"the events of {name}" for name in timed]
-        if by_host := self.measured[HOST]:
+        if by_host := self.measured[ON_CPU]:
             said.append(f"the host's clock in {by_host} of {sum(self.measured.values())} updates")
         if others := [name for name in used if name not in timed]:
             said.append(f"the waits for the work on {' and '.join(others)}")
@@ -330,7 +330,7 @@ class Reader:
 def counters(device: torch.device) -> tuple[int, int, int, int] | None:
     """Returns (allocated, reserved, peak allocated, peak reserved) in bytes, and begins new peaks.
 
-    They are counters of the allocator on the host, so this does not synchronise. None if there are none.
+    The CPU holds these counters of the allocator, so this does not synchronise. None if there are none.
     """
     if device.type != "cuda":
         return None
@@ -381,7 +381,7 @@ IN_MEMORY = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
 def _item(value: torch.Tensor) -> float | None:
-    """Returns the value of a scalar on the host; None for one without a value, as inside of torch.func.
+    """Returns the value of a scalar on the CPU; None for one without a value, as inside of torch.func.
 
     It is read from its memory, because an operator of the probe would be part of the program's profile.
     """

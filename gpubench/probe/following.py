@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import os
 import sys
@@ -24,7 +23,6 @@ from .modules import named_modules, own_buffers, own_parameters
 from .timeline import EVALUATION, OTHER, period
 from .treatments import unwrapped
 
-CHUNK = 4 * 2**20  # largest number of bytes of a history in one event
 MOST = 2_000_000
 """The number of allocations on a device after which no more are recorded, to limit the memory that they take here."""
 
@@ -115,7 +113,7 @@ class Following(TorchDispatchMode):
         return result
 
     def enter(self, name: str) -> None:
-        """Takes up a phase of the timeline. OTHER and EVALUATION stand for the time outside of all others."""
+        """Notes a phase of the timeline. OTHER and EVALUATION stand for the time outside of all others."""
         before, phase = self._phase, _PHASES.get(name, name)
         if name in (OTHER, EVALUATION):
             phase = self._resumed if before in _UPDATING else _THEN.get(before, before)
@@ -134,7 +132,7 @@ class Following(TorchDispatchMode):
             ledger.enter(phase, self._round)
 
     def called(self, root: nn.Module, batch: Any) -> None:
-        """Takes up a call of one of the outermost modules."""
+        """Notes a call of one of the outermost modules."""
         if id(root) not in self._known:
             model = unwrapped(root)
             prefix = f"{type(model).__name__}." if self._names else ""
@@ -147,20 +145,20 @@ class Following(TorchDispatchMode):
         self._each(lambda ledger: ledger.claim_inputs(batch))
 
     def draws(self, dataset: Any) -> None:
-        """Takes up that a DataLoader draws from a dataset: the tensors that it holds are inputs."""
+        """Notes that a DataLoader draws from a dataset: the tensors that it holds are inputs."""
         if id(dataset) not in self._known:
             self._known.add(id(dataset))
             held = getattr(dataset, "__dict__", {})
             self._each(lambda ledger: ledger.claim_inputs(held))
 
     def updating(self, optimizer: Any) -> None:
-        """Takes up what an optimizer updates, before it does."""
+        """Notes what an optimizer updates, before it does."""
         owners = self._owners(optimizer)
         self._each(lambda ledger: ledger.claim(owners, "parameters"))
         self._each(lambda ledger: ledger.claim_gradients_of(owners))
 
     def updated(self, optimizer: Any) -> None:
-        """Takes up an update, after which a new step may begin."""
+        """Notes an update, after which a new step may begin."""
         owners = self._owners(optimizer)
         self._each(lambda ledger: ledger.claim_state_of(optimizer, owners))
         if self._round is None:
@@ -181,7 +179,7 @@ class Following(TorchDispatchMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def send(self, host: Host, repeat: int, wanted: int) -> None:
-        """Sends the history of the device with the largest peak, that of the host only if there is no other.
+        """Sends the history of the device with the largest peak: that of the CPU only if there is no other.
 
         `wanted` is the number of updates that were to be recorded.
         """
@@ -195,11 +193,7 @@ class Following(TorchDispatchMode):
         history = self._ledgers[device].document(rounds, NAMES)
         document = {**about(device), "history": history, "rank": host.rank}
         history["notes"] = list(self._notes(device, found, wanted))
-        data = dumps(document, separators=(",", ":")).encode()
-        for start in range(0, len(data), CHUNK):
-            piece = base64.b64encode(data[start : start + CHUNK]).decode()
-            host.put("memoryrecorded", repeat=repeat, data=piece, last=start + CHUNK >= len(data))
-            host.flush()
+        host.send_file("memoryrecorded", dumps(document, separators=(",", ":")).encode(), repeat=repeat)
 
     def _notes(self, device: torch.device, found: Mapping[torch.device, int], wanted: int) -> Iterator[str]:
         if self.updates < wanted:
@@ -277,7 +271,7 @@ class Following(TorchDispatchMode):
             self._running.pop()
 
     def _after_module(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Takes up parameters that FSDP2 has gathered; this hook runs before the one that frees them again."""
+        """Notes parameters that FSDP2 has gathered; this hook runs before the one that frees them again."""
         path = self._names.get(id(module))
         if path is not None and not self._closed:
             self._each(lambda ledger: ledger.claim_gathered(module, path))

@@ -34,7 +34,7 @@ MOST_NODES = 64
 MOST_LOOKS = 32
 """The backward passes whose losses are looked at, where the calls before them are all of one size."""
 DOUBTFUL = 0.1
-"""The share of updates from which on what is uncertain about them is said."""
+"""What is uncertain is said if it is so in at least this share of the updates."""
 LAYERS = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
 """The layers that tell which dimension of their input counts samples."""
 COLOURS = (1, 3, 4)
@@ -118,7 +118,7 @@ class GivenSamples:
             return 0
 
     def call(self, root: torch.nn.Module, given: Any) -> None:
-        """Takes up a call in training that no other outermost module makes."""
+        """Notes a call in training that no other outermost module makes."""
         mine = self._given.setdefault(id(root), Given())
         self._latest = None
         tensor, shape = _first(given)
@@ -139,13 +139,13 @@ class GivenSamples:
             del mine.calls[:-LATEST]
 
     def fail(self, root: torch.nn.Module) -> None:
-        """Takes up that the last call of a module has raised an error."""
+        """Notes that the last call of a module has raised an error."""
         mine = self._given.get(id(root))
         if mine and mine.calls and mine.calls[-1] is self._latest:
             mine.calls.pop()
 
     def returned(self, result: Any) -> None:
-        """Takes up what a call of an outermost module has returned."""
+        """Notes what a call of an outermost module has returned."""
         try:
             if (tensor := first_tensor(result)) is not None:
                 self._made.append(StorageWeakRef(tensor.untyped_storage()))
@@ -153,7 +153,7 @@ class GivenSamples:
             pass
 
     def layer(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Takes up a call of a layer within that of an outermost module."""
+        """Notes a call of a layer within that of an outermost module."""
         if not isinstance(module, LAYERS):
             return
         try:
@@ -169,7 +169,7 @@ class GivenSamples:
                     self._settle_dimension(key, 0)
 
     def settle(self, losses: list[Any]) -> None:
-        """Takes up a backward pass of the losses, by parameters, which the calls until now are for."""
+        """Notes a backward pass of the losses, by parameters, which the calls until now are for."""
         if not self._given:
             return
         calls = [(key, call) for key, mine in self._given.items() for call in mine.calls]
@@ -193,7 +193,7 @@ class GivenSamples:
             mine.calls = []
 
     def settle_inner(self, losses: list[Any]) -> None:
-        """Takes up that losses are differentiated so that the result can be too, as those of an inner loop are."""
+        """Notes that losses are differentiated so that the result can be too, as those of an inner loop are."""
         rows = set().union(*map(_rows, losses))
         for mine in self._given.values():
             inner = [call for call in mine.calls if call.samples in rows] or mine.calls[-1:]
@@ -203,12 +203,12 @@ class GivenSamples:
                 mine.count(call)
 
     def reject(self) -> None:
-        """Takes up that the calls since the last backward pass were differentiated by their inputs alone."""
+        """Notes that the calls since the last backward pass were differentiated by their inputs alone."""
         for mine in self._given.values():
             mine.calls = []
 
     def update(self, first: int, optimizer: Any) -> int | None:
-        """Takes up an update, and returns its samples; None if no module was called, of which `first` was the first.
+        """Notes an update, and returns its samples; None if no module was called, of which `first` was the first.
 
         They are those of the module that is called first, as the generator is before its critic, unless the optimizer
         updates another one that gets larger batches, as the critic does after an actor has chosen an action.
@@ -255,9 +255,9 @@ class GivenSamples:
         return first
 
     def _compare(self, key: int, mine: Given, rows: set[int]) -> None:
-        """Takes up the rows of the losses of a module's only call, of which some should be its samples, or multiples.
+        """Compares the rows of the losses of a module's only call with its samples: some should be these, or multiples.
 
-        Where they are not, but the entries of the second dimension of a batch of sequences are, these are samples.
+        If they are not, but the entries of the second dimension of a batch of sequences are, these are samples.
         """
         call, shape = mine.calls[0], mine.shape
         if not rows or not call.samples:

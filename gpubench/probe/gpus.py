@@ -35,7 +35,7 @@ def uuid_digits(device: int) -> str:
 
 
 def _has_held_memory(device: int) -> bool:
-    """Returns whether the process has held memory on the device, or at least has a context on it if that is unknown."""
+    """Tells whether the process has held memory on the device, or at least has a context on it if that is unknown."""
     try:
         return torch.cuda.max_memory_reserved(device) > 0
     except RuntimeError:  # an allocator of the program keeps no statistics

@@ -1,6 +1,6 @@
-"""Finds what the program captures in CUDA graphs, because a replay of a captured update is an update.
+"""Finds what the program captures in CUDA graphs, because the replay of a captured update is an update.
 
-What runs during a capture computes nothing, so that it belongs to no step. A replay computes all of it.
+A capture computes nothing, so that it belongs to no step. A replay computes all that was captured.
 """
 
 from __future__ import annotations

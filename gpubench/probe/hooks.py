@@ -71,7 +71,7 @@ IN_EVALUATION_MODE = (
     "results, as those of rollouts, that time is training"
 )
 MUCH_EVALUATION = 0.25
-"""The share of evaluation in a program without a DataLoader from which on that is said."""
+"""That is said if a program without a DataLoader evaluates for more than this share of the time."""
 DIFFERENT = "the tensors in a batch all have another first dimension"
 SHARED = "several optimizers update in a step, and its samples are those of the optimizer with the most"
 NO_RHYTHM = (
@@ -205,7 +205,7 @@ class Probe:
         self._own: dict[int, ByHand] | None = None
         """What stands for the optimizers of no class of torch.optim, by identity; None until they are looked for."""
         self._without_own = 0
-        """The number of backward passes from which on each is a step, as no such optimizer has updated."""
+        """After so many backward passes without an update by such an optimizer, each backward pass is a step."""
         self._sample_shape = ""
         self._needs_shape = True
         """Whether the host does not know the shape of a sample yet."""
@@ -387,7 +387,7 @@ class Probe:
         return result if drawn.trained else self._note_result(result)
 
     def _is_root(self, module: torch.nn.Module) -> bool:
-        """Returns whether a module that no other one calls is an outermost one, which the next call may be of too."""
+        """Tells whether a module that no other one calls is an outermost one, and remembers it as the latest."""
         found = id(module) in self._roots or self._adopt(module)
         if found:
             self._latest_root = ref(module)
@@ -419,7 +419,7 @@ class Probe:
         return result
 
     def _adopt(self, module: torch.nn.Module) -> bool:
-        """Takes a module for an outermost one that is of the class of one, such as a copy that an inner loop trains."""
+        """Treats a module of the class of an outermost one as one itself, such as a copy that an inner loop trains."""
         if type(module) in self._wrapped and not self._following and module.training and torch.is_grad_enabled():
             first = next(parameters_of(module), None)
             if first is not None and first.requires_grad:
@@ -644,7 +644,7 @@ class Probe:
         self._timeline.leave()
 
     def _capture(self, captured: Captured, owner: Any) -> None:
-        """Takes up an update that is captured, or a call of inference."""
+        """Notes an update that is captured, or a call of inference."""
         part = self._timeline.replace(LoopPart([]))
         if (samples := self._given.update(part.first, owner)) is not None:
             part.forwarded = samples
@@ -674,11 +674,11 @@ class Probe:
     _phase_of_replays = GRAPH_REPLAY
 
     def _replayed(self, optimizer: Any) -> None:
-        """Takes up an update by a replay."""
+        """Notes an update by a replay."""
         self._update(optimizer)
 
     def _take_up(self, captured: Captured, computed: Computed) -> None:
-        """Takes up what a replay has computed for an update."""
+        """Adds what a replay has computed for an update."""
         part, done = self._timeline.part, computed.part
         if computed.counted.passes and self._drawn.settle(part):
             self._mode_tells = self._mode_tells and self._timeline.base != EVALUATION
@@ -692,7 +692,7 @@ class Probe:
     # What they share.
 
     def _watches(self) -> bool:
-        """Returns whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
+        """Tells whether the calling thread is the one to measure: the one that trains, or else the first one seen."""
         if is_compiling() or self._over:
             return False
         here = get_ident()
@@ -702,7 +702,7 @@ class Probe:
         return True
 
     def _take_over(self) -> None:
-        """Measures the calling thread, which updates parameters, from now on, unless another one does so already.
+        """Measures the calling thread, which updates parameters, from now on, unless another one is measured that does.
 
         A thread that was seen first need not train; one that has ended will not train again.
         """
@@ -746,12 +746,12 @@ class Probe:
         return Timeline(self._following.enter if self._following else None)
 
     def _forget_set_up(self) -> None:
-        """Forgets what came long before the first update, or all the time in a process that never updates."""
+        """Forgets what came long before the first update, or everything in a process that never updates."""
         if not self._host and len(self._timeline.part.marks) > LONGEST_SETUP:
             self._timeline = self._new_timeline()
 
     def _evaluates(self) -> bool:
-        """Returns whether the outermost modules are in evaluation mode, and gives that time its own phase."""
+        """Tells whether the outermost modules are in evaluation mode, and gives that time its own phase."""
         if not self._mode_tells:
             return False
         model = self._latest_model()
@@ -840,7 +840,7 @@ class Probe:
 
     @contextmanager
     def _unbroken(self) -> Iterator[None]:
-        """Leaves the run if an exception ends what is done here, as a handler of a signal raises it at any place.
+        """Leaves the run if an exception ends this block, as a signal handler may raise one anywhere.
 
         What has been sent until then may end in the middle of a line, after which nothing more can be sent.
         """
@@ -994,7 +994,7 @@ class Probe:
         return self._call_module(call, module, *args, **kwargs)
 
     def _look_at(self, module: torch.nn.Module, args: Any, kwargs: Any, *, inner: bool) -> None:
-        """Notes a module that is called while the outermost ones are looked for; `inner` in the call of another one."""
+        """Notes a module that is called while the outermost ones are looked for; `inner` if another module calls it."""
         if not module.training or not torch.is_grad_enabled():
             return
         if inner and not self._drawn.trained:
@@ -1252,7 +1252,7 @@ def _nothing() -> None:
 
 
 def _is_plain(kind: type) -> bool:
-    """Returns whether tensors of a class hold their values themselves, unlike those that are made of other tensors."""
+    """Tells whether tensors of a class hold their values themselves, unlike those that are made of other tensors."""
     return getattr(kind, "__torch_dispatch__", None) is getattr(torch.Tensor, "__torch_dispatch__", None)
 
 

@@ -8,6 +8,7 @@ group, and the ranks of other machines tell it to their own hosts, which relay t
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 from contextlib import suppress
@@ -18,11 +19,12 @@ from socket import gethostname
 from time import monotonic, sleep, time
 from typing import Any, Callable, Iterable, Optional
 
+from . import HOSTS_VARIABLE
 from .connection import Connection, Taken
 
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
-HOSTS_VARIABLE = "_GPUBENCH_HOSTS"
+CHUNK = 4 * 2**20  # largest number of bytes of a file in one event
 HOME_SECONDS = 60.0
 """The seconds for which a rank of another machine looks for the address of rank 0's host."""
 HOME_KEY = "gpubench/host"
@@ -97,12 +99,19 @@ class Host:
         line = f'{{"event":"{event}","rank":{self.rank},"{name}":[{",".join(fields)}]}}\n'
         self._pending.append(line.encode(errors="replace"))
 
+    def send_file(self, event: str, data: bytes, **fields: Any) -> None:
+        """Sends the content of a file as events of at most CHUNK bytes each, of which the last one is marked."""
+        for start in range(0, len(data), CHUNK):
+            piece = base64.b64encode(data[start : start + CHUNK]).decode()
+            self.put(event, **fields, data=piece, last=start + CHUNK >= len(data))
+            self.flush()
+
     def warn(self, message: str) -> None:
         """Adds a warning to the run's log."""
         self.put("log", time=time(), level=30, logger="gpubench.program", message=message)
 
     def due(self) -> bool:
-        """Returns whether the last flush was more than FLUSH_SECONDS ago."""
+        """Tells whether the last flush was more than FLUSH_SECONDS ago."""
         return monotonic() - self._flushed_at > FLUSH_SECONDS
 
     def flush(self) -> None:
@@ -143,7 +152,7 @@ class Host:
 
 
 def tell(address: str, what: str) -> None:
-    """Tells the host what this process, which is none of its ranks, has done; without an effect if the host is gone."""
+    """Tells the host what this process, which is not one of its ranks, has done; does nothing if the host is gone."""
     with suppress(OSError):
         connection = _open(address)
         with suppress(OSError):
@@ -206,7 +215,7 @@ def _has_home(store: Any) -> bool:
 def _find(store: Any) -> str:
     """Returns the address that rank 0 puts into the store, or "" if it is not there in time.
 
-    It asks for the key again and again, because a call that waits would keep other threads from the store.
+    It polls the key, because a call that waits would keep other threads from the store.
     """
     until = monotonic() + HOME_SECONDS
     try:

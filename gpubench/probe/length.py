@@ -36,7 +36,7 @@ def warmup_of(steps: int) -> int:
 
 
 def usual(durations: Sequence[float]) -> float:
-    """Returns the median of the durations but for the first one, which may compile and allocate, in seconds."""
+    """Returns the median of the durations in seconds, without the first one, which may compile and allocate."""
     known = sorted(durations[1:])
     return max(known[len(known) // 2], 1e-9)
 

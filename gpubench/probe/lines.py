@@ -142,9 +142,9 @@ _INHERITED: Any = object()
 
 
 def _counts(kind: str, name: str, phase: str, given: Any, found: Any) -> bool:
-    """Returns whether a call is of interest: a read that may wait for a device, or a result of the kind.
+    """Tells whether a call is of interest: a read that may wait for a device, or a result of the kind.
 
-    In a program without a GPU, all reads are, apart from those of an optimizer, which keeps its counts on the CPU.
+    In a program without a GPU all reads are, apart from those of an optimizer, which keeps its counts on the CPU.
     """
     if kind == READ:
         on_cpu = getattr(getattr(given, "device", None), "type", "cpu") == "cpu"

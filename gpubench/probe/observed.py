@@ -1,4 +1,4 @@
-"""What is found out about the program: its batches, how it runs by the dot-keys of the treatments, and where."""
+"""Finds out about the program: its batches, how it runs by the dot-keys of the treatments, and where."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _matmul_precision() -> str | None:
 
 
 def _can_fuse(parameters: list[torch.nn.Parameter]) -> bool:
-    """Returns whether optimizers of this PyTorch can fuse the update of these: on a CPU they can from 2.4 on."""
+    """Tells whether this PyTorch can fuse the update of these parameters: on a CPU it can from 2.4 on."""
     if any(each.device.type != "cpu" for each in parameters):
         return True
     try:
@@ -204,7 +204,7 @@ class SourcePlaces:
         return None
 
     def is_own(self, name: str) -> bool:
-        """Returns whether a file of source, by its name in a code object, is the program's own."""
+        """Tells whether a file of source, by its name in a code object, is the program's own."""
         known = self._own.get(name)
         if known is None:
             path = self.absolute(name)
@@ -253,7 +253,7 @@ def device_of(result: Any) -> torch.device | None:
 
 
 def is_vector(tensor: torch.Tensor | None) -> bool:
-    """Returns whether a tensor is a vector of real numbers. One of whole numbers is a batch of indices."""
+    """Tells whether a tensor is a vector of real numbers. One of whole numbers is a batch of indices."""
     return tensor is not None and tensor.dim() == 1 and tensor.is_floating_point()
 
 

@@ -1,4 +1,4 @@
-"""Finds the optimizers of a program that are of no class of torch.optim, as those of fastai and those made by hand."""
+"""Finds optimizers whose classes do not derive from those of torch.optim, such as those of fastai."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NONE = (torch.optim.Optimizer, torch.nn.Module)
 def own_optimizers() -> set[type]:
     """Returns the classes outside of PyTorch that define the `step` of an optimizer which the program has made.
 
-    It goes through all classes and objects of this process, so that it is for the case that torch.optim has none that
-    updates.
+    It goes through all classes and objects of this process, and is meant for programs without an optimizer of
+    torch.optim.
     """
     found = {
         each

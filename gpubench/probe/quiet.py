@@ -1,4 +1,4 @@
-"""Keeps the warnings of gpubench's own calls from a program, without a trace in what the program knows of warnings.
+"""Hides the warnings of gpubench's own calls from a program, without changing which warnings it prints itself.
 
 Python prints most warnings once in each place and keeps a registry of them. `warnings.catch_warnings` makes all of
 these registries invalid, so that the program would print its own warnings again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import os
 from pathlib import Path
@@ -19,8 +18,6 @@ from .observed import SourcePlaces
 from .quiet import ignored_warnings
 from .sampling import StackSampler, of_workers
 from .treatments import compiled_graphs, is_compiled, stand_in
-
-CHUNK = 4 * 2**20  # largest number of bytes of a trace file in one event
 
 
 class ProbeRecording:
@@ -108,7 +105,7 @@ class ProbeRecording:
         self._sampler.stop()
 
     def leave(self) -> None:
-        """Ends all that looks at the program's code."""
+        """Ends all that observes the program's code."""
         self._sampler.stop()
         self._lines.stop()
 
@@ -133,16 +130,7 @@ class ProbeRecording:
             calls=self._lines.json(),
         )
         for path in sorted(Path(self._folder.name).iterdir()):
-            data = path.read_bytes()
-            for start in range(0, len(data), CHUNK):
-                self._host.put(
-                    "tracerecorded",
-                    repeat=self._repeat,
-                    name=path.name,
-                    data=base64.b64encode(data[start : start + CHUNK]).decode(),
-                    last=start + CHUNK >= len(data),
-                )
-                self._host.flush()
+            self._host.send_file("tracerecorded", path.read_bytes(), repeat=self._repeat, name=path.name)
         self._folder.cleanup()
 
     def _annotate(self) -> None:
@@ -172,7 +160,7 @@ class ProbeRecording:
         return call(started)
 
     def _call(self, action: Callable[[], object]) -> None:
-        """Calls a function of the profiler. Without it the program goes on, and is not recorded."""
+        """Calls a function of the profiler. If it fails, the program goes on unrecorded."""
         try:
             with ignored_warnings(".*Profiler"):  # on events that are in the files already
                 action()
@@ -182,5 +170,5 @@ class ProbeRecording:
 
 
 def is_profiled() -> bool:
-    """Returns whether a profiler records this thread."""
+    """Tells whether a profiler records this thread."""
     return bool(torch._C._autograd._profiler_enabled())

@@ -89,7 +89,7 @@ class Rhythm:
         return len(self._known)
 
     def add(self, optimizer: int, *, alone: bool = True) -> None:
-        """Takes up an update; `alone` means that the program has made no other optimizer."""
+        """Notes an update; `alone` means that the program has made no other optimizer."""
         if self._single and optimizer in self._known and len(self._known) == 1:
             self._end_step(1)
         elif self._order:
@@ -107,7 +107,7 @@ class Rhythm:
             self._held.clear()
 
     def pending(self) -> list[int]:
-        """Returns the numbers of updates of the steps that the held ones would make if they were the last."""
+        """Returns the sizes of the steps that the held updates would make if they were the last."""
         ended = deepcopy(self)
         ended.steps.clear()
         ended.end()
@@ -127,7 +127,7 @@ class Rhythm:
         self.complete += 1
 
     def _settle(self, optimizer: int, alone: bool) -> None:
-        """Takes up an update while no turn is known."""
+        """Notes an update while no turn is known."""
         if optimizer not in self._known:
             self._known.add(optimizer)
             self._single, self._runs = False, [] if self._single else self._runs
@@ -154,7 +154,7 @@ class Rhythm:
         return RUNS + 2 * len(self._known)
 
     def _is_too_late(self, alone: bool) -> bool:
-        """Returns whether no more updates are held back to find a turn."""
+        """Tells whether no more updates are held back to find a turn."""
         runs, held = self._runs, len(self._held)
         if len(runs) == 1 and alone and len(self._known) == 1:
             return held >= CERTAIN
@@ -242,7 +242,7 @@ class Rhythm:
             self.add(optimizer, alone=False)
 
     def _go_on(self, optimizer: int) -> None:
-        """Takes up an update while turns are known."""
+        """Notes an update while turns are known."""
         order = self._order
         if optimizer != order[self._at]:
             following = [*range(self._at + 1, len(order)), *range(self._at)]

@@ -133,9 +133,9 @@ def source(path: str, line: int) -> str:
 
 
 def row_of(frame: Optional[FrameType], phase: str, places: SourcePlaces) -> Optional[StackRow]:
-    """Returns what runs in a stack, whose innermost frame is given; None if no code of the program has to do with it.
+    """Returns what runs in the stack of an innermost frame; None if no code of the program is involved.
 
-    That is the innermost function of the program or, where a library makes a batch without one, the function of the
+    That is the innermost function of the program or, if a library makes a batch without one, the function of the
     library that makes it.
     """
     callee: Optional[FrameType] = None
@@ -154,7 +154,7 @@ def row_of(frame: Optional[FrameType], phase: str, places: SourcePlaces) -> Opti
 
 
 def is_of_probe(frame: FrameType) -> bool:
-    """Returns whether a frame is of this package."""
+    """Tells whether a frame is of this package."""
     return frame.f_code.co_filename.startswith(_PROBE)
 
 

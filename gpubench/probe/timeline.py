@@ -100,7 +100,7 @@ class Timeline:
         self._part: LoopPart | None = None
         self.base = OTHER
         self.began = 0
-        """The host's time of the first mark in nanoseconds; 0 before it."""
+        """The CPU's time of the first mark in nanoseconds; 0 before it."""
         self.ended = 0
         """The number of parts so far."""
         self._dropped: list[tuple[Point, Point]] = []
@@ -122,7 +122,7 @@ class Timeline:
         return (self._open[-1:] or [self.base])[0]
 
     def is_in(self, phase: str) -> bool:
-        """Returns whether a phase is running, also if it is not the innermost one."""
+        """Tells whether a phase is running, also if it is not the innermost one."""
         return phase in self._open
 
     def phase(self, name: str) -> PhaseContext:
@@ -243,7 +243,7 @@ class Timeline:
         return self.rhythm.complete
 
     def held(self) -> list[float]:
-        """Returns the host's times of the parts so far in seconds, while it is unknown which ones make a step."""
+        """Returns the CPU times of the parts so far in seconds, while it is unknown which ones make a step."""
         return [(part.ended - part.began) / 1e9 for part in self._parts]
 
     def steps(self, *, ended: bool = False) -> Iterator[list[LoopPart]]:
@@ -255,7 +255,7 @@ class Timeline:
             yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
     def pending(self) -> Iterator[list[LoopPart]]:
-        """Yields the steps that the device has finished, and that the held updates would make if they were the last."""
+        """Yields the finished steps that the held updates would make if they were the last ones."""
         first = sum(self.rhythm.steps)
         for size in self.rhythm.pending():
             parts = [self._parts[place] for place in range(first, first + size)]
@@ -383,7 +383,7 @@ class Regions:
         """For each region object that has been entered, where its phases are on the timeline; None for no phase."""
 
     def install(self) -> None:
-        """Has the regions of the program found. Torch's own, of which there are several a step, take little time."""
+        """Finds the regions of the program. Torch's own, of which there are several a step, take little time."""
         region_class: Any = torch.autograd.profiler.record_function
         begin, end, opened = region_class.__enter__, region_class.__exit__, self._open
         own: set[Any] = set()

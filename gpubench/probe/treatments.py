@@ -266,7 +266,7 @@ class Treatments:
         cls.__init__ = changed
 
     def _keep(self, made: Any, keys: list[str]) -> None:
-        """Keeps which treatments an object was made with. Those of a DataLoader apply when it is drawn from."""
+        """Records which treatments an object was made with. Those of a DataLoader apply when it is drawn from."""
         if isinstance(made, torch.optim.Optimizer):
             cls = type(made)
             if steps_by_itself(cls):
@@ -347,7 +347,7 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def steps_by_itself(cls: type) -> bool:
-    """Returns whether a class of optimizers updates by code of its own, which has no other implementation."""
+    """Tells whether a class of optimizers updates by code of its own, which has no other implementation."""
     return not inspect.unwrap(cls.step).__module__.startswith("torch.optim")  # type: ignore[attr-defined]
 
 
@@ -391,7 +391,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def stand_in(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replaces a function of a module or a class by `around`, which gets the original as its first argument."""
+    """Replaces a function of a module or a class with `around`, which gets the original as its first argument."""
     call = getattr(owner, name)
 
     @functools.wraps(call)
@@ -402,7 +402,7 @@ def stand_in(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _widened(found: Any) -> Any:
-    """Returns the outputs of a module with bf16 tensors in fp32, as without autocast, so that the loss is in fp32."""
+    """Returns the outputs of a module with bf16 tensors in fp32, as without autocast, for a loss in fp32."""
     if isinstance(found, torch.Tensor):
         return found.float() if found.dtype is torch.bfloat16 else found
     if isinstance(found, tuple) and hasattr(found, "_fields"):
@@ -428,7 +428,7 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 
 def _without_choice(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what stands in for a function whose context chooses kernels. It has the attributes of the function."""
+    """Returns a replacement, with the same attributes, for a function whose context chooses kernels."""
 
     def no_choice(*_: Any, **__: Any) -> Any:
         return contextlib.nullcontext()

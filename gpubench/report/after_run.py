@@ -103,7 +103,7 @@ def keep_pair(paths: Sequence[Path], found: Comparisons) -> Path | None:
 
 
 def _pair_page(found: Comparisons, sides: Sequence[Side]) -> Document:
-    """Returns the page of a comparison, in the folder of the candidate."""
+    """Returns the page of a comparison, with links from the folder of the candidate."""
     runs = [side.runs[0] for side in sides]
     ours = [
         (side.label if side.label == role else f"{role}: {side.label}", f"../{quote(run.path.name)}/{directory.REPORT}")
@@ -118,7 +118,7 @@ def _sides(found: Comparisons) -> "Sequence[SideSummary]":
 
 
 def called(runs: Sequence[RunEvidence]) -> list[str]:
-    """Returns the variants of runs or, if these do not tell them apart, what the runs are called otherwise."""
+    """Returns the variants of runs or, if these do not tell them apart, their labels."""
     variants = [(run.record and run.record.variant) or "" for run in runs]
     return variants if all(variants) and len({*variants}) == len(runs) else [run.label for run in runs]
 
@@ -160,5 +160,5 @@ def _asked_alike(one: RunEvidence, other: RunEvidence) -> bool:
 
 
 def unlike(run: RunEvidence, other: RunEvidence) -> bool:
-    """Returns whether two runs differ in more than how long they were measured."""
+    """Tells whether two runs differ in more than how long they were measured."""
     return any(difference.kind != "protocol" for difference in comparability.differences(run, other))

@@ -27,6 +27,8 @@ THICKNESS = 16.0
 TOP = 8.0
 WIDEST = 2.0  # times what the axis needs: an interval that is wider ends in an arrow, and does not flatten the others
 NEAR_THE_END = 0.93  # of half the axis: the label of a tick beyond it would stick out of the drawing
+SQUARE = 30.0  # pixels: the height of a cell of `pairs`
+FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
 
 _MARKS = {
     "established": "M-7 0L0-7L7 0L0 7Z",
@@ -38,7 +40,7 @@ _ARROWS = {"left": "M0-6L-8 0L0 6Z", "right": "M0-6L8 0L0 6Z"}
 
 
 def _standing(verdict: Verdict) -> str:
-    """Returns the strength of a verdict's evidence, which decides its shape."""
+    """Returns how strong the evidence of a verdict is, which decides the shape of its mark."""
     return "established" if verdict.verdict in ("faster", "slower", "more", "less") else verdict.verdict
 
 
@@ -134,10 +136,6 @@ def gains(title: str, items: "Sequence[tuple[str, Estimate]]") -> Markup | None:
     return _rows(title, said, [charts.line(50, TOP, 50, bottom, "unchanged")], drawn, axis)
 
 
-SQUARE = 30.0  # pixels: the height of a cell of `pairs`
-FAINTEST, STRONGEST = 0.08, 0.6  # opacity of a cell
-
-
 def pairs(title: str, names: Sequence[str], effects: "Mapping[tuple[int, int], Estimate]") -> Markup | None:
     """Draws the ratio of every two names as a cell with its change in percent; None for no pair.
 
@@ -181,7 +179,7 @@ def _limit(verdicts: Sequence[Verdict]) -> float:
 
 
 def _log_interval(verdict: Verdict) -> tuple[float, ...]:
-    """Returns the log of an interval's end; an end at or below 0 is drawn at the left border."""
+    """Returns the logarithms of the interval's ends; an end at or below 0 is at the left border."""
     return tuple(math.log(end) if end > 0 else -math.inf for end in verdict.interval or ())
 
 

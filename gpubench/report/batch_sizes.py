@@ -35,12 +35,10 @@ def headline(runs: Sequence[RunEvidence]) -> str:
 
 
 def columns(run: RunEvidence) -> Sequence[str]:
-    """Returns the metrics in the table."""
     return [*LATENCIES, *COLUMNS[1:]] if run.settings.get("inference") else COLUMNS
 
 
 def rows(runs: Sequence[RunEvidence], columns: Sequence[str]) -> list[Mapping[str, str]]:
-    """Returns a row for each batch size."""
     return [{"batch": _size(run)} | cells(run, columns) for run in runs]
 
 
@@ -60,7 +58,7 @@ def _best(runs: Sequence[RunEvidence], name: str, word: str) -> str:
 
 
 def _overlap(one: Metric, other: Metric) -> bool:
-    """Returns whether two intervals overlap; two repeats or more have one."""
+    """Tells whether two intervals overlap; a single repeat has none."""
     if one.interval is None or other.interval is None:
         return False
     return one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]

@@ -2,8 +2,8 @@
 
 The drawings fit any width: x is in percent of the drawing and y in pixels, so that text keeps its size on a phone.
 
-Only curves cannot say %: they live in an inner drawing, 100 wide, which is stretched and which cuts off what lies
-beyond. Colours come from classes of the page's style sheet. Everything that is put in is escaped.
+Curves cannot use %: they are in an inner drawing, 100 wide, which is stretched and cuts off what lies outside it.
+Colours come from classes of the page's style sheet. All text is escaped.
 """
 
 import math
@@ -80,7 +80,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Returns the position of `value` on the page. One beyond the scale gets that of the nearest end."""
+        """Returns the position of `value` on the page; outside the scale, that of the nearest end."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * min(1.0, max(0.0, share))
 
@@ -119,7 +119,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, Tick]]:
-        """Returns each tick with its position on the page."""
+        """Each tick with its position on the page."""
         found = ticks(self.scale.low, self.scale.high, self.count, self._measure)
         return [(self.scale(tick.value), tick) for tick in found]
 
@@ -395,7 +395,7 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
 
 
 def _remark(remark: Remark, x: Scale, y: Scale) -> Markup:
-    """Returns words on the side of a point that has room; those of a point beyond the plot stay in it."""
+    """Draws the words of a remark on the side of its point that has room, within the plot."""
     place = x(remark.x)
     return text(place, HEAD + y(remark.y) + 11, remark.text, "after" if place < 75 else "before")
 
@@ -417,9 +417,10 @@ def _end_labels(curves: Sequence[Curve], y: Scale) -> list[Markup]:
 def distributions(
     plane: Plane, sides: Sequence[Sequence[Series]], names: Sequence[str], low: float, high: float
 ) -> Markup | None:
-    """Histograms of one or two sides over each other, their medians, and a dot for the mean of each repeat.
+    """Draws histograms of one or two sides, their medians, and a dot for the mean of each repeat.
 
-    sides: for each side, the steady values (n,) of its repeats; None if no side has any. The axis is [low, high].
+    `sides` has for each side the steady values (n,) of its repeats; returns None if no side has any. The axis is [low,
+    high].
     """
     pooled = [np.concatenate(list(series)) if len(series) else np.empty(0) for series in sides]
     shown = [
@@ -459,7 +460,7 @@ def distributions(
 def _medians(
     medians: Sequence[tuple[str, str, float]], plane: Plane, x: Scale, top: float, bottom: float
 ) -> list[Markup]:
-    """A line at each median, its label on a row of its own and on the side that has room."""
+    """Draws a line at each median, with its label on a row of its own and on the side that has room."""
     parts = []
     for row, (style, name, median) in enumerate(medians):
         place, y = x(median), top - 22 + 16 * row

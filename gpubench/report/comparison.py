@@ -70,7 +70,6 @@ def sentence(memory: Memory) -> str:
 
 
 def peaks(memory: Memory) -> list[str]:
-    """Returns a sentence about each side's peak."""
     return [f"memory of the {name}: {peak(side)}" for name, side in _sides(memory)]
 
 
@@ -147,7 +146,7 @@ def _part(one: SizeChange) -> str:
 
 
 def _elsewhere(memory: Memory) -> str:
-    """Returns a clause that names both phases if the peak moved to another phase; else an empty string."""
+    """Returns a clause that names both phases if the peak moved to another one; else ""."""
     before, after = (PLACES[side.phase].format("") for side in (memory.baseline, memory.candidate))
     return f", {after} and no longer {before}" if before and after and before != after else ""
 
@@ -163,7 +162,7 @@ def _is_folded(change: int, whole: int) -> bool:
 
 
 def _of(change: int, whole: int) -> str:
-    """Returns the change as a signed share of the whole; an empty string if the whole is 0."""
+    """Returns the change as a signed share of the whole; "" if the whole is 0."""
     return f"{'-' if change < 0 else '+'}{share(abs(change), whole)}" if whole else ""
 
 
@@ -171,7 +170,6 @@ CAVEAT = "times of a profile are those of a step of the profiled repeat: they sh
 
 
 def bottlenecks(causes: Causes) -> list[str]:
-    """Returns a sentence about each side's profile."""
     sides = (("baseline", causes.baseline), ("candidate", causes.candidate))
     return [f"profile of the {name}: {bottleneck(found)}" for name, found in sides]
 
@@ -310,7 +308,6 @@ def _section(
 
 
 def renamed(comparison: Comparison, baseline: str, candidate: str) -> Comparison:
-    """Returns the comparison with other names for its sides."""
     return msgspec.structs.replace(
         comparison,
         baseline=msgspec.structs.replace(comparison.baseline, label=baseline),

@@ -73,7 +73,7 @@ def _finding(finding: Finding, whole: str, *, tried: bool) -> document.FindingBl
 
 
 def _is_open(trial: Trial | None) -> bool:
-    """Returns whether it is not known from a trial what the fix saves."""
+    """Tells whether no trial shows what the fix saves."""
     return trial is None or trial.outcome == "inconclusive"
 
 
@@ -105,7 +105,7 @@ def unanswered(findings: Findings) -> list[str]:
 
 
 def _asked(needs: str) -> str:
-    """Returns what to ask for: settings of a run by their full names, options of the profiler by their own."""
+    """Returns what to ask for: a setting by its full name, an option of the profiler by its own."""
     own = needs.startswith("profiling.")
     option = needs.removeprefix("profiling.")
     if option in SWITCHES:
@@ -123,7 +123,6 @@ def recorded_with(option: str, own: bool) -> str:
 
 
 def _change(saving: Saving, whole: str) -> str:
-    """Returns a saving as the change of the whole."""
     ends = None if saving.low is None or saving.high is None else (-saving.low, -saving.high)
     of = "peak" if whole == "peak" else "step's time"
     return f"{_signed(-saving.estimate, ends)} of the {of}"

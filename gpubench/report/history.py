@@ -173,7 +173,6 @@ def _name(one: Series) -> str:
 
 
 def _line(one: Series) -> str:
-    """Returns a series in one line."""
     now = units.quantity(one.points[-1].estimate, one.unit)
     curve = sparkline([point.estimate for point in one.points])
     first, last = one.points[0].started[:10], one.points[-1].started[:10]
@@ -182,7 +181,6 @@ def _line(one: Series) -> str:
 
 
 def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
-    """Yields what is known of a change."""
     whose = f" ({shorten(_name(one), 50)})" if named else ""
     yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
     brief = on & Medium.BRIEF
@@ -193,7 +191,7 @@ def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Ite
 
 
 def _when(one: Series, change: LevelChange) -> str:
-    """Returns how much, between which runs, and how sure."""
+    """Returns how much changed between which runs, and how sure that is."""
     sides = (one.points[change.index - 1], one.points[change.index])
     first, last = (f"{point.started[:16].replace('T', ' ')}{_commit(point.commit)}" for point in sides)
     sure = f"{units.whole_percent(min(change.probability, 0.99))} sure"
@@ -208,7 +206,6 @@ def _commit(commit: str | None) -> str:
 
 
 def _because(change: LevelChange, most: int) -> str:
-    """Returns what changed there."""
     if not change.differences:
         return "  no setting, commit or version on record changed there"
     named = [_difference(one) for one in change.differences[:most]]
@@ -226,7 +223,7 @@ def _fact(one: Difference, value: object) -> str:
 
 
 def _wandering(series: Sequence[Series]) -> str:
-    """Returns a sentence about series whose level wanders, in which a change is told less well."""
+    """Returns a sentence about series whose level wanders, in which only larger changes can be told."""
     most = max(series, key=lambda one: one.correlation or 0.0)
     whose = "" if len(series) == 1 else f" in {units.counted(len(series), 'workload')}"
     visible = f" below {_rounded(most.visible)}" if most.visible is not None else ""
@@ -237,7 +234,7 @@ def _wandering(series: Sequence[Series]) -> str:
 
 
 def _limits(series: Iterable[Series]) -> Iterator[str]:
-    """Yields what can be seen in each series."""
+    """States which change could be seen in each series."""
     for one in series:
         if one.noise is not None:
             seen = "no change" if one.visible is None else f"a change of {_rounded(one.visible)}"
@@ -257,7 +254,6 @@ def sparkline(values: Sequence[float], most: int = SPARKS) -> str:
 
 
 def _on_page(one: Series, folder: Path) -> Iterator[Block]:
-    """Yields the part of the page about a series."""
     yield Paragraph(_line(one).partition("  ")[2], on=Medium.PAGE)
     if len(one.points) > 1:
         title = f"{words(one.metric)} of {units.counted(len(one.points), 'run')}"

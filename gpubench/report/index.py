@@ -80,7 +80,7 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
 
 
 def _usual_settings(entries: Sequence[Entry]) -> dict[str, dict[str, object]]:
-    """Returns by kind of run the settings of one of them, from which the others differ in few."""
+    """Returns by kind of run the settings of one of them, from which those of the others differ little."""
     return {entry.record.command: _shown(entry.settings) for entry in reversed(entries)}
 
 

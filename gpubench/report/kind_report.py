@@ -1,4 +1,4 @@
-"""What the reports of one kind of work have that those of others have not."""
+"""What is particular to the reports of one kind of run."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -53,7 +53,7 @@ def report_of(run: RunEvidence) -> KindReport:
 
 
 def missing(run: RunEvidence, what: str) -> Paragraph:
-    """Returns that something is missing, with the error of the run, or else its status."""
+    """Says that something is missing, with the error of the run or else its status."""
     error = run.record.error if run.record else None
     return Paragraph(f"{what}: {(error or {}).get('message') or run.status!s}")
 

@@ -45,8 +45,7 @@ def document(
     """Returns the list of the runs in `shown`, which are the first of the chosen `entries`.
 
     `hidden` counts the runs that are left out because they are only a part of something, and `others` all runs that are
-    not chosen. `sort` is the metric or
-    setting that they are sorted by, which has a column of its own if the listing does not show it anyway.
+    not chosen. `sort` is the metric or setting that they are sorted by, which gets a column of its own if it has none.
     """
     blocks: list[Block] = [
         table(
@@ -159,7 +158,7 @@ def _rest(left: int) -> str:
 
 
 def _rows(entry: Entry, sort: str, *, details: bool) -> list[dict[str, str | Cell]]:
-    """Returns the row of a run, after that of the comparison of which it is the candidate."""
+    """Returns the row of a run, after that of the comparison whose candidate it is."""
     row = _row(entry, sort, details=details)
     found = entry.compared
     if found is None:
@@ -177,7 +176,6 @@ def _rows(entry: Entry, sort: str, *, details: bool) -> list[dict[str, str | Cel
 
 
 def comparison_label(found: Compared) -> str:
-    """Returns what was compared with what."""
     return f"{found.labels[1]} against {found.labels[0]}"
 
 

@@ -43,7 +43,7 @@ STAGES: dict[Stage, str] = {"setup": "set-up", "first": "first step", "steady": 
 
 
 def style(name: str) -> str:
-    """Returns the timeline's style whose colour a category has."""
+    """Returns the timeline's style with the colour of a category."""
     return STYLES.get(name, "other")
 
 
@@ -113,7 +113,7 @@ def ordered(amounts: Amounts) -> list[tuple[str, int]]:
 
 
 def added(size: int | None) -> str:
-    """Returns a signed size; an empty string if it is unknown."""
+    """Returns a signed size; "" if it is unknown."""
     if size is None:
         return ""
     return f"{'-' if size < 0 else '+'}{units.size(abs(size))}"

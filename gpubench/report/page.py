@@ -19,7 +19,7 @@ from gpubench.text import shorten, spelled_out, typeset
 
 GENERATOR = Markup('<meta name="generator" content="gpubench">')
 """The mark of a page that gpubench has written, and may write again."""
-MANY = 5  # sections from which on a page has a list of them: more than two screens
+MANY = 5  # sections, about two screens: a page with so many has a list of them
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
 _COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
@@ -31,7 +31,6 @@ JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or o
 
 
 def render(document: Document) -> str:
-    """Returns the whole page."""
     contents = [(one.anchor or anchor(one.text), one.text) for one in _headings(document.blocks) if one.text]
     return rendered("page.html", "page.js", document=document, contents=contents if len(contents) >= MANY else [])
 
@@ -45,7 +44,7 @@ def rendered(template: str, script: str, **values: Any) -> str:
 
 @cache
 def part(name: str) -> str:
-    """Returns a file of the templates."""
+    """Returns the text of a file in templates/."""
     return files("gpubench.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -73,7 +72,7 @@ def anchor(text: str) -> str:
 
 
 def is_of_others(page: Path) -> bool:
-    """Returns whether a file, or a link, is in the place of a page and was not written by gpubench."""
+    """Tells whether the path of a page is taken by a file or a link that gpubench has not written."""
     try:
         with foreign_files.opened(page) as file:
             return GENERATOR.encode() not in file.read(1024)

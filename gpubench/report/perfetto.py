@@ -32,12 +32,10 @@ def write_pages(traces: Iterable[Path]) -> None:
 
 
 def page_of(trace: Path) -> Path:
-    """Returns where the page of a trace is."""
     return trace.with_name(trace.name + SUFFIX)
 
 
 def render(name: str, content: bytes) -> str:
-    """Returns the page of a trace with this content."""
     from gpubench.report import page  # with jinja2, which the terminal does without
 
     held = base64.b64encode(content).decode()

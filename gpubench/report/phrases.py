@@ -72,7 +72,7 @@ def uncertainty(metric: Metric) -> str:
 
 
 def wide(metric: Metric) -> str:
-    """Returns a note in place of an interval whose ends say nothing; an empty string for any other."""
+    """Returns a note in place of an interval that is too wide to tell anything; else ""."""
     low, high = metric.interval or (0.0, 0.0)
     return f"wider than {WIDE:,} x" if low > 0 and high / low > WIDE else ""
 
@@ -242,7 +242,7 @@ def width(verdict: Verdict) -> tuple[float, float] | None:
 
 
 def large(ratio: float, ends: tuple[float, float] | None) -> bool:
-    """Returns whether to show a factor instead of percents, because the ratio or its interval is large."""
+    """Tells whether to show a factor instead of percents, because the ratio or its interval is large."""
     return not 0.5 < ratio < 2 or any(not 1 / FAR < end < FAR for end in ends or ())
 
 
@@ -261,7 +261,7 @@ def decimals(estimate: float, interval: tuple[float, float] | None) -> int:
 
 
 def _invisible(fraction: float) -> bool:
-    """Returns whether a fraction is too small to show in any digit."""
+    """Tells whether a fraction is too small to show in any digit."""
     return abs(fraction) * 100 < units.SMALLEST_PERCENT
 
 
@@ -270,8 +270,7 @@ def _signed(fraction: float, places: int, sign: str = "+") -> str:
 
 
 def note(verdict: Verdict) -> str:
-    """Returns why a verdict is withheld, or where an inconclusive one leans and how many more repeats should settle
-    it."""
+    """Returns why a verdict is withheld, or where an inconclusive one leans and what would settle it."""
     reason = verdict.reason or ""
     if verdict.verdict != "inconclusive":
         return reason
@@ -374,9 +373,9 @@ def _assumption(verdict: Verdict) -> str:
 
 
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
-    """Returns whether one run's repeats represent a side, although runs may differ by more than repeats do.
+    """Tells whether one run represents each side, although runs may differ by more than their repeats do.
 
-    For step-level verdicts the answer is no: the interval says that it is from steps alone.
+    Verdicts at the level of steps do not count: their interval says that it is from steps alone.
     """
     single = comparison.baseline.runs == comparison.candidate.runs == 1
     return single and not verdict.paired and verdict.level == "repeat" and verdict.verdict in SPEEDS

@@ -118,7 +118,7 @@ def window(rank: RankProfile, unit: str = "step") -> str:
     """Returns what was recorded, as "6 steps of 178 ms on Tesla V100"."""
     length = units.seconds(rank.wall / 1e9 / steps(rank))
     said = f"{units.counted(len(rank.steps), unit)} of {length}" if rank.steps else length
-    where = rank.device_name or ("the host alone" if rank.host_only else "")
+    where = rank.device_name or ("the CPU alone" if rank.host_only else "")
     said = f"{said} on {where}" if where else said
     return said if rank.steps else f"{said}, no steps marked"
 
@@ -167,7 +167,7 @@ def _distortion(overhead: float | None) -> str:
 def launches(rank: RankProfile, found: Launches, unit: str = "step") -> str:
     """Describes the launches: their number, delays and queue."""
     calling = duration(rank, found.host) or "0 s"
-    said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the host"]
+    said = [f"launches {per(rank, unit)}: {calls(rank, found.calls) or 0} in {calling} of the CPU"]
     said.append(
         f"work begins {_nanoseconds(found.delay_median)} after its call (median; p95 {_nanoseconds(found.delay_p95)})"
     )
@@ -207,7 +207,6 @@ def compiled(found: Compiled) -> str:
 
 
 def sentences(rank: RankProfile, unit: str = "step") -> list[str]:
-    """Returns the lines about a rank."""
     found = [
         launches(rank, rank.launches, unit) if rank.launches else "",
         critical_path(rank),
@@ -228,7 +227,7 @@ def notes(profile: Profile) -> list[str]:
 
 
 def missing(profile: Profile, own: bool = False) -> list[str]:
-    """Returns sentences on what the traces lack, and how to record it. `own`: they are of a run of this program."""
+    """Returns what the traces lack, and how to record it; `own` if they are of a run that gpubench can repeat."""
     absent = {
         what: findings.recorded_with(option, own) for rank in profile.ranks for what, option in rank.missing.items()
     }
@@ -243,11 +242,11 @@ def _nanoseconds(time: int) -> str:
 
 
 ENOUGH = 0.5
-"""The least fraction of the time in names that both profiles have: an optimised program mostly does the same work."""
+"""The least fraction of the time in names that both profiles have: optimising a program leaves most of its work."""
 
 
 def differences(before: Profile, after: Profile) -> list[str]:
-    """Returns clauses that say why two profiles cannot be compared; an empty list if they can."""
+    """Returns clauses that say why two profiles cannot be compared; none if they can."""
     ours, theirs = before.ranks[0], after.ranks[0]
     found = [
         _unless_equal("the devices differ", _device(ours), _device(theirs)),
@@ -260,10 +259,10 @@ def differences(before: Profile, after: Profile) -> list[str]:
 
 
 def common(before: RankProfile, after: RankProfile) -> float | None:
-    """Returns the fraction of the time in names that both ranks have, as the mean of the two.
+    """Returns the fraction of the time in names that both ranks have, as the mean of the two ranks.
 
-    It is that of kernels or of operators, whichever is larger, because a library may choose another kernel for the same
-    operator. None if no times are known.
+    It is that of kernels or that of operators, whichever is larger, because a library may choose another kernel for the
+    same operator. None if no times are known.
     """
     on_host = before.host_only or after.host_only
     kernels = _shared(*((((one.name, one.total) for one in rank.kernels)) for rank in (before, after)))
@@ -292,7 +291,7 @@ def _by_name(times: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _device(rank: RankProfile) -> str | None:
-    return "the host alone" if rank.host_only else rank.device_name
+    return "the CPU alone" if rank.host_only else rank.device_name
 
 
 def _ranks(profile: Profile) -> int:
@@ -300,7 +299,7 @@ def _ranks(profile: Profile) -> int:
 
 
 def _unless_equal(clause: str, before: str | None, after: str | None) -> str:
-    """Returns the clause with both values if they are known and differ; else an empty string."""
+    """Returns the clause with both values if they are known and differ; else ""."""
     if before is None or after is None or before == after:
         return ""
     return f"{clause}: {before} before, {after} after"
@@ -457,8 +456,11 @@ def blocks(
     compared: bool = False,
     opener: str = "",
 ) -> list[Block]:
-    """Returns what stands below the headline of a profile. `compared`: only a page shows its times, as others show
-    those that changed. `opener` is the address of a page that opens the trace."""
+    """Returns what stands below the headline of a profile.
+
+    With `compared` only a page shows its times, since other blocks show those that changed. `opener` is the address of
+    a page that opens the trace.
+    """
     first = profile.ranks[0]
     distorted = is_distorted(found.overhead)
     worth: list[Block] = [
@@ -480,7 +482,7 @@ def blocks(
 
 
 def _is_expected(note: str, rank: RankProfile) -> bool:
-    """Returns whether a note is that a run of ours on a CPU left no work of a GPU in its trace."""
+    """Tells whether a note only says that a run on a CPU left no work of a GPU in its trace."""
     return note.endswith(ON_HOST) and not rank.work_missing and not rank.unread
 
 
@@ -537,8 +539,10 @@ def to_document(profile: Profile, findings: Findings, against: Against | None = 
 
 
 def finding_changes(changes: Iterable[FindingChange], *, alike: bool = True) -> Iterator[Block]:
-    """Yields one line per finding. `alike` says that both profiles are of the same work, so that a finding can be
-    gone."""
+    """Yields one line per finding.
+
+    `alike` says that both profiles are of the same work, so that a finding can be gone.
+    """
     lines = [f"{outcome(one, alike)}: {_change_of_finding(one)}" for one in changes]
     yield Paragraph(lines, listed=True)
 

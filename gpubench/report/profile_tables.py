@@ -63,12 +63,11 @@ class Listing(Generic[Item]):
     note: str = ""
     """What is said if the items are fewer than all of them."""
     leading: str = ""
-    """The column that comes second where the host alone was recorded."""
+    """The column that comes second if the CPU alone was recorded."""
     expendable: Sequence[str] = ()
     """The columns that a narrow terminal leaves out, the first one first."""
 
     def order(self, rank: RankProfile) -> list[str]:
-        """Returns the names of the columns."""
         names = [*self.columns]
         if rank.host_only and self.leading:
             names.remove(self.leading)
@@ -90,8 +89,11 @@ class Listing(Generic[Item]):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the tables are shown: whether equal layers have a row each, and by table, the column that orders it and the
-    number of its rows, which is None for all."""
+    """How the tables are shown.
+
+    Equal layers have a row each if `unfolded`. By table, `columns` names the column that orders it, and `rows` the
+    number of its rows, which is None for all.
+    """
 
     unfolded: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -144,7 +146,7 @@ def part_name(rank: RankProfile) -> str:
 
 
 def bound_known(rank: RankProfile) -> bool:
-    """Returns whether an operator's bound is known, which needs its shapes and the published peaks of the device."""
+    """Tells whether any operator's bound is known, which needs shapes and the published peaks of the device."""
     return any(operator.bound != "insufficient data" for operator in rank.operators)
 
 
@@ -217,7 +219,7 @@ def arrangement(sort: Sequence[str], rows: Sequence[str], *, unfolded: bool) -> 
 
 
 def _listing(option: str, asked: str) -> Listing[Any]:
-    """Returns the table whose name begins so. Raises UsageError if none does, or several."""
+    """Returns the table whose name begins with `asked`. Raises UsageError if none does, or several."""
     wanted = asked.strip().casefold()
     found = [one for name, one in LISTINGS.items() if wanted and name.casefold().startswith(wanted)]
     if len(found) != 1:
@@ -241,7 +243,7 @@ def _module_name(module: Module, equal: int) -> str:
 
 
 def _work(rank: RankProfile, operator: Operator) -> int:
-    """Returns the nanoseconds that rank the operator: device time, or host time where the host alone is recorded."""
+    """Returns the nanoseconds that rank the operator: of the device, or of the CPU if it alone is recorded."""
     return operator.host if rank.host_only else operator.device
 
 
@@ -398,11 +400,11 @@ _COPIES = Listing[Copy](
     words=("in phase", "where", "example"),
 )
 _WAITS = Listing[Synchronisation](
-    "Waits of the host for the device",
+    "Waits of the CPU for the device",
     lambda rank, all_: rank.synchronisations,
     {
         "wait asked by": Column(lambda rank, one: one.operator or one.call),
-        "host waits": Column(lambda rank, one: one.blocked, duration),
+        "CPU waits": Column(lambda rank, one: one.blocked, duration),
         "where": Column(lambda rank, one: one.where),
         "device idle": Column(lambda rank, one: one.idle, duration),
         "calls": Column(lambda rank, one: one.calls, calls),

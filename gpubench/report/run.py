@@ -47,9 +47,9 @@ from gpubench.runs.warnings import on_noise
 from gpubench.trace.profile import Profile
 
 NOTABLY_LONGER = 1.25
-"""The mean step of inference over its usual latency from which on the difference is explained."""
+"""The difference is explained if the mean step of inference is at least this multiple of its usual latency."""
 NOTABLE = 0.02
-"""The share of a step from which on a part of it is named in that explanation."""
+"""That explanation names parts that are at least this share of a step."""
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "profile": (PROFILE, Profile),
     "findings": (FINDINGS, Findings),
@@ -60,6 +60,7 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 """What stands beside the summary in --json: name, file and type."""
 MOST_LINKS = 6  # runs of one command that a page leads to
 DAMAGED = "restore it from a copy, or leave --json out"
+UNKNOWN_SAMPLES = "the number of samples in a step is unknown: set it by --samples-per-step N to get a throughput"
 
 
 def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> str:
@@ -165,7 +166,7 @@ def page(
 
 
 def _title(run: RunEvidence) -> str:
-    """Returns what the user calls the run, or what was run; the id where nothing else is known."""
+    """Returns what the user calls the run, or what was run; its id if nothing else is known."""
     record = run.record
     if record is None:
         return run.label
@@ -271,7 +272,7 @@ def _latency(run: RunEvidence) -> str:
 
 
 def beyond_latency(metrics: Mapping[str, Metric]) -> str:
-    """Returns what else than the usual latency the throughput of inference counts, if that is a notable part of a step.
+    """Returns what the throughput of inference counts besides the usual latency, if that is a notable part of a step.
 
     The parts are of the mean step, because the throughput is that of all steps, and the usual latency is the median.
     """
@@ -299,7 +300,7 @@ def _traces(run: RunEvidence) -> list[Path]:
 
 
 def _trace(run: RunEvidence) -> Iterator[Block]:
-    """Yields where the trace of a run is that was recorded besides being measured, and how to diagnose it."""
+    """Yields where the trace of a run that was also measured is, and how to diagnose it."""
     if traces := _traces(run):
         files = " ".join(f"--trace {shlex.quote(str(path))}" for path in traces)
         yield Command("traces", str(traces[0].parent))
@@ -315,7 +316,7 @@ def _profile(run: RunEvidence, found: Profile, findings: Findings, arranged: Arr
 
 
 def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:
-    """Returns the profile of a run that was recorded besides being measured: one line in a terminal without -v."""
+    """Returns the profile of a run that was also measured: one line in a terminal without -v."""
     count = units.counted(len(findings.findings), "finding")
     line = f"profile: {findings.headline}; {count} in report.html"
     parts = [Paragraph(findings.headline.rstrip("."), "strong"), *_profile(run, found, findings, arranged)]
@@ -369,9 +370,6 @@ def _metrics(run: RunEvidence, own: KindReport) -> tuple[list[Metric], list[Metr
     every = [metric for metric in run.metrics.values() if _is_news(metric)]
     over = f"intervals are Student's t over {units.counted(run.repeats, 'repeat')}, on a logarithmic scale"
     return news, every, over if any(metric.interval for metric in every) else ""
-
-
-UNKNOWN_SAMPLES = "the number of samples in a step is unknown: set it by --samples-per-step N to get a throughput"
 
 
 def what_samples_are(samples: StepSamples | None) -> str:

@@ -39,7 +39,7 @@ class RepeatSteps:
 
 
 def repeats_of(runs: Iterable[RunEvidence], metric: str, limit: int) -> list[RepeatSteps]:
-    """The first `limit` repeats with steps behind them; no run is read beyond those."""
+    """Returns the first `limit` repeats that have steps, without reading further runs."""
     found: list[RepeatSteps] = []
     for run in runs:
         if len(found) >= limit:
@@ -83,10 +83,10 @@ MOST_PEAKS = 8
 
 
 def _peaks(table: StepTable, rows: NDArray[np.int64], first: int) -> list[tuple[float, float, str]]:
-    """Returns the number, the time and the longest phase of steady steps that last more than twice as long as usual.
+    """Returns number, time and longest phase of steady steps that take more than twice as long as usual.
 
-    The phase is the one that is the most above its median, such as an evaluation between two steps. Steps in which no
-    phase explains half of the excess are left out.
+    The phase is the one that exceeds its median most, such as an evaluation between two steps. Steps in which no phase
+    explains half of the excess are left out.
     """
     steady = rows[table.step[rows] >= first]
     total = table.total[steady]
@@ -337,7 +337,7 @@ def _in_words(sides: Sequence[DrawnRepeats]) -> str:
 
 
 def _outside(series: Sequence[Series], low: float, high: float, unit: str) -> str:
-    """Returns a sentence on the values outside the axis; an empty string if there are none."""
+    """Returns a sentence on the values outside the axis; "" if there are none."""
     outside = sum(int(np.count_nonzero((values < low) | (values > high))) for values in series)
     if not outside:
         return ""
@@ -353,7 +353,7 @@ PEAKS = {
     "peak_memory_allocated": "allocated",
     "peak_memory_reserved": "reserved",
     "peak_memory_total": "in all",
-    "peak_memory_rss": "on the host",
+    "peak_memory_rss": "in RAM",
 }
 
 

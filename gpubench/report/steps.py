@@ -1,4 +1,4 @@
-"""The part of a run's report that is of its steps: training and inference, of models of gpubench and of programs."""
+"""The part of a run's report about its steps, in training and inference, of gpubench's models and of programs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,7 +109,6 @@ def _rank_table(run: RunEvidence) -> Table:
 
 
 def measured(run: RunEvidence) -> str:
-    """Returns what the figures rest on in a few words."""
     steps = units.counted(sum(window.steps for window in run.windows), "steady step")
     return f"{units.counted(len(run.windows), 'repeat')} with {steps} in all{_how_long(run)}"
 
@@ -124,7 +123,6 @@ def _how_long(run: RunEvidence) -> str:
 
 
 def caption(run: RunEvidence) -> str:
-    """Returns what the figures rest on in one line."""
     steps = sum(window.steps for window in run.windows)
     step_time = run.metrics.get("step_time")
     cut = max((window.first for window in run.windows), default=0)
@@ -135,10 +133,8 @@ def caption(run: RunEvidence) -> str:
 
 
 def without_throughput(run: RunEvidence) -> str:
-    """Returns why there is no throughput, in a few words."""
     return "nothing was measured"
 
 
 def without_metrics(run: RunEvidence) -> str:
-    """Returns how far a run came that has no metrics."""
     return "no repeat got past its warm-up"

@@ -63,7 +63,6 @@ def document(paths: Sequence[Path]) -> Document:
 
 
 def cells(run: RunEvidence, columns: Sequence[str]) -> dict[str, str]:
-    """Returns the metrics of a run in a row of the table."""
     return {units.words(name): _cell(run.metrics.get(name)) for name in columns}
 
 

@@ -333,7 +333,7 @@ def _wraps(block: Table, place: int) -> bool:
 
 
 def _longest_word(block: Table, place: int) -> int:
-    """Returns the least width of a wrapped column, in which none of its words is broken; not more than READABLE."""
+    """Returns the least width of a wrapped column that breaks none of its words, at most READABLE."""
     words = [word for row in block.rows for word in row[place].text.split()]
     return min(READABLE, max([WORD, *map(cell_len, words)]))
 
@@ -451,7 +451,7 @@ def _stacks(block: StackedBars, width: int) -> RichTable:
 
 
 def _stack(parts: Sequence[Part], room: int) -> Text:
-    """Returns stacked blocks; borders are rounded instead of lengths, so that the length of the whole is right."""
+    """Returns stacked blocks, of which borders are rounded and not lengths, so that the whole has the right length."""
     drawn, end, share = Text(), 0, 0.0
     for part in parts:
         share += part.share

@@ -58,9 +58,9 @@ NOT_REACHED = "the search ended before it was run"
 SHOWN = 6
 """The settings that are not kept and that a terminal shows without -v."""
 ALIKE = 0.02
-"""The share by which peaks of memory may differ without being worth a picture."""
+"""Peaks of memory that differ by less than this share are not worth a picture."""
 BUSY = 0.10
-"""The standard deviation between equal runs from which on the machine counts as too busy to tell."""
+"""The machine counts as too busy to tell if equal runs have at least this standard deviation."""
 
 
 def write(folder: Path, tuning: Tuning, best: str | None) -> None:
@@ -85,7 +85,6 @@ def to_document(folder: Path, tuning: Tuning) -> dict[str, Any]:
 
 
 def document(folder: Path, tuning: Tuning) -> Document:
-    """Returns the report of a search."""
     if tuning.status == "running" and not is_searching(str(folder)):
         tuning = msgspec.structs.replace(tuning, status="interrupted")
     blocks: list[Block] = []
@@ -128,7 +127,7 @@ def headline(tuning: Tuning) -> str:
 def _by_proof(tuning: Tuning, found: Conclusion) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the kept settings whose own part of the gain is established, and the changes of each other one.
 
-    A lone setting is as established as the gain.
+    A single setting is as established as the gain.
     """
     sure: dict[str, Any] = {}
     unsure = []

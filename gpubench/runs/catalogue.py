@@ -74,13 +74,13 @@ class Catalogue:
                 yield entry
 
     def cached(self) -> Iterator[Entry]:
-        """Yields the runs that the cache holds and whose folders are still there, without a look into the folders."""
+        """Yields the runs of the cache whose folders are still there, without looking into the folders."""
         for name in self.found:
             if kept := self._cached.get(name):
                 yield self._as_reported(kept.entry, name)
 
     def _as_reported(self, entry: Entry, name: str) -> Entry:
-        """Returns the entry as it is now: the results may have moved, and the host of a running run been killed."""
+        """Returns the entry as it is now: the results may have moved, and the host of a running run may be gone."""
         folder = os.path.join(self.results, name)  # noqa: PTH118
         record, tags = entry.record, entry.tags
         if entry.is_search:
@@ -180,7 +180,7 @@ def _mark(path: str) -> Marks:
 
 
 def is_searching(folder: str) -> bool:
-    """Returns whether a search is in progress, which holds a lock on its folder."""
+    """Tells whether a search is in progress, which holds a lock on its folder."""
     try:
         foreign_files.lock(Path(folder, SEARCH_LOCK), shared=True).close()
     except BlockingIOError:
@@ -191,7 +191,7 @@ def is_searching(folder: str) -> bool:
 
 
 def _load(path: Path) -> dict[str, _Kept]:
-    """Returns the content of the cache; empty if there is none, or if it is not one of this version."""
+    """Returns the content of the cache; empty without a cache of this version."""
     try:
         found = msgspec.msgpack.decode(foreign_files.content(path), type=_Cache)
     except (OSError, ValueError, RecursionError):

@@ -64,7 +64,9 @@ TRACE_FILES = "*.pt.trace.json*"
 SNAPSHOT = ".snapshot.pickle"
 """The suffix of the snapshots of CUDA's caching allocator in TRACES."""
 SAMPLE_FOLDER = "samples"
-LATENT, IMAGE = "safetensors", "png"  # suffixes of the files in SAMPLES
+LATENT, IMAGE = "safetensors", "png"  # suffixes of the files in SAMPLE_FOLDER
+MADE_OF = r"-prompt\d+-seed\d+"
+"""The prompt and the seed in the name of such a file, in runs with a list of seeds."""
 
 RUNNING: Final = "running"
 COMPLETED: Final = "completed"
@@ -76,6 +78,9 @@ RESERVED_BYTES = 2**17
 """Size of the file that reserves disk space during a run, so that the results can be written even on a full disk."""
 ENDING = frozenset({RUN, SUMMARY, SUMMARY_TABLE})
 """The files that may use the reserved space."""
+WAIT_SECONDS = 5.0
+"""How long to wait for another process that changes the labels of the same run."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RepeatLength(msgspec.Struct, frozen=True):
@@ -168,7 +173,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {key: known.get(key) if value is None else value for key, value in settings.items()}
 
 
-class _OfAHost(Protocol):
+class _OfProcess(Protocol):
     @property
     def status(self) -> str: ...
 
@@ -182,14 +187,14 @@ class _OfAHost(Protocol):
     def pid_created(self) -> float: ...
 
 
-def status_of(record: _OfAHost) -> str:
+def status_of(record: _OfProcess) -> str:
     """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
     if record.status == RUNNING and record.host == socket.gethostname() and not _host_lives(record):
         return INTERRUPTED
     return record.status
 
 
-def _host_lives(record: _OfAHost) -> bool:
+def _host_lives(record: _OfProcess) -> bool:
     try:
         return abs(psutil.Process(record.pid).create_time() - record.pid_created) < 1
     except (psutil.Error, ValueError):
@@ -263,7 +268,7 @@ class RunWriter:
             raise
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of run.json. The name and the tags are those in the file, which the user may have changed."""
+        """Changes fields of run.json. Name and tags are kept as in the file, where the user may have changed them."""
         with suppress(OSError, ValueError):
             labels = msgspec.json.decode(foreign_files.content(self.path / RUN), type=_Labels)
             changes = {"name": labels.name, "tags": labels.tags} | changes
@@ -414,10 +419,6 @@ class RunWriter:
             ) from None
 
 
-WAIT_SECONDS = 5.0
-"""How long to wait for another process that changes the labels of the same run."""
-
-
 class _Labels(msgspec.Struct):
     name: str | None = None
     tags: list[str] = []
@@ -426,8 +427,8 @@ class _Labels(msgspec.Struct):
 def relabel(path: Path, *, name: str | None = None, add: Iterable[str] = (), remove: Iterable[str] = ()) -> RunRecord:
     """Changes the name and the tags of a run, and nothing else in its run.json, which it returns. Raises RunFailed.
 
-    A `name` of None leaves the name as it is, and an empty one takes it away. The run may be in progress, and its host
-    may replace run.json at any time: then its new content is changed instead. Of several changes at once none is lost.
+    A `name` of None leaves the name as it is, and "" removes it. If the host of a run in progress replaces run.json
+    meanwhile, the change is applied to the new content, so that no change is lost.
     """
     file, aside = path / RUN, path / f".{RUN}.labels"
     try:
@@ -487,23 +488,17 @@ def overwrite(path: Path, content: bytes) -> None:
 def sample_file(sample: int, suffix: str, made_of: str = "") -> str:
     """Returns the path of a sample's file, relative to the run directory.
 
-    `made_of` names its prompt and seed in the form of `MADE_OF`, in runs with a list of seeds.
+    `made_of` names its prompt and seed as `MADE_OF` does.
     """
     return f"{SAMPLE_FOLDER}/{sample:05d}{made_of}.{suffix}"
 
 
-MADE_OF = r"-prompt\d+-seed\d+"
-
-
 def is_sample_file(name: str | None, sample: int, suffix: str) -> bool:
-    """Returns whether `name` is the path of that sample's file, and of no other inside or outside the run directory."""
+    """Tells whether `name` is the path of the file of that sample, and thus inside the run directory."""
     if name is None:
         return False
     made_of = re.search(MADE_OF, name, re.ASCII)
     return name == sample_file(sample, suffix, made_of[0] if made_of else "")
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def timestamp() -> str:
@@ -513,7 +508,7 @@ def timestamp() -> str:
 def to_json(document: Any) -> str:
     """Formats a document as JSON for a file or stdout. Raises ValueError for NaN, which JSON lacks.
 
-    Lone surrogates, which it lacks too, become escapes, as in `events.encode`.
+    Lone surrogates, which JSON lacks too, become escapes, as in `events.encode`.
     """
     builtins = msgspec.to_builtins(document, str_keys=True)
     text = json.dumps(builtins, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

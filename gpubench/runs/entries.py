@@ -40,7 +40,7 @@ class EntryFigure(NamedTuple):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What matters of run.json, with the status as readers report it."""
+    """The part of run.json that a listing needs, with the status as readers report it."""
 
     experiment: str
     run_id: str
@@ -69,6 +69,9 @@ class _Details(msgspec.Struct, frozen=True, array_like=True):
     variables: dict[str, str] | None = None
 
 
+_DETAILS = msgspec.msgpack.Decoder(_Details)
+
+
 class Compared(msgspec.Struct, frozen=True, array_like=True):
     """What comparison.json says of a run and the one that it was interleaved with."""
 
@@ -95,7 +98,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     device: str | None
     """The name of the GPU, or of the CPU if the run used no GPU; None if it is unknown."""
     variant: str
-    """What tells it from other runs of the same work, such as "workers=2"; "" if nothing is known to."""
+    """What tells it from other runs of the same work, such as "workers=2"; "" if nothing does."""
     others: tuple[str, ...]
     """The ids of the runs that it was interleaved with, as the sides of one comparison."""
     compared: Compared | None
@@ -103,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
     measured: bool
     """Whether the run has results."""
     reference: float | None
-    """How often the reference workload, which shows the speed of the machine itself, ran in a second."""
+    """How often a second the reference workload ran, which shows the speed of the machine itself."""
     problem: str | None
     """Why run.json or summary.json cannot be read."""
     packed: bytes
@@ -159,9 +162,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=Tru
             return _DETAILS.decode(self.packed)
         except (ValueError, RecursionError):  # somebody has changed the cache
             return _DETAILS.decode(read(self.folder).packed)
-
-
-_DETAILS = msgspec.msgpack.Decoder(_Details)
 
 
 class _Metric(msgspec.Struct):
@@ -224,9 +224,8 @@ class _Search(msgspec.Struct, kw_only=True):
 
 
 def _read_search(path: Path) -> Entry:
-    """Reads the folder of a search."""
     problems: list[str] = []
-    found: _Search | None = _attempt(path / SEARCH, _search, problems)
+    found: _Search | None = _attempt(path / SEARCH, msgspec.json.Decoder(_Search).decode, problems)
     experiment = RUN_ID.sub("", path.name).rstrip("-")
     settings = found.settings if found else {}
     gain = found.conclusion.gain if found and found.conclusion and found.keep else None
@@ -255,10 +254,6 @@ def _read_search(path: Path) -> Entry:
     )
 
 
-def _search(content: bytes) -> _Search:
-    return msgspec.json.decode(content, type=_Search)
-
-
 def read(folder: str) -> Entry:
     """Reads a run directory, or the folder of a search. What cannot be read is left empty, and named as the problem."""
     path = Path(folder)
@@ -267,14 +262,17 @@ def read(folder: str) -> Entry:
     problems: list[str] = []
     known = _attempt(path / RUN, _record, problems)
     record = _recorded(known) if known else _unreadable(path)
-    summary = _attempt(path / SUMMARY, _summary, problems, is_due=record.status == COMPLETED) or _Summary()
+    decode = msgspec.json.Decoder(_Summary).decode
+    summary = _attempt(path / SUMMARY, decode, problems, is_due=record.status == COMPLETED) or _Summary()
     settings = known.settings if known else None
     if settings is None:
         settings = _attempt(path / CONFIG, configuration.settings, []) or {}
     given = flatten(settings)
     settings = known.with_observed(given) if known else given
     left_open = [key for key, value in given.items() if value is None or (known and key in known.chosen)]
-    pair: _Pair | None = _attempt(path / COMPARISON, _pair, [], is_due=False) if known else None
+    pair: _Pair | None = None
+    if known:
+        pair = _attempt(path / COMPARISON, msgspec.json.Decoder(_Pair).decode, [], is_due=False)
     variables = None
     if known and known.asked is not None:
         variables = {name: str(value) for name, value in known.asked.items() if name not in given}
@@ -301,9 +299,9 @@ def read(folder: str) -> Entry:
 
 
 def _attempt(path: Path, parse: Callable[[bytes], Any], problems: list[str], *, is_due: bool = True) -> Any:
-    """Returns the parsed file, or None if it cannot be read, which becomes a problem.
+    """Returns the parsed file; None if it cannot be read, which is added to the problems.
 
-    A missing file is only a problem if it `is_due`.
+    A missing file is a problem only if it `is_due`.
     """
     try:
         return parse(foreign_files.content(path))
@@ -321,14 +319,6 @@ def _record(content: bytes) -> RunRecord:
     if version > SCHEMA_VERSION:
         raise ValueError(f"schema version {version} is newer than {SCHEMA_VERSION}: upgrade gpubench")
     return msgspec.json.decode(content, type=RunRecord)
-
-
-def _summary(content: bytes) -> _Summary:
-    return msgspec.json.decode(content, type=_Summary)
-
-
-def _pair(content: bytes) -> _Pair:
-    return msgspec.json.decode(content, type=_Pair)
 
 
 def _recorded(record: RunRecord) -> Recorded:
@@ -350,7 +340,7 @@ def _recorded(record: RunRecord) -> Recorded:
 
 
 def _unreadable(path: Path) -> Recorded:
-    """Returns what the path says about a run whose run.json cannot be read."""
+    """Returns what the path tells of a run whose run.json cannot be read."""
     day, time, thousandths = (*path.name.split("-"), "", "", "")[:3] if RUN_ID.fullmatch(path.name) else ("",) * 3
     date = f"{day[:4]}-{day[4:6]}-{day[6:]}"
     return Recorded(

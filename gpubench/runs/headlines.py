@@ -40,7 +40,7 @@ def model_in(settings: Mapping[str, Any]) -> str:
 
 
 def over(ranks: int) -> str:
-    """Returns " x 2 ranks", or nothing for one."""
+    """Returns " x 2 ranks", or "" for one."""
     return f" x {ranks} ranks" if ranks > 1 else ""
 
 
@@ -49,8 +49,8 @@ def program(
 ) -> str:
     """Returns the headline of a user's program, such as "python train.py, 32 samples a step x 2 ranks on cpu".
 
-    What is not known of it, as of a program without samples, is left out. `samples` are those of its measured steps,
-    whose mean is given where batches are so uneven that the usual number over the step time is not the throughput.
+    What is unknown of it is left out. `samples` are those of its measured steps; if the usual number of them divided by
+    the step time is not the throughput, their mean is given instead.
     """
     number, device = workload.get("samples_per_step"), workload.get("device")
     step = f", {units.counted(number, 'sample')} a step" if number and "memory.steps" not in settings else ""

@@ -79,7 +79,7 @@ def other_load(
 
 
 def _on_gpus(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Returns, for each check of the processes on the GPUs, 1 if there were other processes and 0 if not.
+    """Returns 1 for each check that found other processes on the GPUs, and 0 for each other one.
 
     The checks are those in the windows, and the last one before and the first one after each window.
     """
@@ -107,7 +107,6 @@ def together(loads: Sequence[OtherLoad]) -> OtherLoad | None:
 
 
 def _named(samples: Iterable[TelemetrySample]) -> dict[str, float]:
-    """Returns the mean cores that the busiest processes used, by name, over the samples that list processes."""
     return busiest([sample.cpu.processes for sample in samples if sample.cpu and sample.cpu.processes is not None])
 
 

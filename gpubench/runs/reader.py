@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. `problems` lists what could not be read, by file and line; it grows as more parts are read."""
+    """A run directory. `problems` lists what could not be read, by file and line, and grows as more is read."""
 
     path: Path
     record: RunRecord
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Returns the recorded status, or "interrupted" for a running run whose host process no longer exists."""
+        """The recorded status, or "interrupted" for a running run whose host process no longer exists."""
         return status_of(self.record)
 
     @cached_property
@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def workload(self) -> dict[str, Any]:
-        """Facts of the model that ran (parameters, sample_shape, tokens_per_sample); empty where not recorded."""
+        """Facts of the model that ran, such as parameters and sample_shape; empty if not recorded."""
         return flatten(self.record.workload or {})
 
     @cached_property
@@ -163,7 +163,7 @@ class Run:
     ) -> T | None:
         """Returns a document that only some runs have, or None.
 
-        One that cannot be read becomes a problem, and so does one in which `impossible` finds an impossible value.
+        One that cannot be read is added to `problems`, as is one in which `impossible` finds an impossible value.
         """
         path = self.path / name
         if not path.is_file():
@@ -196,7 +196,7 @@ class Run:
         bad.close()
 
     def _by_key(self, name: str, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-        """Returns a document by dot-key. One that cannot be read becomes a problem, and gives an empty mapping."""
+        """Returns a document by dot-key. If it cannot be read, it is empty, and `problems` says so."""
         path = self.path / name
         try:
             return dict(parse(foreign_files.content(path)))

@@ -27,6 +27,8 @@ RESULTS = "results"
 """The name of the results folder, unless the user says otherwise."""
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
+LOGS = (".csv", ".tsv", ".jsonl")
+"""The suffixes of the logs of other tools."""
 WHAT = "give a run directory, a folder of runs, or latest"
 OF_LOGS = "for logs of another tool, add --column NAME --unit UNIT"
 
@@ -178,14 +180,14 @@ class Lookup:
                         return entry.path
                     found += 1
                 else:
-                    whose = f"{entry.command} where {_spoken(command)} is compared"
+                    whose = f"{entry.command} where {_as_typed(command)} is compared"
                     self._of_others.setdefault(whose, {})[entry.run_id] = None
                     other, others = other or entry.command, others + 1
         finally:
             if folder == self.results:
                 known.save()
         are = f"there {'is' if found == 1 else 'are'} {counted(found, 'run')}"
-        of = wanted or (_spoken(command) if others else None)
+        of = wanted or (_as_typed(command) if others else None)
         kind = f"{f' of {of}' if of else ''}{' with results' if empty else ''}"
         hint = "latest is the newest, latest~1 the one before it" if found else _instead(folder)
         if others:
@@ -206,7 +208,7 @@ def around(results: Path) -> str | None:
 
 
 def _instead(folder: Path) -> str:
-    """Returns what to give in place of a name that stands for nothing in a folder."""
+    """Returns a hint for a name that stands for nothing in a folder."""
     if there := around(folder):
         return f"add --results {there}"
     if not is_folder(folder):
@@ -216,7 +218,10 @@ def _instead(folder: Path) -> str:
 
 
 def check_name(name: str, results: Path | None = None) -> None:
-    """Raises UsageError for a text by which a run, of the results folder if there is one, could not be found."""
+    """Raises UsageError for a name by which a run could not be found.
+
+    Names of files, and of folders in `results`, would be found instead.
+    """
     if not NAME.fullmatch(name) or LATEST.fullmatch(name):
         raise UsageError(
             f"--name {name!r} is no name of a run",
@@ -228,13 +233,13 @@ def check_name(name: str, results: Path | None = None) -> None:
 
 
 def counts_back(name: str) -> bool:
-    """Returns whether a name is `latest` of all results, whose command is that of the other sides."""
+    """Tells whether a name is `latest` among all results, of the same command as the other sides."""
     found = LATEST.fullmatch(name)
     return bool(found and found["within"] is None and found["command"] is None and not exists(Path(name)))
 
 
 def is_run(path: Path) -> bool:
-    """Returns whether a folder is a run directory, or a damaged one."""
+    """Tells whether a folder is a run directory, or a damaged one."""
     return any(exists(path / name) for name in (RUN, SUMMARY, STEPS)) or RUN_ID.fullmatch(path.name) is not None
 
 
@@ -256,7 +261,6 @@ def children(path: Path) -> list[Path]:
 
 
 def closest(name: str, known: Mapping[str, str]) -> str:
-    """Returns a hint with the closest known name."""
     return offer([known[close] for close in alike(name, known)])
 
 
@@ -277,21 +281,17 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-LOGS = (".csv", ".tsv", ".jsonl")
-"""The suffixes of the logs of other tools."""
-
-
 def _is_log(path: Path) -> bool:
     return path.suffix.lower() in LOGS and not is_folder(path)
 
 
-def _spoken(command: str | None) -> str:
-    """Returns the command of gpubench that the user gave, for the command in a run.json."""
+def _as_typed(command: str | None) -> str:
+    """Returns the command that the user typed for the command in a run.json."""
     return kind_of(command or "").run_by
 
 
 def _newest_first(known: Catalogue) -> Iterator[tuple[str, Entry | None]]:
-    """Yields the names of runs and searches with what is known of them, without those that are a part of another."""
+    """Yields runs and searches by name with what is known of them, without those that are part of another."""
     whole = [name for name, part_of in known.found.items() if not part_of]
     others = [(name, entry) for name in whole if "/" not in name and (entry := known.entry(name)) and entry.is_search]
     searches = sorted(others, key=lambda one: one[1].record.started)
@@ -306,14 +306,14 @@ def _newest_first(known: Catalogue) -> Iterator[tuple[str, Entry | None]]:
 
 
 def _has_results(entry: Entry) -> bool:
-    """Returns whether a run has ended with results. Damaged ones count, so that the damage is reported."""
+    """Tells whether a run has ended with results. Damaged ones count, so that the damage is reported."""
     if entry.is_search:
         return True
     return entry.record.status != RUNNING and (entry.measured or entry.problem is not None)
 
 
 def _nearest(path: Path, results: Path) -> str:
-    """Returns a hint with names similar to `path`: experiments, runs, or entries of the same folder."""
+    """Returns a hint with similar names: experiments, runs, or entries of the same folder."""
     if path.suffix and is_run(path.parent):
         return f"name the run, and not a file of it: {path.parent}"
     if alike(path.name, ["latest"], cutoff=0.7) or path.name.lower().startswith(("latest", "last")):

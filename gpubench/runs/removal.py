@@ -43,7 +43,7 @@ class Unit:
 
 
 def units(entries: Iterable[Entry]) -> list[Unit]:
-    """Returns the runs as what can be removed, in their order; the runs of a search at the place of the first one."""
+    """Groups runs into what can be removed, in their order; a search is at the place of its first run."""
     found: dict[Path, list[Entry]] = {}
     for entry in entries:
         if entry.is_search:
@@ -57,9 +57,8 @@ def prunable(
 ) -> tuple[list[Unit], list[Unit]]:
     """Returns what may be pruned of the runs, which are the newest first, and what is spared although it was chosen.
 
-    It is what fulfils every condition that is given: it is not among the newest `keep` of its experiment, it `failed`,
-    and it began before `older`. What is protected, what the user has named, and what cannot be read, which may be
-    either, is spared.
+    A run is chosen if it meets every given condition: it is not among the newest `keep` of its experiment, it `failed`,
+    it began before `older`. Spared are runs that are protected, that the user has named, or that cannot be read.
     """
     places: dict[str, int] = {}
     found: list[Unit] = []
@@ -104,7 +103,7 @@ def remedy(unit: Unit) -> str | None:
 
 
 def remove(known: Catalogue, unit: Unit) -> None:
-    """Removes the unit, after another look at whether it may be removed; also its experiment if nothing is left.
+    """Removes the unit, after checking again that it may be removed, and its experiment if nothing else is in it.
 
     Raises RunDirectoryError if it is protected by now, and RunFailed if a file cannot be removed.
     """
@@ -128,7 +127,7 @@ def remove(known: Catalogue, unit: Unit) -> None:
 
 
 def _is_inside(results: Path, path: Path) -> bool:
-    """Returns whether a folder is really where its path says, in the results folder, without a link on the way."""
+    """Tells whether a folder really lies in the results folder, without a link on its path."""
     whole, real = os.path.realpath(results), os.path.realpath(path)
     return real == os.path.join(whole, os.path.relpath(path, results)) and real.startswith(whole + os.sep)  # noqa: PTH118
 

@@ -28,6 +28,25 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda one, other: one <= other,
     ">=": lambda one, other: one >= other,
 }
+LABELS: dict[str, Callable[[Entry], str | None]] = {
+    "run": lambda entry: entry.run_id,
+    "name": lambda entry: entry.name,
+    "command": lambda entry: entry.command,
+    "model": lambda entry: entry.model,
+    "variant": lambda entry: entry.variant,
+    "status": lambda entry: entry.record.status,
+    "experiment": lambda entry: entry.record.experiment,
+    "host": lambda entry: entry.record.host,
+}
+"""What a condition can be about besides settings and facts: the columns of a listing."""
+WORDS: dict[str, Callable[[Entry], Any]] = {
+    "started": lambda entry: (entry.record.started, entry.run_id),
+    "ended": lambda entry: entry.record.ended or "",
+    "name": lambda entry: (entry.name is None, entry.name or ""),
+    **{name: LABELS[name] for name in ("experiment", "command", "model", "variant", "status", "host")},
+}
+"""What a listing can be sorted by besides metrics and settings."""
+NEWEST_FIRST = ("started", "ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,27 +178,6 @@ def _rank(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
-LABELS: dict[str, Callable[[Entry], str | None]] = {
-    "run": lambda entry: entry.run_id,
-    "name": lambda entry: entry.name,
-    "command": lambda entry: entry.command,
-    "model": lambda entry: entry.model,
-    "variant": lambda entry: entry.variant,
-    "status": lambda entry: entry.record.status,
-    "experiment": lambda entry: entry.record.experiment,
-    "host": lambda entry: entry.record.host,
-}
-"""What a condition can be about besides settings and facts: the columns of a listing."""
-WORDS: dict[str, Callable[[Entry], Any]] = {
-    "started": lambda entry: (entry.record.started, entry.run_id),
-    "ended": lambda entry: entry.record.ended or "",
-    "name": lambda entry: (entry.name is None, entry.name or ""),
-    **{name: LABELS[name] for name in ("experiment", "command", "model", "variant", "status", "host")},
-}
-"""What a listing can be sorted by besides metrics and settings."""
-NEWEST_FIRST = ("started", "ended")
-
-
 def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
     parts = CONDITION.fullmatch(text.strip())
     if parts is None:
@@ -209,7 +207,7 @@ def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
 
 
 def _readable(name: str, entries: Sequence[Entry]) -> tuple[str, Callable[[Entry], Any]]:
-    """Returns what a condition is about, by its whole name, and what reads it from a run."""
+    """Returns the whole name of what a condition is about, and a function that reads it from a run."""
     if name in LABELS:
         return name, LABELS[name]
     key = key_of(name, entries, "--where")
@@ -221,7 +219,7 @@ def _is_ordered(value: Any) -> bool:
 
 
 def _comparable(value: Any, asked: str) -> tuple[Any, Any]:
-    """Returns a setting's value and the limit that it is compared with: as numbers, or for text as versions.
+    """Returns the value of a setting and the limit for it: as numbers, or for text as versions.
 
     A version counts to as many places as the limit has, so that 2.13.0+cpu is not above 2.13.
     """
@@ -240,7 +238,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _equals(value: Any, asked: str) -> bool:
-    """Returns whether a value is the one that the text stands for; text may be a pattern with `*`."""
+    """Tells whether the text stands for a value; it may be a pattern with `*`."""
     if value is None:
         return asked.lower() in ("null", "none", "")
     if isinstance(value, bool):

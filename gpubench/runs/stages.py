@@ -68,7 +68,7 @@ def rank_times(spans: Iterable[Span], start: float, end: float) -> Times:
 
 
 def mean(found: Iterable[Times]) -> Times:
-    """Returns the mean of each part, so that the parts sum to the mean makespan. `found` must not be empty."""
+    """Returns the mean of each part, so that the parts sum to the mean makespan. Needs at least one."""
     every = list(found)
     return Times(*(sum(getattr(one, name) for one in every) / len(every) for name in Times.__struct_fields__))
 

@@ -127,7 +127,7 @@ def quantile(x: ArrayLike, share: float) -> float | None:
 
 
 def least_values(share: float) -> int:
-    """Returns how many independent values have, with a probability of 95 %, at least one beyond the quantile.
+    """Returns how many independent values include, with a probability of 95 %, at least one beyond the quantile.
 
     That is the smallest n for which 1 - share^n >= 0.95: 5 for the median, 59 for 0.95 and 299 for 0.99.
     """

@@ -154,7 +154,7 @@ class GrowingSteps:
         self._length = self._write(columns, phases)
 
     def _write(self, columns: Mapping[str, Column], phases: Mapping[str, Column]) -> int:
-        """Writes steps behind the others, which they do not belong to yet. Returns the length that includes them."""
+        """Writes steps behind the others, without counting them yet. Returns the length that includes them."""
         end = self._length + len(columns["step"])
         self._reserve(end, phases)
         own = slice(self._length, end)
@@ -211,6 +211,8 @@ BLOCK = 1 << 18  # bytes decoded at once, so few that the rows stay in the CPU's
 SHORTEST = len('{"repeat":0,"rank":0,"step":0,"samples":0,"time":0,"total":1,"phases":{}}')
 NEWLINE = ord("\n")
 FLOAT64, FALSE, TRUE = b"\xcb", 0xC2, 0xC3  # of MessagePack
+FLAGS = ("skipped", "starved", "not_finite")
+"""The fields that take one byte in MessagePack."""
 
 _IDS = ("repeat", "rank", "step", "samples")
 _LIMITS: Final = {
@@ -278,10 +280,6 @@ _STARVED = np.full(256, np.nan, np.float32)
 _STARVED[[FALSE, TRUE]] = 0, 1
 
 
-FLAGS = ("skipped", "starved", "not_finite")
-"""The fields that take one byte in MessagePack."""
-
-
 class _Decoder:
     """Decodes lines that have no other phases into columns.
 
@@ -333,7 +331,7 @@ class _AnyDecoder:
         self._phases = phases
 
     def columns(self, lines: bytes) -> tuple[dict[str, Column], dict[str, Column]]:
-        """Does the same as that of `_Decoder`."""
+        """Returns the same as `_Decoder.columns`."""
         rows = self._decoder.decode_lines(lines)
         if any(row.phases.keys() - set(self._phases) for row in rows):
             raise ValueError("a new phase")
@@ -387,7 +385,7 @@ def _ordered(table: StepTable, path: Path, problems: list[str]) -> StepTable:
 
 
 UNEVEN = 0.01
-"""The relative difference between the mean number of samples in a step and the usual one from which on it is said."""
+"""The relative difference between the mean and the usual number of samples in a step that is worth mention."""
 
 
 @dataclass
@@ -396,7 +394,7 @@ class Repeat:
 
     number: int
     warmup: int | None = None
-    """The number of steps that are excluded at its start at least; None if that follows from the number of steps."""
+    """The least number of steps to exclude at its start; None if it follows from the number of steps."""
     steps: dict[int, GrowingSteps] = field(default_factory=lambda: defaultdict(GrowingSteps))
     """The steps of each rank, in order."""
     built: ModelBuilt | None = None
@@ -505,7 +503,7 @@ class Measured:
 
 
 def measure(repeat: Repeat) -> Measured | None:
-    """Returns the steady part of a repeat; None if there is none, for example after an interruption in the warm-up."""
+    """Returns the steady part of a repeat; None if there is none, as after an interruption in the warm-up."""
     recorded = {rank: steps.table() for rank, steps in sorted(repeat.steps.items())}
     length = min(map(len, recorded.values()), default=0)
     warmup = warmup_of(length) if repeat.warmup is None else repeat.warmup

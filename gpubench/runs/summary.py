@@ -25,6 +25,10 @@ from gpubench.runs.stages import Pipeline
 from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepSamples, StepTable, measure
 from gpubench.telemetry import Sampling, TelemetrySample
 
+EXPOSED = "exposed_communication"
+LATENCY = ("host_to_device", "forward")
+"""The phases between a batch in the memory of the CPU and its result."""
+
 M = TypeVar("M")
 Estimate = Callable[[M], float | None]
 """Returns the estimate of one repeat; None if it is unknown."""
@@ -64,7 +68,7 @@ def energy_each(
 def metric_of(
     name: str, repeats: list[float], steps: int, effective_steps: float | None, distribution: Distribution | None
 ) -> Metric:
-    """Returns the metric `name` from its estimate in each repeat. `steps` is the number of steps behind them."""
+    """Returns the metric `name` from its estimate in each repeat; `steps` is the number of steps behind them."""
     definition = definition_of(name)
     estimate, interval = stats.mean_and_interval(name, repeats)
     return Metric(
@@ -83,9 +87,6 @@ def metric_of(
 def relative_half_width(name: str, repeats: Sequence[float]) -> float | None:
     """Returns the relative half-width of a metric's 95 % interval, as defined by `Metric.reach`."""
     return metric_of(name, list(repeats), 0, None, None).reach if repeats else None
-
-
-EXPOSED = "exposed_communication"
 
 
 class RankTimes(msgspec.Struct, frozen=True):
@@ -161,7 +162,7 @@ def write_summary(summary: Summary, writer: RunWriter) -> None:
 
 
 def to_csv(metrics: Sequence[Metric]) -> str:
-    """Returns the metrics as CSV, with one line per metric."""
+    """Returns the metrics as CSV, one a line."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["name", "unit", "better", "estimate", "low", "high", "repeats", "n", "effective_n"])
@@ -189,8 +190,8 @@ def summarise(
 
     `device_name` is None on a CPU. `device_memory` is in bytes; None if unknown. `gpus` are the indices of the run's
     GPUs in `telemetry`. `matmul_precision` is how float32 products were computed; None if it follows from `precision`.
-    The steps of `inference` have a latency, and those of its ranks do not belong together. `settings` are those of the
-    run.
+    The steps of `inference` have a latency, and those of different ranks do not belong together. `settings` are those
+    of the run.
     """
     found = [measured for repeat in repeats if (measured := measure(repeat))]
     peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
@@ -253,10 +254,6 @@ def throttled_shares(telemetry: Sequence[TelemetrySample], windows: Sequence[Ste
     return slowed
 
 
-LATENCY = ("host_to_device", "forward")
-"""The phases between a batch on the host and its result."""
-
-
 def _latencies(metrics: Metrics[Measured]) -> None:
     for name, share in LATENCIES.items():
         metrics.add(name, lambda m, share=share: stats.quantile(_latency(m), share))  # type: ignore[misc]
@@ -274,7 +271,7 @@ def _rare_evaluation(found: Sequence[Measured], settings: warnings.Settings) -> 
 
 
 def _unknown_quantiles(found: Sequence[Measured], settings: warnings.Settings) -> str | None:
-    """Warns of the quantiles for which the repeat with the fewest latencies has too few."""
+    """Warns of the quantiles that the repeat with the fewest latencies has too few for."""
     fewest = min((len(_latency(measured)) for measured in found), default=0)
     unknown = {
         name: stats.least_values(share) for name, share in LATENCIES.items() if stats.least_values(share) > fewest
@@ -315,7 +312,7 @@ def _busy(steps: StepTable) -> Floats:
 
 
 def _skew(measured: Measured) -> float:
-    """Returns by how much the busiest rank exceeds the lower median of all, as a fraction of the step; the mean."""
+    """Returns the mean excess of the busiest rank over the lower median of all, as a fraction of the step."""
     busy = np.sort(measured.by_step(_busy), axis=0)
     return _mean((busy[-1] - busy[(len(busy) - 1) // 2]) / measured.totals)
 
@@ -387,7 +384,7 @@ def _final_loss(measured: Measured) -> float | None:
 def _diverged(measured: Measured) -> int | None:
     """Returns the first step of a rank from which on none of its known losses is finite; None if there is none.
 
-    The loss of a step that the gradient scaler skipped has changed no parameter, whatever it is.
+    A step that the gradient scaler skipped has changed no parameter, whatever its loss is.
     """
     ends = []
     for steps in measured.recorded.values():

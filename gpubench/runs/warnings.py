@@ -32,7 +32,7 @@ def more_steps(settings: Settings) -> str:
 
 
 def longer(settings: Settings) -> str:
-    """Returns how to measure steps that are later than the warm-up."""
+    """Returns how to measure steps after the warm-up."""
     return f"raise training.warmup_steps or {more_steps(settings).removeprefix('raise ')}"
 
 
@@ -104,7 +104,7 @@ def held_down(shares: Mapping[str, float]) -> str | None:
 def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow], settings: Settings = NONE) -> str | None:
     """Warns of an interval that is wider than a factor of two.
 
-    `windows` are what was measured of each repeat, and `settings` are those of the run.
+    `windows` are the steady steps of each repeat, and `settings` are those of the run.
     """
     if metric is None or metric.interval is None or not metric.too_noisy:
         return None
@@ -117,8 +117,9 @@ def too_noisy(metric: Metric | None, windows: Sequence[SteadyWindow], settings: 
 
 
 def contended(load: OtherLoad | None) -> str | None:
-    """Warns of other processes that kept cores busy (`OtherLoad.busy`), or of a share of the CPU for other guests
-    above `other_load.STEAL`, with their possible effect on the times.
+    """Warns of other processes that kept cores busy, or of a hypervisor that ran other guests, and of the effect.
+
+    The limits are `OtherLoad.busy` and `other_load.STEAL`.
     """
     if load is None:
         return None
@@ -173,7 +174,7 @@ def not_applied(missed: Mapping[str, str]) -> str | None:
 
 
 def compiled_within(compiled: int, steps: int, settings: Settings = NONE) -> str | None:
-    """Warns of steady steps in which torch.compile compiled code of a program; `steps` are all steady steps."""
+    """Warns of steady steps in which torch.compile compiled code of a program; `steps` is the number of all."""
     if not compiled:
         return None
     said = f"torch.compile compiled code in {compiled} of {steps} steady steps, which their times include"
@@ -246,7 +247,6 @@ def too_few_latencies(fewest: int, needed: Mapping[str, int], settings: Settings
 
 
 def no_mfu(unknown_peak: tuple[str, str] | None) -> str | None:
-    """Warns of a GPU and a precision whose published peak is unknown."""
     if unknown_peak is None:
         return None
     gpu, precision = unknown_peak
@@ -254,17 +254,15 @@ def no_mfu(unknown_peak: tuple[str, str] | None) -> str | None:
 
 
 def no_flop_count(flops: FlopsCounted | None) -> str | None:
-    """Warns if the FLOPs of the model could not be counted, with the worker's reason."""
     return f"no FLOP count: {flops.reason}" if flops and flops.reason else None
 
 
 def no_measured_peak(peak: PeakMeasured | None) -> str | None:
-    """Warns if the attainable FLOP/s could not be measured, with the worker's reason."""
     return f"no measured peak: {peak.reason}" if peak and peak.reason else None
 
 
 def too_many_phases(unnamed: int) -> str | None:
-    """Warns of phases beyond the largest number of them, which are not kept by name."""
+    """Warns of phases beyond the largest number that is kept by name."""
     if not unnamed:
         return None
     number = f"{unnamed} or more" if unnamed >= MOST_PHASES else str(unnamed)

@@ -10,6 +10,6 @@ COMPILED = ("performance.compile", "performance.compile_mode")
 
 
 def claim_of(keys: Iterable[str]) -> Claim:
-    """Returns what the settings with these dot-keys, none of which changes the batch, claim together."""
+    """Returns the loosest claim of the settings with these dot-keys, none of which may change the batch."""
     known = {"type" if key in COMPILED else numbers_of(key) for key in keys}
     return next((claim for claim in reversed(CLAIMS) if claim in known), "same")

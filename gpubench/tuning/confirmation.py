@@ -76,10 +76,10 @@ class Confirmation:
         return [combination for combination, proves in self._arms if not proves]
 
     def half_width(self, one: Arm, other: Arm, sigma: float) -> float:
-        """Returns the half-width that the 95 % interval of the logarithm of their ratio has with this noise.
+        """Returns the half-width of the 95 % interval of the logarithm of their ratio if the noise is `sigma`.
 
-        A confirmation that ended once its own estimate of the noise made the interval narrow would end with intervals
-        that are too narrow. Returns infinity for an arm without runs.
+        The noise is given, and not estimated from the rounds: rounds that end as soon as they agree by chance would
+        give intervals that are too narrow. Infinity for an arm without runs.
         """
         if one not in self._counts or other not in self._counts:
             return math.inf

@@ -15,7 +15,7 @@ NOISE_WEIGHT = 0.1  # variance of the noise in the same units
 
 
 def space(levels: Sequence[Sequence[int]], known: Sequence[Combination], rng: np.random.Generator) -> list[Combination]:
-    """Returns all combinations of these levels, or `known` and a random part of the others if there are too many."""
+    """Returns all combinations of these levels; if there are too many, `known` and random others."""
     if math.prod(len(some) for some in levels) <= MOST_CANDIDATES:
         return list(product(*levels))
     drawn = zip(*(rng.choice(some, MOST_CANDIDATES).tolist() for some in levels), strict=True)
@@ -23,7 +23,7 @@ def space(levels: Sequence[Sequence[int]], known: Sequence[Combination], rng: np
 
 
 def highest(levels: Sequence[Sequence[int]], found: Posterior, start: Combination) -> list[Combination]:
-    """Returns the combination with the highest rate in each sample, by changing one level at a time."""
+    """Returns the fastest combination in each sample, found by changing one level at a time."""
     samples = len(found.effects)
     table = np.tile(np.array(start), (samples, 1))
     rates = (found.effects * found.terms.columns(table)).sum(axis=1)
@@ -41,7 +41,7 @@ def highest(levels: Sequence[Sequence[int]], found: Posterior, start: Combinatio
 def least_alike(
     candidates: Sequence[Combination], made: Sequence[Combination], count: int, rng: np.random.Generator
 ) -> list[Combination]:
-    """Returns runs that tell most about all effects and pairs, given the runs made, where nothing is known of them.
+    """Returns the runs that tell most about all effects and pairs, given the runs made, if no effect is known.
 
     Each next run is the one whose rate the others predict worst, which makes the design nearly D-optimal.
     """
@@ -49,12 +49,12 @@ def least_alike(
     together = np.array([*pool, *made])
     covariance = _covariance(together)
     for index in range(len(pool), len(together)):
-        _learn(covariance, index, NOISE_WEIGHT)
+        _learn(covariance, index)
     chosen = []
     for _ in range(min(count, len(pool))):
         index = int(np.argmax(np.diagonal(covariance)[: len(pool)].round(9)))
         chosen.append(pool[index])
-        _learn(covariance, index, NOISE_WEIGHT)
+        _learn(covariance, index)
     return chosen
 
 
@@ -91,7 +91,7 @@ def informative(
 
 
 def _covariance(table: Array) -> Array:
-    """Returns the covariance of rates when every effect and every pair is equally likely."""
+    """Returns the covariance of rates if all effects are equally likely, and all pairs are."""
     first, squares = np.zeros((len(table), len(table))), np.zeros((len(table), len(table)))
     for column in table.T:
         levels = len(np.unique(column))
@@ -101,7 +101,7 @@ def _covariance(table: Array) -> Array:
     return np.asarray(100.0 + first + PAIR_WEIGHT * (first**2 - squares) / 2)
 
 
-def _learn(covariance: Array, index: int, noise: float) -> None:
-    """Changes the covariance to that after a run of the combination."""
-    row = covariance[index] / math.sqrt(covariance[index, index] + noise)
+def _learn(covariance: Array, index: int) -> None:
+    """Conditions the covariance, in place, on a run of the combination with this index."""
+    row = covariance[index] / math.sqrt(covariance[index, index] + NOISE_WEIGHT)
     covariance -= np.outer(row, row)

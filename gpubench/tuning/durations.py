@@ -24,7 +24,7 @@ class Limit:
 
 
 class Durations:
-    """The expected time of runs, with the start of their processes.
+    """The expected time of runs in seconds, with the start of their processes.
 
     A combination that has run takes the mean of its runs. Any other takes the time of the baseline, and in addition
     what each of its levels needed alone: a compiled model, for example, takes long to start.
@@ -46,14 +46,13 @@ class Durations:
         }
 
     def expected(self, combination: Combination) -> float:
-        """Returns the seconds that a run of the combination is expected to take."""
         if combination in self._means:
             return self._means[combination]
         more = sum(self._more.get((place, level), 0.0) for place, level in enumerate(combination) if level)
         return max(LEAST_SHARE * self._baseline, self._baseline + more)
 
     def fitting(self, runs: Sequence[Combination], seconds: float | None) -> list[Combination]:
-        """Returns the first of these runs, as many as there is time for; all of them without a limit."""
+        """Returns the first of these runs, as many as there is time for: all of them if `seconds` is None."""
         if seconds is None:
             return list(runs)
         ends = accumulate(map(self.expected, runs))

@@ -21,7 +21,7 @@ USUAL_SIGMA = 0.02  # of the log throughput between equal runs, until it is meas
 USUAL_RUNS = 50
 NO_MATTER = 0.001  # a gain in log throughput for which no setting is kept
 WORTH_CHANGING = 0.004  # an expected gain in log throughput for which a confirmation begins again
-CLEAR_GAIN = 2.0  # standard deviations of the expected gain from which on it is confirmed
+CLEAR_GAIN = 2.0  # a gain of at least so many of its standard deviations is confirmed
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Knowledge:
         return float(difference.mean()), float(difference.std())
 
     def estimate(self, one: Combination, other: Combination) -> Estimate:
-        """Returns their ratio with a 95 % interval of what is known so far."""
+        """Returns the gain of `one` over `other`, as far as it is known."""
         mean, deviation = self.gain(one, other)
         return interval_of(mean, 1.96 * deviation)
 
@@ -123,13 +123,13 @@ class Knowledge:
 
     @property
     def regret(self) -> float:
-        """By how much the best combination is expected to be faster than the one held for it, in log throughput."""
+        """How much faster than `best` the fastest combination is expected to be, in log throughput."""
         best = self.rates[:, self.candidates.index(self.best)]
         return float((self.rates[:, np.isfinite(self._means)].max(axis=1) - best).mean())
 
     @property
     def daring(self) -> Combination | None:
-        """A combination that would be better than the best if it ran, which other failures make doubtful."""
+        """A combination that would be faster than the best if it ran, which other failures make doubtful."""
         means = self.rates.mean(axis=0)
         doubtful = np.where(self.chances < 1 - LIKELY, means, -math.inf)
         first = int(doubtful.argmax())
@@ -163,12 +163,11 @@ def without_each(combination: Combination) -> list[Combination]:
 
 
 def with_level(combination: Combination, place: int, level: int) -> Combination:
-    """Returns the combination with another level of one factor."""
     return (*combination[:place], level, *combination[place + 1 :])
 
 
 def interval_of(logarithm: float, half: float) -> Estimate:
-    """Returns the ratio of a logarithm and the half-width of its interval."""
+    """Returns the estimate of a ratio from its logarithm and the half-width of the interval of that."""
     return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
 
 
@@ -182,7 +181,7 @@ def _outcome(run: TriedRun, most_peak: float | None) -> KnownRun:
 def spread_of_equals(runs: Sequence[TriedRun], noises: Noises | None = None) -> tuple[float, int]:
     """Returns the sum of squares of equal runs of a stage about their means, and its degrees of freedom.
 
-    With `noises`, the squares of each combination are in units of how noisy it is.
+    With `noises`, the squares of each combination are in units of its noise.
     """
     groups: dict[tuple[Combination, Stage], list[float]] = {}
     for run in runs:
@@ -196,6 +195,6 @@ def spread_of_equals(runs: Sequence[TriedRun], noises: Noises | None = None) -> 
 
 
 def sigma_of_equals(runs: Sequence[TriedRun], noises: Noises | None = None) -> float:
-    """Returns the standard deviation of the baseline's noise by runs that are equal; 0 if there are none."""
+    """Returns the standard deviation of the baseline's noise, from equal runs; 0 without such runs."""
     squares, df = spread_of_equals(runs, noises)
     return math.sqrt(squares / df) if df else 0.0

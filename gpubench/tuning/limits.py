@@ -9,14 +9,14 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.tuning.combination import Combination
+from gpubench.tuning.combination import Combination, Level
 
-Part = tuple[tuple[int, int], ...]
-"""Levels that occur together, as (place, level)."""
+Part = tuple[Level, ...]
+"""Levels that occur together."""
 DOES_NOT_RUN = "does not run"
 MEMORY = "memory"
 SHARINGS = 30
-LIKELY = 0.5  # chance of a failure above which a combination is not held for the best
+LIKELY = 0.5  # chance of a failure above which a combination cannot be the best
 HOPELESS = 0.95  # chance of a failure above which a combination is not run
 
 
@@ -68,11 +68,11 @@ class Limits:
         return why if chance > most else ""
 
     def allowed(self, wanted: Sequence[Combination]) -> list[Combination]:
-        """Returns those of the combinations that may be run."""
+        """Returns the combinations that may be run."""
         return [one for one in wanted if not self.why_not(one, HOPELESS)]
 
     def chances(self, wanted: Sequence[Combination]) -> NDArray[np.float64]:
-        """Returns the chance of each combination to run."""
+        """Returns the chance that each combination runs."""
         return np.array([1.0 if one in self._good else 1 - self._blame(one)[0] for one in wanted])
 
     def _blamed(self) -> dict[Part, tuple[float, str]]:

@@ -72,7 +72,7 @@ class EffectTerms:
         return np.concatenate(chances)
 
     def _together(self, count: int, first: int) -> list[tuple[int, ...]]:
-        """Returns every choice of so many levels of different settings, among the `first` settings."""
+        """Returns every choice of `count` levels of different settings among the `first` settings."""
         among = [index for index, (place, _) in enumerate(self.mains) if place < first]
         return [some for some in combinations(among, count) if len({self.mains[index][0] for index in some}) == count]
 
@@ -136,13 +136,13 @@ def posterior(
 
 
 def _drift(times: Array) -> Array:
-    """Returns a column for each shape of a drift, as large as it is expected, in units of the noise."""
+    """Returns a column for each shape of a drift, scaled to its expected size in units of the noise."""
     centred = 2 * times - 1
     return np.column_stack([centred, 1.5 * centred**2 - 0.5, 2.5 * centred**3 - 1.5 * centred]) * DRIFT
 
 
 def _whitened(columns: Array, values: Array, drift: Array, noises: Array) -> Array:
-    """Returns columns and values in units in which a drift and the mean play no part and all runs are equally noisy."""
+    """Returns columns and values without drift and mean, in units that make all runs equally noisy."""
     root = np.linalg.cholesky(np.diag(noises**2) + drift @ drift.T)
     whitened = np.linalg.solve(root, np.column_stack([np.ones(len(values)), columns, values]))
     mean = whitened[:, 0] / np.linalg.norm(whitened[:, 0])
@@ -166,13 +166,13 @@ class _Chain:
         self._included = self._kept[:-1]  # shares its memory
 
     def climb(self) -> Array:
-        """Goes to a set more probable than its neighbours. Returns its effects, 0 for those outside it."""
+        """Moves to a set more probable than its neighbours, and returns its effects: 0 for those outside it."""
         while (gains := self._gains()).max() > ROUNDING:
             self._flip(int(gains.argmax()))
         return np.where(self._included, self._matrix[:-1, -1], 0.0)
 
     def sample(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Returns samples of the effects and of the noise's deviation, and the chance of each effect not to be zero."""
+        """Returns samples of the effects and of sigma, and the probability that each effect is not zero."""
         weights, visited = [], []
         draws = rng.random((2, JUMPS))
         for jump in range(JUMPS):
@@ -201,7 +201,7 @@ class _Chain:
         return effects, sigmas, certain
 
     def _gains(self) -> Array:
-        """Returns by how much the logarithm of the set's probability changes if each effect is flipped."""
+        """Returns how much flipping each effect changes the logarithm of the probability of the set."""
         diagonal = np.diagonal(self._matrix)[:-1]
         pivots = np.where(self._included, -1 / diagonal, diagonal)
         squares = self._matrix[-1, -1] - self._matrix[:-1, -1] ** 2 / diagonal

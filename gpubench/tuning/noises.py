@@ -1,8 +1,8 @@
-"""Which settings make equal runs differ more, or less, than the baseline's do.
+"""Finds which settings make equal runs differ more, or less, than those of the baseline do.
 
 A level multiplies the standard deviation of the noise by a factor, which is 1 unless the runs say otherwise: a few
 factors are compared by the probability of the runs, with the effects and the drift averaged out (restricted maximum
-likelihood), and levels whose noise differs are taken in one after the other, the clearest first.
+likelihood), and levels whose noise differs are added one after the other, the clearest first.
 """
 
 import math
@@ -63,7 +63,7 @@ def compared(runs: Sequence[Combination], rates: Array, smooth: Array, sigma: fl
 
 
 def _log_likelihoods(noises: Array, rates: Array, smooth: Array, sigma: float) -> Array:
-    """Returns the logarithm of the probability of the rates with each row of `noises`, with any mean and any sigma."""
+    """Returns the log-likelihood of the rates for each row of `noises`, with any mean and any sigma."""
     covariances = smooth + noises[:, :, None] ** 2 * np.eye(len(rates))
     roots = np.linalg.cholesky(covariances)
     whitened = np.linalg.solve(roots, np.column_stack([np.ones(len(rates)), rates]))

@@ -68,7 +68,7 @@ class SearchDrawing:
         return Group(head, bar, Text(), Text(self._why, style="dim"), table, self._inner.draw("", progress))
 
     def _place(self, progress: Any) -> str:
-        """Returns the stage and the number of the run. Each run has a progress of its own."""
+        """Returns the stage and the number of the run, which is the next one if `progress` is a new one."""
         if progress is not self._progress:
             self._progress = progress
             self._begun += 1
@@ -88,13 +88,13 @@ def gain(estimate: Estimate | None) -> str:
 
 
 def memory(tuning: Tuning, name: str, level: int) -> str:
-    """Returns by how much a level alone changes the peak memory, as "-12 %"; "" if it does not, or it is unknown."""
+    """Returns how a level alone changes the peak memory, as "-12 %"; "" if that is little or unknown."""
     peak, before = tuning.peak(tuning.alone(name, level)), tuning.peak((0,) * len(tuning.treatments))
     change = peak / before - 1 if peak and before else 0.0
     return units.signed_percent(change, 0) if abs(change) >= NOTABLE else ""
 
 
 def length(plan: Plan, seconds_a_run: float | None) -> str:
-    """Returns the size of a plan, as "about 45 runs, 12 min"."""
+    """Returns the size of a plan, as "about 45 runs, about 12 min"."""
     time = f", about {units.about(plan.total * seconds_a_run)}" if seconds_a_run else ""
     return f"about {units.counted(plan.total, 'run')}{time}"

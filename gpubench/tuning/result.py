@@ -32,7 +32,7 @@ class Loss(Struct, frozen=True):
 
 
 class SearchRun(Struct, frozen=True, kw_only=True):
-    """One run of a combination: a fresh process, and a repeat of the run directory `path`."""
+    """One run of a combination: a fresh process, which is a repeat in the run directory `path`."""
 
     combination: tuple[int, ...]
     """The level of each treatment; 0 is the present value."""
@@ -159,7 +159,7 @@ def save(folder: Path, tuning: Tuning) -> None:
 def claim(folder: Path) -> IO[bytes]:
     """Keeps other processes from continuing the same search, until the returned file is closed.
 
-    Raises RunDirectoryError if another process has the search, or if the lock is no file.
+    Raises RunDirectoryError if another process has the search, or if the lock cannot be taken.
     """
     try:
         return foreign_files.lock(folder / LOCK)

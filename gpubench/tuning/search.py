@@ -52,7 +52,7 @@ from gpubench.tuning.noises import Noises
 STAGES: tuple[Stage, ...] = ("noise", "alone", "screening", "choosing", "confirming")
 
 NOISE_RUNS = 4
-NOISY = 0.02  # noise in log throughput from which on it is worth twice the runs to know it
+NOISY = 0.02  # noise in log throughput that is worth twice the runs to know it
 FEW_RUNS = 40  # runs below which all are needed for the settings
 SCREENING_BLOCK = 8  # so that what does not run together is known before the rest of the screening
 CHOOSING_BLOCK = 4
@@ -61,7 +61,7 @@ ROUNDS = 2  # of a confirmation, at least
 PROOF_ROUNDS = 3  # of the final combination and the baseline, at least, where no limit is set
 ROUNDS_OF_TWO = 3  # of a confirmation of two combinations, at least
 DOUBT_OF_TIME = 1.1  # factor by which the runs of a confirmation may well take longer than expected
-LONG = 0.1  # share of the time left from which on a run is too long for what it tells
+LONG = 0.1  # share of the time left that is too much for one run
 LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
 CLEAR_REGRET = 0.0003  # an expected loss in log throughput at which the choice is made
 CLOSE = 0.01  # difference in log throughput up to which two combinations may be a tie
@@ -97,7 +97,7 @@ class Search:
         self._terms = EffectTerms(self._levels)
         self._limit = Limit()
         self._seconds = 0.0
-        """The most time that was ever left."""
+        """The longest time that was ever left."""
         self._most_peak = most_peak
         self._seed = seed
         self._baseline: Combination = (0,) * len(factors)
@@ -151,9 +151,9 @@ class Search:
             self._blocks += not runs
 
     def planned(self) -> Plan:
-        """Returns the runs of each stage.
+        """Returns the plan.
 
-        After the noise is known, the total is exceeded only if it does not decide which combination is the best.
+        Once the noise is known, its total is exceeded only if these runs do not decide which combination is the best.
         """
         made = self._made()
         most = self._most()
@@ -173,7 +173,7 @@ class Search:
         return Plan(stages, len(self._runs), most if self._chosen else self._most(undecided=True))
 
     def standing(self) -> Sequence[Standing]:
-        """Returns what is known of each level of each factor, for a table that is updated as results come in."""
+        """Returns what is known so far of each level of each factor."""
         known = self._knowledge()
         best = self._chosen or (known.best if known else self._baseline)
         found = []
@@ -188,7 +188,6 @@ class Search:
         return found
 
     def conclude(self) -> Conclusion:
-        """Returns what follows from the results so far."""
         known = self._knowledge()
         if known is None:
             return Conclusion(self._baseline, False, None, [], [], [], [], [], self._tried(), self.noise())
@@ -285,7 +284,7 @@ class Search:
         if self._allowed() is not None:
             return None if narrow else self._confirm_in_limit(left, rounds)
         room = left - PROOF_ROUNDS * 2  # which are kept for the proof
-        parts = _parts(self._chosen)
+        parts = [self._chosen, *without_each(self._chosen)]  # these tell what each level contributes
         runs = [*parts, *_rivals(known, self._chosen)][: room // max(1, ROUNDS - rounds)]
         if narrow or len(runs) < 2 or (rounds >= ROUNDS and room < len(parts)):
             self._final, self._proving = self._confirmed(known, fresh)[0], self._blocks
@@ -373,7 +372,7 @@ class Search:
         return {stage: sum(run.stage == stage for run in self._runs) for stage in STAGES}
 
     def _most(self, undecided: bool = False) -> int:
-        """Returns the number of runs in all; with `undecided`, that to which an open choice would lead."""
+        """Returns the largest number of runs in all; with `undecided`, what it becomes if they do not decide."""
         allowed = self._allowed()
         if allowed is not None:
             return allowed
@@ -426,7 +425,7 @@ class Search:
         return max(ROUNDS * 4, int(self._most() * CONFIRMED))
 
     def _knowledge(self) -> Knowledge | None:
-        """Returns what follows from the runs; None if too few gave a rate."""
+        """Returns what follows from the runs; None if fewer than two gave a rate."""
         if self._latest is None and self._factors and sum(run.result.rate is not None for run in self._runs) >= 2:
             self._latest = Knowledge(self._terms, self._levels, self._runs, self._most_peak, self._seed)
         return self._latest
@@ -450,11 +449,11 @@ class Search:
         return self._final is not None and run.block >= self._proving
 
     def _headline(self, combination: Combination) -> Arm:
-        """Returns the runs of a combination that prove the gain."""
+        """Returns the arm whose runs prove the gain of a combination."""
         return combination, self._final is not None
 
     def _confirmed(self, known: Knowledge, fresh: Confirmation | None) -> tuple[Combination, float]:
-        """Returns the best of the confirmed combinations and the level of a one-sided test of its gain."""
+        """Returns the best of the confirmed combinations and the level of the one-sided test of its gain."""
         if self._final is not None and not known.limits.why_not(self._final):
             return self._final, SIGNIFICANT
         if self._chosen is None or fresh is None:
@@ -486,7 +485,7 @@ class Search:
         return found
 
     def _pairs(self, known: Knowledge) -> list[Interaction]:
-        """Returns the most certain interactions, as many as are expected to contain FALSE_PAIRS false ones at most."""
+        """Returns the most certain interactions, as many as are expected to include at most FALSE_PAIRS false ones."""
         mains, found, doubt = self._terms.mains, [], 0.0
         certain = known.posterior.certainty[len(mains) :]
         for index in np.argsort(-certain, kind="stable"):
@@ -562,7 +561,7 @@ class Search:
 
 
 def _is_tie(known: Knowledge, one: Combination, other: Combination) -> bool:
-    """Tells whether two combinations are equally fast as far as the runs tell, and are expected to be nearly so."""
+    """Tells whether the runs do not show which of two is faster, and their expected difference is small."""
     ratio = known.estimate(one, other)
     return ratio.low <= 1 <= ratio.high and abs(math.log(ratio.ratio)) < CLOSE
 
@@ -575,7 +574,7 @@ def _neighbours(known: Knowledge, combination: Combination) -> list[Combination]
 
 
 def _rivals(known: Knowledge, chosen: Combination) -> list[Combination]:
-    """Returns the neighbours of the chosen combination that have as many levels or more and may be faster.
+    """Returns the neighbours of the chosen combination that may be faster and have no fewer levels.
 
     The most promising come first.
     """
@@ -587,11 +586,6 @@ def _rivals(known: Knowledge, chosen: Combination) -> list[Combination]:
 def _arms(best: Combination) -> list[Combination]:
     """Returns the runs of a round of the confirmation: the best, the baseline, and the best without each level."""
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
-
-
-def _parts(best: Combination) -> list[Combination]:
-    """Returns the runs of a round that tells what each level of the best contributes."""
-    return [best, *without_each(best)]
 
 
 def _interval(fresh: Confirmation | None, one: Arm, other: Arm, level: float) -> Estimate | None:

@@ -18,12 +18,29 @@ Numbers = Literal["same", "rounding", "type", "batch"]
 """What a treatment changes: nothing that is computed, its last digits, the type it is computed in, or the batch."""
 
 LITTLE = 0.01
-"""The fraction of a step that data must be waited for, so that loading it faster can matter."""
+"""Loading data faster can matter if the loop waits for at least this fraction of a step."""
 MOST_WORKERS = 8
 ON_CPU = "the model runs on a CPU"
 ON_GPU = "the model runs on a GPU"
 ONE_RANK = "there is one rank"
 NO_IMAGES = "the samples are not images"
+OPT_IN = "it changes the batch: --only or --try names it"
+NOT_NAMED = "--only does not name it"
+KEPT = "--keep-arithmetic"
+OF_ARITHMETIC: tuple[Numbers, ...] = ("type", "batch")
+"""The changes of the computed numbers that are not tried with --keep-arithmetic."""
+SAVE_MEMORY = ("model.activation_checkpointing", "performance.expandable_segments")
+"""The settings that are tried first if the program needs too much memory."""
+OWN_NUMBERS: Mapping[str, Numbers] = {
+    "distributed.backend": "rounding",
+    "distributed.separate_reduce_scatter": "same",
+    "distributed.strategy": "rounding",
+    "distributed.sync_gradients": "rounding",
+    "model.activation_checkpointing": "rounding",
+    "performance.omp_wait_policy": "same",
+    "training.read_loss": "same",
+}
+"""What settings of gpubench's own loop alone change. The others declare it with what they do to a program."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +81,14 @@ class Treatment:
     """A setting to try, with its levels beside the present value."""
 
     name: str
-    """Its dot-key, or the first of several."""
+    """Its dot-key, or the first of its dot-keys."""
     levels: Sequence[Changes]
     numbers: Numbers
 
 
 @dataclass(frozen=True)
 class Untried:
-    """A setting that is not tried."""
+    """A setting that is not tried, and why."""
 
     name: str
     reason: str
@@ -79,7 +96,7 @@ class Untried:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of the table. `levels` returns the changes to try, or a text with the reason why none can matter."""
+    """A row of the table: `levels` returns the changes to try, or the reason why none can matter."""
 
     name: str
     levels: Callable[[Subject], Sequence[Changes] | str]
@@ -233,28 +250,9 @@ TABLE: Sequence[_Row] = (
 )
 """The settings to try, in the order in which they usually matter."""
 
-OWN_NUMBERS: Mapping[str, Numbers] = {
-    "distributed.backend": "rounding",
-    "distributed.separate_reduce_scatter": "same",
-    "distributed.strategy": "rounding",
-    "distributed.sync_gradients": "rounding",
-    "model.activation_checkpointing": "rounding",
-    "performance.omp_wait_policy": "same",
-    "training.read_loss": "same",
-}
-"""What the settings change that only gpubench's own loop has. The others declare it with what they do to a program."""
-
-SAVE_MEMORY = ("model.activation_checkpointing", "performance.expandable_segments")
-"""The settings that are tried first if the program needs too much memory."""
-OPT_IN = "it changes the batch: --only or --try names it"
-KEPT = "--keep-arithmetic"
-OF_ARITHMETIC: tuple[Numbers, ...] = ("type", "batch")
-"""The changes of the computed numbers that are not tried with it."""
-NOT_NAMED = "--only does not name it"
-
 
 def numbers_of(key: str) -> Numbers:
-    """Returns what a setting changes about the computed numbers; if that is not declared, the type."""
+    """Returns what a setting changes about the computed numbers; the type if nothing is declared."""
     declared = comparability.declarations().get(key)
     if declared and declared.role == "scale":
         return "batch"
@@ -299,7 +297,7 @@ def choose(
 def _levels(
     row: _Row, subject: Subject, known: frozenset[str], asked: Mapping[str, Sequence[Any]], only: frozenset[str]
 ) -> list[Changes] | str:
-    """Returns the levels of a row, or the reason why it is not tried."""
+    """Returns the levels of a row, or why it is not tried."""
     if row.name in asked:
         return _changed(subject, [{row.name: value} for value in asked[row.name]]) or "it has these values already"
     if only and row.name not in only:
@@ -310,17 +308,17 @@ def _levels(
     found = row.levels(subject)
     if isinstance(found, str) and not proposed:
         return found
-    usual = [] if isinstance(found, str) else [_of(changes, known) for changes in found]
-    levels = _changed(subject, [*(_of(fix, known) for fix in proposed), *usual])
+    usual = [] if isinstance(found, str) else [_only(changes, known) for changes in found]
+    levels = _changed(subject, [*(_only(fix, known) for fix in proposed), *usual])
     return levels or "it has the value that would be tried already"
 
 
-def _of(changes: Changes, known: frozenset[str]) -> Changes:
+def _only(changes: Changes, known: frozenset[str]) -> Changes:
     return {key: value for key, value in changes.items() if key in known}
 
 
 def _changed(subject: Subject, levels: Sequence[Changes]) -> list[Changes]:
-    """Returns the levels that differ from the present values, each once."""
+    """Returns the levels that differ from the present values, without duplicates."""
     found: list[Changes] = []
     for changes in levels:
         if changes not in found and any(subject.now(key) != value for key, value in changes.items()):

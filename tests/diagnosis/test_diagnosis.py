@@ -5,7 +5,7 @@ from cases_made import PERCENT, case, copy, cpu, gpu, ids, kernel, phase, rank, 
 from traces_made import LOADER, Record, call, launched, made, slice_, step, work
 
 from gpubench.diagnosis.case import ProfileCase
-from gpubench.diagnosis.headline import HOST_PARTS_IN_WORDS, IDLE_CAUSES_IN_WORDS, headline
+from gpubench.diagnosis.headline import CPU_PARTS_IN_WORDS, IDLE_CAUSES_IN_WORDS, headline
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
 from gpubench.trace.analyse import analyse
@@ -63,7 +63,7 @@ def test_the_headline_says_what_an_idle_gpu_waits_for() -> None:
 def test_the_headline_names_two_causes_where_neither_is_most_of_it() -> None:
     idle = gpu(idle={"data_loader": 12 * PERCENT, "synchronisation": 18 * PERCENT, "queued": 10 * PERCENT})
     assert headline(case(idle)) == (
-        "GPU idle 40 %: 45 % of it follows waits of the host for the GPU, 30 % waits for the data loader"
+        "GPU idle 40 %: 45 % of it follows waits of the CPU for the GPU, 30 % waits for the data loader"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_headline_of_a_step_that_recording_distorts_is_of_a_clean_one() -> N
 
 def test_every_cause_and_part_has_its_words() -> None:
     assert IDLE_CAUSES_IN_WORDS.keys() == set(CAUSES)
-    assert HOST_PARTS_IN_WORDS.keys() == set(HOST_PARTS)
+    assert CPU_PARTS_IN_WORDS.keys() == set(HOST_PARTS)
 
 
 DOWNLOAD = "Memcpy DtoH (Device -> Pageable)"

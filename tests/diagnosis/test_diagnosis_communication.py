@@ -138,7 +138,7 @@ def test_the_clean_run_knows_whether_ranks_that_were_not_recorded_come_late() ->
 
 def test_waiting_on_the_host_alone_is_evidence_too() -> None:
     finding = only(case(gpu(idle={"communication_wait": 30 * PERCENT})))
-    assert finding.evidence == ["the GPU is idle 30 ms a step (30.0 %) while the host waits for other ranks"]
+    assert finding.evidence == ["the GPU is idle 30 ms a step (30.0 %) while the CPU waits for other ranks"]
 
 
 def test_one_ranks_trace_cannot_tell_which_rank_is_slow() -> None:

@@ -69,7 +69,7 @@ def test_a_wait_for_a_copy_from_pinned_memory_is_a_blocking_copy() -> None:
     finding = only(blocking(3 * PERCENT))
     assert finding.id == "blocking-copies"
     assert "non_blocking=True" in finding.advice
-    assert finding.evidence == ["aten::copy_ blocks the host 6 ms a step (6 %) in cudaStreamSynchronize at train.py:31"]
+    assert finding.evidence == ["aten::copy_ blocks the CPU 6 ms a step (6 %) in cudaStreamSynchronize at train.py:31"]
     assert ids(blocking(PERCENT - 1)) == []
 
 

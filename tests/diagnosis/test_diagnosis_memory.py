@@ -85,7 +85,7 @@ BOTH = ("cudaMalloc", "cudaFree")
         (reserving([9, 4, 0]), "sizes change from step to step", "expandable_segments"),
         (reserving([9, 4, 0], names=("cuMemMap",)), "sizes change from step to step", "pad batches to few sizes"),
         (reserving([9, 0, 0]), "only the first recorded step", "record after a few steps"),
-        (reserving([9, 4, 1], names=("cudaHostAlloc",)), "page-locked memory of the host", "reuse page-locked tensors"),
+        (reserving([9, 4, 1], names=("cudaHostAlloc",)), "page-locked CPU memory", "reuse page-locked tensors"),
     ],
 )
 def test_memory_from_the_driver_has_the_cause_that_the_calls_show(found: Finding, cause: str, advice: str) -> None:

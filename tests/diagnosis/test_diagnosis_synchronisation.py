@@ -18,7 +18,7 @@ def test_a_value_read_in_the_loop_is_named_with_its_line() -> None:
     finding = only(reading(6 * PERCENT))
     assert finding.id == "synchronisation"
     assert finding.evidence == [
-        "aten::item (cudaStreamSynchronize) at train.py:12 in other: 1 time a step, the host waits "
+        "aten::item (cudaStreamSynchronize) at train.py:12 in other: 1 time a step, the CPU waits "
         "18 ms a step (18.0 %), and the GPU is idle 6 ms a step (6 %)"
     ]
     assert saving(finding) == pytest.approx(0.06)
@@ -41,7 +41,7 @@ def test_without_stacks_the_rule_says_which_option_names_the_line() -> None:
     findings = diagnose(reading(6 * PERCENT, where=None))
     assert [finding.id for finding in findings.findings] == ["synchronisation"]
     assert findings.unanswered == [
-        Unanswered("synchronisation", "file and line of what makes the host wait", "with_stack")
+        Unanswered("synchronisation", "file and line of what makes the CPU wait", "with_stack")
     ]
 
 
@@ -130,4 +130,4 @@ def test_waits_that_the_program_asks_for_are_removed_and_not_read_less_often() -
 def test_a_trace_without_steps_is_no_loop() -> None:
     read = wait("aten::item", idle=6 * PERCENT)
     finding = only(case(gpu(idle={"synchronisation": 6 * PERCENT}, synchronisations=[read], step_numbers=[])))
-    assert (finding.title, "steps" in finding.advice) == ("the host waits for the device", False)
+    assert (finding.title, "steps" in finding.advice) == ("the CPU waits for the device", False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpubench.probe import device
-from gpubench.probe.device import HOST, Mark, Point, Timing
+from gpubench.probe.device import ON_CPU, Mark, Point, Timing
 
 
 class Events:
@@ -57,7 +57,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Events]]:
 
 def places(timing: Timing) -> int:
     mark = timing.mark()
-    return mark.place[0] if isinstance(mark, Mark) else HOST
+    return mark.place[0] if isinstance(mark, Mark) else ON_CPU
 
 
 def parameter_on(index: int) -> torch.Tensor:
@@ -131,9 +131,9 @@ def test_after_an_error_of_a_device_the_times_are_those_of_the_host(events: type
     assert timing.passed([first, second])
     timing.wait([first, second])
     found: dict[str, int] = defaultdict(int)
-    assert timing.add([("a", first), ("end", second)], found) == HOST
+    assert timing.add([("a", first), ("end", second)], found) == ON_CPU
     assert 0 <= found["a"] < 25 * 10**7
-    assert places(timing) == HOST
+    assert places(timing) == ON_CPU
     assert list(device.UNANSWERED.values()) == [f"{query} fails"]
 
 

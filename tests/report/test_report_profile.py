@@ -172,7 +172,7 @@ def test_idle_time_is_called_by_its_cause_and_a_cause_of_no_time_is_not_listed()
 
 def test_a_host_only_trace_is_told_by_what_its_main_thread_did() -> None:
     found = of(HOST, EMPTY)
-    assert "the host alone" in paragraphs(found)[0]
+    assert "the CPU alone" in paragraphs(found)[0]
     (operators,) = [part for part in find(found, Breakdown, "").parts if part.name == "operators"]
     assert (operators.percent, operators.size) == ("45.0 %", "22.5 ms")
     assert "device" not in find(found, Table, "Phases").columns

@@ -55,7 +55,7 @@ def other_program() -> RankProfile:
 
 UNLIKE = {
     "the devices differ: Tesla V100-DGXS-32GB before, NVIDIA L4 after": [made.device_rank(device_name="NVIDIA L4")],
-    "the devices differ: Tesla V100-DGXS-32GB before, the host alone after": [made.host_rank()],
+    "the devices differ: Tesla V100-DGXS-32GB before, the CPU alone after": [made.host_rank()],
     "the numbers of ranks differ: 1 before, 2 after": made.profile(2).ranks,
     "the numbers of ranks differ: 1 before, 8 after": [made.device_rank(world_size=8)],
     "only 0 % of the time is in kernels or operators that both have": [other_program()],

@@ -102,7 +102,7 @@ def test_a_device_whose_events_are_not_read_is_no_program_on_a_cpu(category: str
     findings = diagnose(ProfileCase(profile))
     assert findings.findings == []
     assert [one.id for one in findings.unanswered] == ["device"]
-    assert findings.headline.startswith(f"host alone ({category} is not read): ")
+    assert findings.headline.startswith(f"CPU alone ({category} is not read): ")
 
 
 def test_events_of_a_tool_for_the_host_are_not_taken_for_a_devices() -> None:
@@ -126,7 +126,7 @@ def test_a_gpu_program_without_its_gpu_work_is_no_program_on_a_cpu(launch: str) 
     findings = diagnose(ProfileCase(profile))
     assert findings.findings == []
     assert [one.id for one in findings.unanswered] == ["device"]
-    assert findings.headline.startswith("host alone (the GPU's work was not recorded): ")
+    assert findings.headline.startswith("CPU alone (the GPU's work was not recorded): ")
     on_cpu = diagnose(ProfileCase(analyse([made([step(1, 0, 1000), *operators])])))
     assert on_cpu.headline.startswith("CPU: ")
 
