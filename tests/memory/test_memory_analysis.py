@@ -260,8 +260,8 @@ def test_a_reading_of_less_than_the_history_holds_is_doubted() -> None:
     assert (level.allocated, level.reserved) == (5120, 5120)
     assert "workspaces" not in row(found, "first", "forward").peak
     assert found.notes == [
-        "in a forward phase the history holds 1 KiB more than the allocator counted; the footprint shows what the "
-        "history holds"
+        "in a forward phase the recorded allocations hold 1 KiB more than the allocator counted; the footprint shows the "
+        "recorded allocations"
     ]
 
 
@@ -491,7 +491,7 @@ def test_what_was_there_before_was_not_allocated_in_the_history() -> None:
 
 
 def test_a_history_without_allocations_is_refused() -> None:
-    with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
+    with pytest.raises(DataError, match="no allocations were recorded \\(source: snapshot\\)") as error:
         of(AllocationLog([], [PhaseStart(0, "start")], 0), "snapshot")
     assert error.value.hint
 
