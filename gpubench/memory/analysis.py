@@ -6,7 +6,7 @@ a phase's peak and of its end may be of the same state.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import get_args
@@ -451,11 +451,11 @@ def _modules(held: Iterable[Allocation], sizes: Iterable[int]) -> list[ModuleFoo
     found = [(path, by_path[path]) for path in paths[:MODULES]]
     rest = sum((by_path[path] for path in paths[MODULES:]), Counter[str]())
     found += [(OTHERS, rest)] if rest else []
-    return [ModuleFootprint(path, _in_order(amounts)) for path, amounts in found if amounts.total()]
-
-
-def _in_order(amounts: Mapping[str, int]) -> Amounts:
-    return {category: amounts[category] for category in CATEGORIES if amounts[category]}
+    return [
+        ModuleFootprint(path, {category: amounts[category] for category in CATEGORIES if amounts[category]})
+        for path, amounts in found
+        if amounts.total()
+    ]
 
 
 def _holders(held: Iterable[Allocation], sizes: Iterable[int]) -> list[Holder]:

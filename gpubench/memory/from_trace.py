@@ -144,7 +144,7 @@ class EventPlaces:
     def operator(self, event: int) -> str:
         slice_ = self._at(self._operator, event)
         trace = self._program.trace
-        return trace.names[trace.host.name[slice_]] if slice_ >= 0 else ""
+        return trace.names[trace.cpu.name[slice_]] if slice_ >= 0 else ""
 
     def module(self, event: int) -> str:
         """The module's path if modules were annotated, else the profiler's name, such as "Conv2d_3"."""
@@ -176,7 +176,7 @@ def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns)
 
     No slice marks the loss. In a trace with modules, events of the forward phase outside all modules get no phase.
     """
-    zero_grad = nearest(program.nest, program.lexicon.zero_grad[program.trace.host.name]) >= 0
+    zero_grad = nearest(program.nest, program.lexicon.zero_grad[program.trace.cpu.name]) >= 0
     calls = known.calls.mask
     around = nearest(program.nest, calls) >= 0
     open_ = calls.any() & (known.of == known_phases.FORWARD) & ~around
@@ -185,7 +185,7 @@ def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns)
         by_slice[slice_] = "zero_grad"
     for slice_ in np.flatnonzero(open_).tolist():
         by_slice[slice_] = None
-    autograd = {*np.unique(program.trace.host.thread[known.of == known_phases.BACKWARD]).tolist()} - {
+    autograd = {*np.unique(program.trace.cpu.thread[known.of == known_phases.BACKWARD]).tolist()} - {
         program.main_thread
     }
     return [
@@ -205,7 +205,7 @@ def _steps(program: ProgramSlices, times: Ns, phases: Sequence[Phase]) -> list[i
 
 def _requesting(program: ProgramSlices) -> Mask:
     named = program.trace.names_where(lambda name: not name.startswith(_ALLOCATING))
-    found: Mask = named[program.trace.host.name] & program.operators
+    found: Mask = named[program.trace.cpu.name] & program.operators
     return found
 
 

@@ -233,7 +233,7 @@ class StackCache:
             if key not in self._stacks:
                 self._stacks[key] = stack_info([self._frame(one) for one in frames])
         except (TypeError, msgspec.ValidationError) as error:
-            raise DataError(f"{self._path} is damaged, or no memory snapshot: a stack: {error}", HOW) from None
+            raise DataError(f"{self._path} is damaged, or is not a memory snapshot: a stack: {error}", HOW) from None
         return self._stacks[key]
 
     def _frame(self, frame: Any) -> FrameInfo:

@@ -33,14 +33,14 @@ class MemoryProgress(Progress):
 
 
 def describe(progress: MemoryProgress) -> str:
-    """Returns the state of a run as one line of plain text."""
+    """The state of a run as one line of plain text."""
     doing = units.words(progress.doing)
     place = doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
     return f"{progress.variant}, {place}" if progress.variant else place
 
 
 def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
-    """Returns the state of a run as a table."""
+    """The state of a run as a table."""
     table = head(describe(progress))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
@@ -73,7 +73,7 @@ class FootprintRecorder(Recorder[S]):
         return len({repeat for repeat, _ in self._found})
 
     def sum_up(self) -> Summary:
-        """Returns the summary of the peaks, each of which is the maximum over the ranks."""
+        """Summarises the peaks, each of which is the maximum over the ranks."""
         by_repeat = [
             [found for (repeat, _), found in self._found.items() if repeat == number]
             for number in sorted({repeat for repeat, _ in self._found})
