@@ -89,7 +89,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
 
 
 def fill_samples(prompts: Sequence[str], seeds: int) -> tuple[int, str]:
-    """Returns how many samples to make by default, and why. `seeds` is the number of work.seeds; 0 without."""
+    """How many samples to make by default, and why. `seeds` is the number of work.seeds, or 0."""
     if not prompts and not seeds:
         return SAMPLES, "no file of prompts"
     return max(1, len(prompts)) * max(1, seeds), f"one for each of {_prompts_and_seeds(prompts, seeds)}"
@@ -101,7 +101,7 @@ def _prompts_and_seeds(prompts: Sequence[str], seeds: int) -> str:
 
 
 def refuse_repeated(samples: int, prompts: Sequence[str], seeds: int) -> None:
-    """Raises SettingsError if prompts and listed seeds make fewer different samples than are wanted."""
+    """Raises SettingsError if prompts and seeds make fewer different samples than are wanted."""
     different = max(1, len(prompts)) * seeds
     if seeds and samples > different:
         made_of = _prompts_and_seeds(prompts, seeds)
@@ -165,7 +165,7 @@ def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model:
 
 
 def fill_model(settings: PipeSettings, gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
-    """Chooses the model, and returns the name of its kind."""
+    """Chooses the model. Returns the name of its kind."""
     if folder:
         return folder.pipeline
     reason = "random weights in a size that suits the device"
