@@ -82,8 +82,6 @@ class Metric(Struct, frozen=True):
 
 
 class Definition(Struct, frozen=True):
-    """The definition of a metric."""
-
     unit: str
     better: Better | None
     meaning: str

@@ -78,7 +78,6 @@ class RunKind:
 
 
 def _named(name: str) -> Any:
-    """Imports what "module:name" names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 

@@ -123,7 +123,6 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
 
 
 def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
-    """Runs the baseline and each fix, and returns a trial for each fix."""
     runs, refused = candidates(base, fixes, bench)
     trials = {number: Trial("failed", None, None, None, error.message) for number, error in refused.items()}
     if runs:
@@ -192,7 +191,6 @@ class _Attempt:
 
     @property
     def error(self) -> GpubenchError | None:
-        """The first error of the attempt."""
         return self.refused or next((run.error for run in (self.followed, self.timed) if run and run.error), None)
 
 
@@ -241,7 +239,6 @@ def peak_of(outcome: Outcome | None) -> int | None:
 
 
 def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[_Attempt]:
-    """Runs each fix and records its memory."""
     runs, refused = candidates(base, fixes, bench)
     outcomes = dict(zip(runs, bench.run_alone(list(runs.values())), strict=True))
     return [

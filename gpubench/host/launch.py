@@ -283,7 +283,6 @@ class Workers:
         """Called before the connections are closed, when the processes of this machine have had `timeout` seconds."""
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
-        """Kills `processes` and all others of the run."""
         for process in processes:
             _ignore_gone(process.kill)
         _kill(self._children)
@@ -356,7 +355,6 @@ class Workers:
         return []
 
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
-        """Sends the job to a new rank."""
         peer.connection.sendall(events.encode(self._job))
 
     def _close_listener(self) -> None:
@@ -369,7 +367,6 @@ class Workers:
         self._listener = None
 
     def _note(self, peer: Peer, message: events.Message) -> None:
-        """Updates what is known about the rank that sent `message`."""
         now = time.monotonic()
         peer.heard = now
         if isinstance(message, events.Heartbeat):

@@ -32,8 +32,7 @@ class Drawing(Protocol[P]):
     def describe(self, progress: P) -> str:
         """The progress as one line of plain text."""
 
-    def draw(self, experiment: str, progress: P) -> RenderableType:
-        """The progress as a rich table."""
+    def draw(self, experiment: str, progress: P) -> RenderableType: ...
 
 
 class View(Protocol):

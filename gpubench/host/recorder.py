@@ -280,7 +280,6 @@ class Recorder(ABC, Generic[S]):
         return None
 
     def take(self, event: events.Message) -> None:
-        """Keeps one event."""
         if isinstance(event, events.RepeatDone | events.StageDone) and event.gpus is not None:
             self._used[event.rank].update(event.gpus)
         match event:

@@ -120,8 +120,6 @@ class _CopyTally:
 
 @dataclass(frozen=True)
 class _Call:
-    """One copy as the program requested it."""
-
     slice: int
     """The slice of aten::copy_, or of what else launched the copy; -1 if it is not in the trace."""
     kind: CopyKind

@@ -119,7 +119,6 @@ def communication_work(trace: Trace, lexicon: Lexicon) -> Mask:
 
 
 def breakdowns(sets: Sets, windows: Sequence[tuple[int, int]]) -> list[WallBreakdown]:
-    """The breakdown of each [start, end)."""
     bounds = np.array(windows, np.int64).reshape(-1, 2)
     start, end = bounds[:, 0], bounds[:, 1]
     parts = (sets.compute, sets.exposed_communication, sets.exposed_copies, sets.communication, sets.copies)

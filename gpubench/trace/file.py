@@ -482,7 +482,6 @@ class TraceDocument(Generic[E]):
         return events
 
     def _without_events(self, text: bytes) -> DataError:
-        """The error for a file that ends before the events."""
         try:
             value(decodable(text))
         except Broken as broken:

@@ -50,8 +50,6 @@ Places = NDArray[np.intp]
 
 
 class Calls(NamedTuple):
-    """Calls of one kind."""
-
     kind: FirstKind
     slices: Ids
     """For a capture, the calls that begin one."""

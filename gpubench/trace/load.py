@@ -389,7 +389,6 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(columns: dict[str, Any]) -> Mask:
-    """Which rows are equal to an earlier one."""
     found = np.zeros(len(columns["start"]), np.bool_)
     key = np.zeros(len(found), np.uint64)
     for column in columns.values():

@@ -250,7 +250,6 @@ def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls
 
 
 def _within(at: Ns, spans: Spans) -> Mask:
-    """Whether each instant is in one of the spans."""
     if not len(spans):
         return np.zeros(len(at), np.bool_)
     place = np.searchsorted(spans.start, at, side="right") - 1

@@ -578,7 +578,6 @@ def kernel_changes(before: RankProfile, after: RankProfile) -> list[KernelChange
 
 
 def _by_name(kernels: list[Kernel]) -> dict[str, tuple[int, int]]:
-    """Nanoseconds and calls by name."""
     found: dict[str, tuple[int, int]] = {}
     for kernel in kernels:
         total, calls = found.get(kernel.name, (0, 0))

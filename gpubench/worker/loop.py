@@ -44,8 +44,6 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(ABC):
-    """Everything that the steps of a loop need."""
-
     PASSES: ClassVar[str]
     """What a step computes on one batch, in words."""
     settings: CompletedTrainSettings
@@ -72,8 +70,6 @@ class Loop(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(Loop):
-    """Everything that a training step needs."""
-
     PASSES = "one real forward and backward pass"
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None = None
@@ -259,7 +255,6 @@ def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
 
 
 def make_optimizer(settings: CompletedTrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Makes the optimizer of all parameters that require gradients."""
     training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
     options: dict[str, Any] = {
         "lr": training.learning_rate,

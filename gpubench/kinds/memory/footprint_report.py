@@ -219,7 +219,6 @@ def document(footprint: Footprint, found: Findings | None, label: str = "", file
 
 
 def blocks(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> list[Block]:
-    """The blocks below the headline of a footprint."""
     parts = [_part(name, size, footprint.peak.level.total) for name, size in _all(footprint)]
     return [
         Paragraph(found.headline.rstrip(".") if found else "", "strong"),

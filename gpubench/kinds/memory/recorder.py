@@ -26,21 +26,17 @@ S = TypeVar("S", bound=CompletedSettings)
 
 @dataclass
 class MemoryProgress(Progress):
-    """The progress of a memory run: the current step, and the number of steps."""
-
     step: int | None = None
     steps: int = 1
 
 
 def describe(progress: MemoryProgress) -> str:
-    """The state of a run as one line of plain text."""
     doing = units.words(progress.doing)
     place = doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
     return f"{progress.variant}, {place}" if progress.variant else place
 
 
 def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
-    """The state of a run as a table."""
     table = head(describe(progress))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
@@ -48,8 +44,6 @@ def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
 
 
 class FootprintRecorder(Recorder[S]):
-    """One run that records the memory of its ranks."""
-
     progress: MemoryProgress
 
     def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
@@ -108,8 +102,6 @@ class FootprintRecorder(Recorder[S]):
 
 
 class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
-    """Records one run of `gpubench memory`."""
-
     lighter = LIGHTER
 
     def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:

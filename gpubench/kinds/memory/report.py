@@ -49,17 +49,14 @@ def over_time(run: RunEvidence) -> Iterator[Block]:
 
 
 def measured(run: RunEvidence) -> str:
-    """What the figures rest on in a few words."""
     return units.counted(run.repeats, "repeat")
 
 
 def caption(run: RunEvidence) -> str:
-    """What the figures rest on in one line."""
     return f"{measured(run)}; {intervals(run.repeats)}"
 
 
 def without_throughput(run: RunEvidence) -> str:
-    """The reason why there is no throughput, in a few words."""
     return "nothing was timed"
 
 
@@ -69,7 +66,6 @@ def without_metrics(run: RunEvidence) -> str:
 
 
 def _fullest(footprints: Footprints) -> Footprint:
-    """The footprint of the rank with the largest peak."""
     return max(footprints.ranks, key=lambda found: found.peak.level.total)
 
 

@@ -42,7 +42,6 @@ def _change(now: float | None, before: float | None) -> str:
 
 
 def trades(found: Trades) -> list[Block]:
-    """The settings that were run, with the memory and the time of each."""
     heading = Heading("Memory against speed", anchor="memory-against-speed")
     if found.trades and not any(trade.fix for trade in found.trades):
         return [heading, Paragraph("nothing to try: no finding has a setting that a run could be made with")]

@@ -62,7 +62,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     device, gpus = find_device(gaps)
     on_gpu = device is Device.cuda
     where = "on a GPU" if on_gpu else "on a CPU"
-    model = fill_model(settings, gaps, folder, on_gpu)
+    model = fill_model(gaps, folder, on_gpu)
     check_negative_prompt(model, settings.work.negative_prompt)
     check_guidance_rescale(model, settings.sampling.guidance_rescale)
     steps = gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
@@ -164,7 +164,7 @@ def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model:
     split.refuse_short(settings.profiling, ranges, math.ceil(samples / settings.work.micro_batch))
 
 
-def fill_model(settings: PipeSettings, gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
+def fill_model(gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
     """Chooses the model. Returns the name of its kind."""
     if folder:
         return folder.pipeline

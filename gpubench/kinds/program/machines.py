@@ -279,7 +279,7 @@ class SpreadWorkers(Workers):
         return ProgramFailed(message, "see the output of gpubench there; its run directory holds the measurements")
 
     def _report(self, error: BaseException) -> None:
-        """Tells the hosts of the other machines why this one ends the repeat."""
+        """Sends the hosts of the other machines the reason why this one ends the repeat."""
         message = error.message if isinstance(error, GpubenchError) else "gpubench has failed"
         if isinstance(error, KeyboardInterrupt):
             message = "gpubench was interrupted"

@@ -19,8 +19,6 @@ from gpubench.settings.programs import CompletedProgramMemorySettings
 class ProgramMemoryRecorder(
     OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
 ):
-    """One run that follows the memory of a program of the user."""
-
     def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)

@@ -333,7 +333,6 @@ class ProgramProcesses(SpreadWorkers):
         return f"{ranks} took no {self._step}"
 
     def _failed(self, code: int) -> ProgramFailed:
-        """The reason why a program that has ended has not been measured."""
         if self.awaits_machines and (not code or self._have_all_steps()):
             return ProgramFailed(f"{self._missing()} until the program ended here", EVERYWHERE)
         if code:

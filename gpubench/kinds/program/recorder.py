@@ -140,7 +140,6 @@ class OfProgram(Recorder[P]):
         return [endings.warning(one, self.step, self._ranks) for one in first.values()]
 
     def _beside(self) -> str | None:
-        """The warning of processes that trained or inferred, and are not measured."""
         return beside.warning(self._unmeasured, self._ranks, inference=bool(self._values.get("inference")))
 
     def _cut_short(self, repeat: int | None = None) -> ProgramFailed | None:

@@ -174,7 +174,6 @@ def registered(key: str) -> set[str]:
 
 
 def _operator(name: str) -> Any:
-    """The aten operator of a name such as "softmax.int"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 

@@ -232,8 +232,6 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm",
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted allocations of a run."""
-
     log: AllocationLog
     applied: Applied
     """The number of changes by each rule of `cuda_kernels`."""
@@ -480,7 +478,6 @@ class Forecast:
         return predicted(found.log, self.target, expandable=expandable, notes=notes), found.applied
 
     def _adds(self, rule: str, found: Footprint) -> int:
-        """The bytes that a rule adds to the peak."""
         self.activity.doing = f"predicting without {rule}"
         without, _ = self._run(self.settings.memory.steps, (rule,))
         return found.peak.level.allocated - without.peak.level.allocated

@@ -103,7 +103,6 @@ def _advice(forecast: Forecast, found: Footprint) -> Findings:
 
 
 def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Target:
-    """This rank's device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
         return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)

@@ -71,7 +71,6 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """The frames of a message, one after another."""
     content = _encoder.encode(message)
     size = -(-(HEAD + len(content)) // FRAME) * FRAME
     padded = content.ljust(size - HEAD, b"\0")

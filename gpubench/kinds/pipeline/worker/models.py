@@ -284,7 +284,6 @@ def _source(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _part(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae: bool) -> Any:
-    """Loads the components that a rank needs."""
     import diffusers
 
     given: dict[str, Any] = {**_NOT_LOADED.get(folder.pipeline, {}), **dict.fromkeys(folder.absent)}

@@ -274,7 +274,6 @@ class _Packer:
         )
 
     def payload(self) -> Tensor:
-        """All tensors in one new tensor on their device."""
         return torch.cat(self._parts)
 
     def _tensor(self, tensor: Tensor) -> int:

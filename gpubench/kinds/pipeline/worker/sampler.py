@@ -126,7 +126,6 @@ _STEPS: Mapping[str, Step] = {
 
 
 def step_of(name: str) -> Step:
-    """The function that calls `step` of the class `name`."""
     return _STEPS.get(name, _step)
 
 

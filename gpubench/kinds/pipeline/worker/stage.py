@@ -59,7 +59,6 @@ class SpanTimer(Generic[Mark]):
         return now
 
     def begin(self) -> None:
-        """Marks the beginning of the first work."""
         self._border = self._clock.mark()
 
     def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
@@ -157,7 +156,6 @@ class Stage:
         return self.deadline + SLOWER * self.evaluation * evaluations
 
     def evaluate(self, batch: Batch, after_each: AfterEach) -> None:
-        """Runs this stage's evaluations of `batch`."""
         for step in range(self.start, self.end):
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
             self.activity.enter(what, within=self.time_limit(1))

@@ -355,7 +355,6 @@ def build_loop(settings: CompletedTrainSettings, *parts: Any) -> Loop:
 
 
 def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
-    """Opens the dataset of the settings for this rank."""
     dataset = open_dataset(
         settings.data,
         workload.task,
