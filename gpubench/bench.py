@@ -1,4 +1,4 @@
-"""The bench: where variants of one piece of work are run, interleaved and in fresh processes, and compared."""
+"""Runs variants of one piece of work, interleaved and in fresh processes, and compares them."""
 
 import math
 import sys
@@ -50,7 +50,7 @@ class Bench:
         return Bench(kind_of(self.kind.work), self.terminal)
 
     def complete(self, variant: Configuration[Any]) -> Configuration[Any]:
-        """Returns the variant with every setting that it leaves open. Raises GpubenchError if it cannot be run."""
+        """The variant with every setting that it leaves open. Raises GpubenchError if it cannot be run."""
         return completed(variant, self.kind.complete)
 
     def run(
@@ -102,21 +102,21 @@ class Bench:
     ) -> Comparisons | None:
         """Compares the second of two outcomes with the first, by default in all metrics.
 
-        Returns None if one of them measured nothing. Raises UsageError for a condition that they cannot decide.
+        None if one of them measured nothing. Raises UsageError for a condition that they cannot decide.
         """
         paths = [outcome.recorder.writer.path for outcome in outcomes]
         return after_run.judge_pair(paths, metrics=metrics, conditions=conditions)
 
     def throughput(self, without: Outcome, with_change: Outcome) -> Verdict | None:
-        """Returns the verdict on the throughput alone, because a change may alter the work of a step.
+        """The verdict on the throughput alone, because a change may alter the work of a step.
 
-        Returns None if one of the runs has no throughput.
+        None if one of the runs has no throughput.
         """
         judged = self.compare([without, with_change], ["throughput"])
         verdicts = judged.comparisons[0].verdicts if judged else []
         return next((verdict for verdict in verdicts if verdict.metric == "throughput"), None)
 
-    def _leave_to(self, host: str, outcomes: Sequence[Outcome]) -> NoReturn:
+    def _leave_to(self, machine: str, outcomes: Sequence[Outcome]) -> NoReturn:
         """Ends the command on a machine without rank 0. Raises the error of the run, or typer.Exit."""
         err = self.terminal.err
         for outcome in outcomes:
@@ -124,7 +124,7 @@ class Bench:
                 if (path := outcome.recorder.writer.path).exists():
                     err.print(f"failed: {path}", highlight=False, markup=False, soft_wrap=True)
                 raise outcome.error
-        err.print(f"completed: rank 0 is on {host}, which has the results", highlight=False, markup=False)
+        err.print(f"completed: rank 0 is on {machine}, which has the results", highlight=False, markup=False)
         raise typer.Exit
 
 

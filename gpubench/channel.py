@@ -29,7 +29,7 @@ from gpubench.ranks import machine
 
 
 def calendar(job: Job) -> Callable[[], float]:
-    """Returns a clock that gives seconds since the epoch.
+    """A clock that gives seconds since the epoch.
 
     On the host's machine it is the host's clock at the start of the run plus the monotonic time since, which
     corrections of the clock by NTP do not affect.
@@ -153,7 +153,7 @@ class Channel:
             job = events.parse(answer, events.Job)
         except msgspec.DecodeError:
             raise HostLost(
-                f"what rank {rank} has reached at {where} is no host of gpubench",
+                f"what rank {rank} has reached at {where} is not a host of gpubench",
                 "check whether another program uses the port, or another version of gpubench the same rendezvous",
             ) from None
         connection.settimeout(None)
@@ -243,7 +243,7 @@ class Channel:
 
 
 def reason(error: Exception) -> str:
-    """Returns the error in words, without its number."""
+    """The error in words, without its number."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -261,7 +261,6 @@ def open_connection(kind: str, where: str) -> Connection:
 
 
 def _is_remote(connection: socket.socket) -> bool:
-    """Returns whether the other end is on another machine."""
     return connection.family != socket.AF_UNIX and connection.getpeername()[0] != connection.getsockname()[0]
 
 

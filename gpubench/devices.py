@@ -65,12 +65,12 @@ class Gpu:
 
 
 def digits(uuid: str) -> str:
-    """Returns the hexadecimal digits of a uuid of the form "GPU-" or "MIG-" and digits in groups."""
+    """The hexadecimal digits of a uuid of the form "GPU-" or "MIG-" and digits in groups."""
     return uuid.partition("-")[2].replace("-", "").lower()
 
 
 def open_nvml() -> ModuleType | None:
-    """Returns the initialised pynvml module, or None without a working NVIDIA driver.
+    """The initialised pynvml module, or None without a working NVIDIA driver.
 
     NVML counts its users, so the caller must call `nvmlShutdown()` once for each success.
     """
@@ -85,7 +85,7 @@ def open_nvml() -> ModuleType | None:
 
 
 def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
-    """Returns the answer to an NVML query, or None if this device, driver or version of NVML does not support it."""
+    """The answer to an NVML query, or None if this device, driver or version of NVML does not support it."""
     try:
         return getattr(nvml, query)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -93,7 +93,7 @@ def ask(nvml: ModuleType, query: str, *arguments: Any) -> Any:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Returns the GPUs that a new process would see, in its order: position i is its `cuda:i`."""
+    """The GPUs that a new process would see, in its order: position i is its `cuda:i`."""
     if is_rocm():
         return _amd_gpus()
     nvml = open_nvml()
@@ -105,7 +105,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def cuda_gpus(nvml: ModuleType | None) -> list[tuple[Gpu, Any]]:
-    """Returns the GPUs that a new CUDA process would see, in its order, each with its handle in `nvml`.
+    """The GPUs that a new CUDA process would see, in its order, each with its handle in `nvml`.
 
     The handle is None if NVML does not know the GPU, or if `nvml` is None.
     """
@@ -118,7 +118,7 @@ def cuda_gpus(nvml: ModuleType | None) -> list[tuple[Gpu, Any]]:
 
 
 def machine_gpus() -> list[Gpu]:
-    """Returns all GPUs that NVML lists, also those that CUDA_VISIBLE_DEVICES hides, in the order of its numbers."""
+    """All GPUs that NVML lists, also those that CUDA_VISIBLE_DEVICES hides, in the order of its numbers."""
     nvml = open_nvml()
     if nvml is None:
         return []
@@ -137,7 +137,7 @@ def machine_gpus() -> list[Gpu]:
 
 
 def open_driver() -> Any:
-    """Returns the initialised library of the CUDA driver, or None if there is none. It creates no context."""
+    """The initialised library of the CUDA driver, or None if there is none. It creates no context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -178,7 +178,7 @@ def _attribute(driver: Any, which: int, device: Any) -> int:
 
 
 def _in_nvml(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
-    """Returns (uuid, index, handle) of the GPU or MIG instance with the uuid `bare` without prefix; None if unknown."""
+    """The (uuid, index, handle) of the GPU or MIG instance with the uuid `bare` without prefix; None if unknown."""
     for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
         handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
         if handle is not None:
@@ -189,7 +189,7 @@ def _in_nvml(nvml: ModuleType, bare: str) -> tuple[str, int | None, Any] | None:
 
 
 def _amd_gpus() -> list[Gpu]:
-    """Returns the AMD GPUs in the topology of the kernel's driver that a new process would see, in its order.
+    """The AMD GPUs in the topology of the kernel's driver that a new process would see, in its order.
 
     ROCr first applies ROCR_VISIBLE_DEVICES, where an empty list hides all. HIP then applies HIP_VISIBLE_DEVICES, or
     CUDA_VISIBLE_DEVICES if that is unset or empty; there an empty list hides nothing. Sources:
@@ -205,7 +205,7 @@ def _amd_gpus() -> list[Gpu]:
 
 
 def _of_kfd(node: Path) -> Gpu | None:
-    """Returns the GPU of a node of the kernel's topology; None if the node is a CPU."""
+    """The GPU of a node of the kernel's topology; None if the node is a CPU."""
     facts = _properties(node / "properties")
     if not facts.get("simd_count"):
         return None
@@ -219,13 +219,13 @@ def _of_kfd(node: Path) -> Gpu | None:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    """Returns the numbers in a file of the kernel's topology by name; empty if it cannot be read."""
+    """The numbers in a file of the kernel's topology by name; empty if it cannot be read."""
     lines = (line.partition(" ") for line in (read_text(path) or "").splitlines())
     return {name: int(value) for name, _, value in lines if value.strip().isdigit()}
 
 
 def _chosen_by_rocr(gpus: list[Gpu], wanted: str) -> list[Gpu]:
-    """Returns the GPUs that the entries of ROCR_VISIBLE_DEVICES choose, up to the first invalid or repeated one.
+    """The GPUs that the entries of ROCR_VISIBLE_DEVICES choose, up to the first invalid or repeated one.
 
     An entry is a number, or the beginning of one uuid.
     """
@@ -242,9 +242,9 @@ def _chosen_by_rocr(gpus: list[Gpu], wanted: str) -> list[Gpu]:
 
 
 def _chosen_by_hip(gpus: list[Gpu], wanted: str) -> list[Gpu]:
-    """Returns the GPUs that the entries of HIP_VISIBLE_DEVICES choose, up to the first invalid one.
+    """The GPUs that the entries of HIP_VISIBLE_DEVICES choose, up to the first invalid one.
 
-    An entry is a number without spaces, or a part of a uuid. A repeated one is passed over.
+    An entry is a number without spaces, or a part of a uuid. A repeated one is skipped.
     """
     chosen: list[Gpu] = []
     for entry in wanted.split(","):
@@ -259,12 +259,12 @@ def _chosen_by_hip(gpus: list[Gpu], wanted: str) -> list[Gpu]:
 
 
 def torch_version() -> str | None:
-    """Returns the version of the installed PyTorch, such as "2.13.0+cpu", without importing it; None if missing."""
+    """The version of the installed PyTorch, such as "2.13.0+cpu", without importing it; None if missing."""
     return _torch_facts().get("__version__")
 
 
 def torch_build() -> str | None:
-    """Returns what the installed PyTorch was built for: "cpu", "cuda 12.8", "rocm 6.3"; None if it is missing."""
+    """What the installed PyTorch was built for: "cpu", "cuda 12.8", "rocm 6.3"; None if it is missing."""
     facts = _torch_facts()
     for kind, name in (("cuda", "cuda"), ("rocm", "hip"), ("xpu", "xpu")):
         if version := facts.get(name):
@@ -273,12 +273,12 @@ def torch_build() -> str | None:
 
 
 def is_rocm() -> bool:
-    """Returns whether the installed PyTorch was built for AMD GPUs."""
+    """Whether the installed PyTorch was built for AMD GPUs."""
     return (torch_build() or "").startswith("rocm")
 
 
 def _torch_facts() -> dict[str, str]:
-    """Returns the strings that torch/version.py assigns, without importing torch."""
+    """The strings that torch/version.py assigns, without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -296,37 +296,37 @@ def _torch_facts() -> dict[str, str]:
 
 
 def physical_cores() -> int:
-    """Returns the number of physical cores for this process, within its affinity and cgroup quota; at least 1."""
+    """The number of physical cores for this process, within its affinity and cgroup quota; at least 1."""
     cores = len({_siblings(cpu) for cpu in allowed_cpus()})
     quota = cpu_quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def allowed_cpus() -> set[int]:
-    """Returns the logical CPUs that this process may run on."""
+    """The logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(psutil.cpu_count(logical=False) or 1))
 
 
 def _siblings(cpu: int) -> str:
-    """Returns a key for the physical core of the logical CPU `cpu`."""
+    """A key for the physical core of the logical CPU `cpu`."""
     return read_text(CPU_ROOT / f"cpu{cpu}" / "topology" / "thread_siblings_list") or f"cpu{cpu}"
 
 
 def cpu_quota() -> float | None:
-    """Returns the CPU quota of the cgroup (version 2) in CPUs, such as 1.5; None without a limit."""
+    """The CPU quota of the cgroup (version 2) in CPUs, such as 1.5; None without a limit."""
     quotas = [limit.split() for limit in _cgroup_limits("cpu.max")]
     return min((int(quota) / int(period) for quota, period in quotas if quota != "max"), default=None)
 
 
 def memory_limit() -> int | None:
-    """Returns the memory limit of the cgroup (version 2) in bytes; None without a limit."""
+    """The memory limit of the cgroup (version 2) in bytes; None without a limit."""
     return min((int(limit) for limit in _cgroup_limits("memory.max") if limit != "max"), default=None)
 
 
 def _cgroup_limits(name: str) -> list[str]:
-    """Returns the contents of the file `name` of this process's cgroup and its parents. The lowest limit applies."""
+    """The contents of the file `name` of this process's cgroup and its parents. The lowest limit applies."""
     own = re.search(r"^0::/(.*)$", read_text(OWN_CGROUPS) or "", re.MULTILINE)
     here = CGROUP_ROOT / (own[1] if own else "")
     levels = [level for level in (here, *here.parents) if level.is_relative_to(CGROUP_ROOT)]
@@ -334,7 +334,7 @@ def _cgroup_limits(name: str) -> list[str]:
 
 
 def read_text(path: Path) -> str | None:
-    """Returns the file's text without surrounding whitespace, or None if it cannot be read."""
+    """The file's text without surrounding whitespace, or None if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

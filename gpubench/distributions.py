@@ -12,7 +12,7 @@ _MOST_TERMS = 100_000
 
 
 def student_t_cdf(df: float, t: float) -> float:
-    """Returns the probability that Student's t with `df` degrees of freedom (not necessarily whole) is at most `t`."""
+    """The probability that Student's t with `df` degrees of freedom (not necessarily whole) is at most `t`."""
     square = t * t
     tail = _regularised_beta(df / 2, 0.5, df / (df + square), square / (df + square)) / 2
     return tail if t < 0 else 1 - tail
@@ -20,7 +20,7 @@ def student_t_cdf(df: float, t: float) -> float:
 
 @lru_cache(maxsize=4096)
 def student_t_quantile(df: float, probability: float) -> float:
-    """Returns the quantile of Student's t, by Newton's method.
+    """The quantile of Student's t, by Newton's method.
 
     Left of the median the distribution function is convex. So each step from the median towards a quantile there ends
     between the two, and the first one that would turn back is due to rounding.
@@ -39,12 +39,12 @@ def student_t_quantile(df: float, probability: float) -> float:
 
 
 def binomial_tail(least: int, trials: int, probability: float) -> float:
-    """Returns the probability of at least `least` successes in `trials` trials, each with `probability`."""
+    """The probability of at least `least` successes in `trials` trials, each with `probability`."""
     return 1.0 if least <= 0 else _regularised_beta(least, trials - least + 1, probability, 1 - probability)
 
 
 def _regularised_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Returns I_x(a, b) by the continued fraction 8.17.22 of the NIST Digital Library of Mathematical Functions.
+    """I_x(a, b) by the continued fraction 8.17.22 of the NIST Digital Library of Mathematical Functions.
 
     `rest` is 1 - x, which the caller may know more precisely.
     """

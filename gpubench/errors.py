@@ -40,7 +40,7 @@ class GpubenchError(Exception):
         self.hint = hint
 
     def record(self) -> dict[str, str | None]:
-        """Returns the error in the form of run.json and --json."""
+        """The error in the form of run.json and --json."""
         return {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
 
 
@@ -97,7 +97,7 @@ class WorkerLost(RunFailed):
 class InvalidEvent(WorkerLost):
     @classmethod
     def of(cls, rank: object, wrong: object) -> "InvalidEvent":
-        """Returns the error for a rank that sent an event which no rank sends; `wrong` says what cannot be."""
+        """The error for a rank that sent an event which no rank sends; `wrong` says what cannot be right."""
         who = f"rank {rank}" if isinstance(rank, int) else rank
         return cls(
             f"{who} sent an event that cannot be right: {' '.join(str(wrong).split())[:300]}",
@@ -140,7 +140,7 @@ BEGINS, CONTAINS = 0.3, 0.15
 
 
 def offer(names: Sequence[str]) -> str:
-    """Returns "did you mean 'a', 'b' or 'c'?", or "" without names."""
+    """Asks "did you mean 'a', 'b' or 'c'?"; "" without names."""
     if not names:
         return ""
     *most, last = (f"'{name}'" for name in names)
@@ -148,7 +148,7 @@ def offer(names: Sequence[str]) -> str:
 
 
 def alike(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Returns the known names that `name` may stand for, the closest first.
+    """The known names that `name` may stand for, the closest first.
 
     They have a similarity of `cutoff` (0 to 1). Case and separators do not count. A name that begins with what is
     looked for, or has it as a word, is closer.
@@ -170,12 +170,12 @@ def _plain(name: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """Returns a hint with the known names closest to `name`, or "" if none has a similarity of `cutoff` (0 to 1)."""
+    """A hint with the known names closest to `name`, or "" if none has a similarity of `cutoff` (0 to 1)."""
     return offer(alike(name, known, most, cutoff))
 
 
 def one_of(name: str, known: Iterable[str], shown_by: str, *, what: str = "it is one of", cutoff: float = 0.6) -> str:
-    """Returns a hint for a name that is none of the known ones: all of them, or the closest if they are not FEW.
+    """A hint for an unknown name: all known ones, or the closest if there are more than FEW.
 
     `shown_by` says where all of them are shown, as in "gpubench memory --help lists all 66".
     """
@@ -190,11 +190,11 @@ NO_MESSAGE = "it failed, and its error has no message"
 
 
 def recorded(record: Mapping[str, str | None]) -> GpubenchError:
-    """Returns the error for the result of `GpubenchError.record`."""
+    """Makes an error of the result of `GpubenchError.record`."""
     return by_name(record.get("kind") or "")(record.get("message") or NO_MESSAGE, record.get("hint") or "")
 
 
 def by_name(name: str) -> type[GpubenchError]:
-    """Returns the error class `name` of this module, or `RunFailed` for any other name."""
+    """The error class `name` of this module, or `RunFailed` for any other name."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, GpubenchError) else RunFailed

@@ -5,8 +5,8 @@ time in seconds since the epoch. On the host's machine, workers use the host's c
 and hardware samples have the same time base. Some types are also lines of files in the run directory, so the names of
 their fields must not change.
 
-The types have the limits within which a value is believed. They are checked when an event or a line of a file is
-decoded, so that what one of them accepts, the others accept too.
+The types limit the values that are accepted. The limits are checked when an event or a line of a file is decoded, so
+that what one of them accepts, the others accept too.
 """
 
 import re
@@ -223,9 +223,9 @@ class Hello(Event, frozen=True):
 
 
 class Seen(Event, frozen=True):
-    """The only line of a connection with which a process of a measured program says how far it has got.
+    """The only line of a connection on which a process of a measured program reports what it has done.
 
-    `rank` is -1, because the process is no rank, or not yet.
+    `rank` is -1, because the process is not a rank, or not yet.
     """
 
     pid: ProcessNumber
@@ -419,7 +419,7 @@ class RepeatDone(Event, frozen=True):
     peak_reserved: Size | None
     """The same for the memory held by the caching allocator."""
     peak_rss: Size
-    """The peak of the process's resident host memory."""
+    """The peak of the process's resident CPU memory."""
     setup_peak_allocated: Size | None = None
     """The peak until the end of the warm-up, in which libraries try out algorithms; None if unknown."""
     setup_peak_reserved: Size | None = None
@@ -640,7 +640,7 @@ class RankLeft(Event, frozen=True):
 
 
 class Unmeasured(Event, frozen=True):
-    """Tells a recorder of a process that trained, or inferred, and that is no rank. The host makes it."""
+    """Tells a recorder of a process that trained, or inferred, and is not a rank. The host makes it."""
 
     repeat: int
     command: str
@@ -732,7 +732,7 @@ _SECRET = re.compile(rb'"secret":"([^"\\]*)"')
 
 
 def encode(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
-    """Returns the message as one line of JSON, newline included. JSON has no lone surrogates: they become escapes."""
+    """Encodes the message as one line of JSON, newline included. Lone surrogates, which JSON lacks, become escapes."""
     try:
         return _encoder.encode(message) + b"\n"
     except UnicodeEncodeError:
@@ -753,7 +753,7 @@ def decode_of(rank: int, line: bytes) -> OfRank:
 
 
 def greeting(line: bytes, secret: str) -> Greeting | None:
-    """Parses the first line of a connection; None if it is too long, has another `secret`, or is no greeting.
+    """Parses the first line of a connection; None if it is too long, has another `secret`, or is not a greeting.
 
     Nothing of it is decoded before its secret has been compared. The line of `Seen` has none.
     """
@@ -789,7 +789,7 @@ def _decoded(decoder: msgspec.json.Decoder[A], line: bytes | bytearray) -> A:
 
 
 class LineBuffer:
-    """The lines that arrive over a connection, cut out of the pieces in which they do."""
+    """Splits what arrives over a connection into lines."""
 
     def __init__(self) -> None:
         self._unfinished = bytearray()
@@ -805,5 +805,5 @@ class LineBuffer:
             raise msgspec.DecodeError(f"a line of it is longer than {LONGEST_LINE >> 20} MiB")
 
     def __len__(self) -> int:
-        """Returns the number of bytes of the unfinished line."""
+        """The number of bytes of the unfinished line."""
         return len(self._unfinished)

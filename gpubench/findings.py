@@ -23,7 +23,7 @@ class Cost(Struct, frozen=True):
 
     verdict: Judged
     change: float | None
-    """The change of the throughput as a fraction; negative if the fix is slower. None if the repeats do not tell it."""
+    """The change of the throughput as a fraction; negative if the fix is slower. None if the repeats do not show it."""
     interval: tuple[float, float] | None = None
     """The 95 % interval of the change."""
 
@@ -34,7 +34,7 @@ class Trial(Struct, frozen=True):
     outcome: Outcome
     saving: Saving | None
     """The measured saving. One of time has a 95 % interval; one of memory has none. None if nothing was measured, or if
-    the repeats do not tell it."""
+    the repeats do not show it."""
     run: str | None
     """The run directory with the fix."""
     baseline: str | None

@@ -76,12 +76,13 @@ def given(path: Path) -> BufferedReader:
 
 
 def appended(path: Path) -> IO[bytes]:
-    """Opens a file to add to its end; a new one if there is none. Raises OSError for a link, or if it is no file."""
+    """Opens a file to add to its end; a new one if there is none. Raises OSError for a link, or if it is not a file."""
     return os.fdopen(_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "ab")
 
 
 def overwritten(path: Path) -> IO[bytes]:
-    """Opens an existing file to write over its content, which stays. Raises OSError for a link, or if it is no file."""
+    """Opens an existing file to write over its content, which stays. Raises OSError for a link, or if it is not a
+    file."""
     return os.fdopen(_regular(path, os.O_RDWR | os.O_NOFOLLOW), "r+b")
 
 
@@ -104,7 +105,7 @@ def lock(path: Path, *, shared: bool = False) -> IO[bytes]:
     """Locks a file, until the returned one is closed; its content stays as it is.
 
     A shared lock needs an existing file. Raises BlockingIOError if another process has a lock, and OSError for a link
-    or what is no file.
+    or anything else that is not a file.
     """
     file = os.fdopen(_regular(path, os.O_RDWR | os.O_NOFOLLOW | (0 if shared else os.O_CREAT)), "r+b")
     try:
@@ -174,7 +175,7 @@ def _no_file(path: Path, mode: int) -> OSError:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """Returns the whole file. Raises OSError if it is not a regular file or has more than `most` bytes."""
+    """Reads the whole file. Raises OSError if it is not a regular file or has more than `most` bytes."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))

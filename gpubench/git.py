@@ -52,18 +52,18 @@ _HARMLESS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recu
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables without those that belong to one repository."""
+    """The environment variables without those that belong to one repository."""
     return {name: value for name, value in given.items() if name not in LOCAL}
 
 
 def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
-    """Returns the `commit`, its `subject` and the `branch` that `folder` has checked out, and whether tracked files
-    differ (`dirty`).
+    """The `commit`, its `subject` and the `branch` that `folder` has checked out, and whether tracked files differ
+    (`dirty`).
 
     Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
     `git describe --dirty`, because results and scratch files are not part of the code. A file with a filter of the
-    repository's own configuration differs if its time has changed. Files of submodules count. Returns None if `folder`
-    is in no repository, git is missing, or git takes longer than `seconds`.
+    repository's own configuration differs if its time has changed. Files of submodules count. None if `folder` is in no
+    repository, git is missing, or git takes longer than `seconds`.
     """
     end = time.monotonic() + seconds
     try:
@@ -92,7 +92,7 @@ def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
 
 
 def changes_since(ref: str, folder: Path) -> str:
-    """Returns how the tracked files below `folder` differ from a commit, such as "1 file changed, 2 insertions(+)".
+    """How the tracked files below `folder` differ from a commit, such as "1 file changed, 2 insertions(+)".
 
     "" if they do not differ, or if git does not say.
     """
@@ -106,7 +106,7 @@ def changes_since(ref: str, folder: Path) -> str:
 
 
 def _submodules(folder: Path) -> list[Path]:
-    """Returns the submodules that are checked out in the repository of a folder.
+    """The submodules that are checked out in the repository of a folder.
 
     `git status` would look for changed files in them with the filters of their own configurations.
     """
@@ -119,7 +119,7 @@ def _submodules(folder: Path) -> list[Path]:
 
 
 def _without_own_filters(folder: Path) -> list[str]:
-    """Returns the configuration with which git runs no filter that the repository's own configuration defines.
+    """The configuration with which git runs no filter that the repository's own configuration defines.
 
     To compare a file whose time has changed, git runs its filter, which is a command. That of a repository from
     somebody else may be any. Raises CalledProcessError for one that cannot be named on a command line.
@@ -167,7 +167,7 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
 
 
 def is_at(ref: str, folder: Path) -> bool:
-    """Returns whether `folder` has the commit `ref` checked out and no tracked file differs; False if it is unknown."""
+    """Whether `folder` has the commit `ref` checked out and no tracked file differs; False if it is unknown."""
     found = state(folder)
     if found is None or found["dirty"]:
         return False
@@ -178,7 +178,7 @@ def is_at(ref: str, folder: Path) -> bool:
 
 
 def commit(folder: Path, ref: str) -> str:
-    """Returns the hash of a commit in the repository of a folder.
+    """The hash of a commit in the repository of a folder.
 
     Raises UsageError with git's reason, and with the nearest branches and tags if there is no such commit.
     """
@@ -200,7 +200,7 @@ def commit(folder: Path, ref: str) -> str:
 
 
 def is_commit(folder: Path, name: str) -> bool:
-    """Returns whether a branch, a tag or another name stands for a commit of the repository of a folder."""
+    """Whether a branch, a tag or another name stands for a commit of the repository of a folder."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         return bool(_run(folder, *command, timeout=TIMEOUT))
@@ -212,17 +212,17 @@ def listed(names: Sequence[str]) -> str:
 
 
 def is_tracked(top: Path, file: Path) -> bool:
-    """Returns whether a file is in the index of the working tree `top`. Raises UsageError with git's reason."""
+    """Whether a file is in the index of the working tree `top`. Raises UsageError with git's reason."""
     return bool(_said(top, "ls-files", "--", str(file)))
 
 
 def _path(folder: Path, *arguments: str) -> Path:
-    """Returns the path that git prints. Its name may have any bytes."""
+    """The path that git prints. Its name may have any bytes."""
     return Path(os.fsdecode(_said(folder, *arguments)))
 
 
 def _said(folder: Path, *arguments: str) -> bytes:
-    """Returns what git prints, without the end of the last line. Raises UsageError with git's reason."""
+    """What git prints, without the end of the last line. Raises UsageError with git's reason."""
     try:
         return _run(folder, *arguments).removesuffix(b"\n")
     except FileNotFoundError:

@@ -44,7 +44,7 @@ class Peak:
 
 
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
-    """Returns the accelerator whose driver reports `name`, ignoring case and spacing; None if it is not listed.
+    """The accelerator whose driver reports `name`, ignoring case and spacing; None if it is not listed.
 
     `memory_bytes` is the memory that the driver reports, which must agree with the nominal size. It distinguishes cards
     that share a name, and a part of a card from the whole card. Without it, the result is None for a name that several
@@ -63,7 +63,7 @@ LISTED_BY = "gpubench memory --help lists all"
 
 
 def find_by_key(key: str) -> Accelerator:
-    """Returns the accelerator `key`, such as "h200". Raises DeviceError with the nearest key if there is none."""
+    """The accelerator `key`, such as "h200". Raises DeviceError with the nearest key if there is none."""
     if found := _BY_KEY.get(_normalised(key)):
         return found
     wanted = _normalised(key).removeprefix("nvidia").removeprefix("amd").strip(" -")
@@ -73,11 +73,11 @@ def find_by_key(key: str) -> Accelerator:
 def peak_flops(
     name: str, precision: str, matmul_precision: str | None = None, memory_bytes: int | None = None
 ) -> Peak | None:
-    """Returns the dense peak of the device `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
+    """The dense peak of the device `name` at a precision setting: fp32, tf32, amp (fp16) or bf16.
 
     If `matmul_precision` is given (highest, high or medium), it chooses between the peaks of fp32 and TF32.
-    `memory_bytes` is that of `find_accelerator`. Returns None if the device is not listed or its matrix units do not
-    support the type. Raises KeyError for any other precision.
+    `memory_bytes` is that of `find_accelerator`. None if the device is not listed or its matrix units do not support
+    the type. Raises KeyError for any other precision.
     """
     dtype = _DATA_TYPES[precision]
     found = find_accelerator(name, memory_bytes)
@@ -109,7 +109,7 @@ def _row(
 def _geforce(
     model: str, gigabytes: int, gigabytes_per_s: float, cores: int, megahertz: int, key: str = ""
 ) -> Accelerator:
-    """Returns a GeForce card of the RTX 30, 40 or 50 series from its published cores, boost clock and bandwidth.
+    """A GeForce card of the RTX 30, 40 or 50 series from its published cores, boost clock and bandwidth.
 
     fp32 is two operations per core and clock cycle. Where they accumulate in fp32, the tensor cores of these cards
     compute TF32 at the same rate and fp16 and bf16 at twice that, dense: the white papers of GA102, Ada and RTX
@@ -324,7 +324,7 @@ _GEFORCE = {"rtx-30": (8, 6), "rtx-40": (8, 9), "rtx-50": (12, 0)}  # by the fir
 
 
 def capability(key: str) -> tuple[int, int] | None:
-    """Returns the compute capability of an accelerator, such as (8, 0); None for AMD's accelerators.
+    """The compute capability of an accelerator, such as (8, 0); None for AMD's accelerators.
 
     Source: NVIDIA, "CUDA GPU Compute Capability". Raises DeviceError if no accelerator is called `key`.
     """

@@ -24,7 +24,7 @@ logging.addLevelName(MODIFIABLE, "MODIFIABLE")
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Returns the fields that the caller passed with `extra={"fields": {...}}`."""
+    """The fields that the caller passed with `extra={"fields": {...}}`."""
     fields = getattr(record, "fields", None)
     return dict(fields) if isinstance(fields, Mapping) else {}
 
@@ -32,7 +32,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def render_logfmt(
     when: float, level: int, rank: int | None, logger: str, message: str, fields: Mapping[str, Any]
 ) -> str:
-    """Returns a line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`.
+    """Formats a line of run.log: `time=... level=... rank=... logger=... msg="..." key=value ...`.
 
     Values are quoted as in JSON where needed. `when` is in seconds since the epoch; `rank` is None for the host.
     """

@@ -25,9 +25,9 @@ from gpubench.devices import (
 
 
 def facts() -> dict[str, Any]:
-    """Returns host, CPU, memory, driver and GPUs; sizes are in bytes, clocks in MHz and power in watts.
+    """Collects the facts about the machine (`host`), CPU, memory, driver and GPUs.
 
-    A fact that cannot be read is left out without an error.
+    Sizes are in bytes, clocks in MHz and power in watts. A fact that cannot be read is left out without an error.
     """
     return {
         "host": _host(),
@@ -39,7 +39,7 @@ def facts() -> dict[str, Any]:
 
 
 def _known(**facts: Any) -> dict[str, Any]:
-    """Returns the facts that are not None."""
+    """The facts that are not None."""
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
@@ -75,13 +75,13 @@ def _container() -> str | None:
 
 
 def _virtual() -> bool | None:
-    """Returns whether this is a virtual machine, according to the flags of an x86 CPU; None on other CPUs."""
+    """Whether this is a virtual machine, according to the flags of an x86 CPU; None on other CPUs."""
     flags = _cpuinfo("flags")
     return None if flags is None else "hypervisor" in flags.split()
 
 
 def _cpuinfo(field: str) -> str | None:
-    """Returns the `field` of the first CPU in /proc/cpuinfo; None if it is missing."""
+    """The `field` of the first CPU in /proc/cpuinfo; None if it is missing."""
     for line in (read_text(Path("/proc/cpuinfo")) or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == field:
@@ -116,7 +116,7 @@ def _driver() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Returns the facts of the visible GPUs in the order of CUDA or HIP, from the driver and NVML."""
+    """The facts of the visible GPUs in the order of CUDA or HIP, from the driver and NVML."""
     if is_rocm():
         return [_identity(gpu) for gpu in visible_gpus()]
     nvml = open_nvml()
@@ -160,6 +160,6 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def _switch(mode: int | list[int] | None) -> bool | None:
-    """Returns whether a mode is on. NVML gives some modes as [current, after the next reset]."""
+    """Whether a mode is on. NVML gives some modes as [current, after the next reset]."""
     current = mode[0] if isinstance(mode, list) else mode
     return None if current is None else bool(current)

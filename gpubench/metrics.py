@@ -82,8 +82,6 @@ class Metric(Struct, frozen=True):
 
 
 class Definition(Struct, frozen=True):
-    """The definition of a metric."""
-
     unit: str
     better: Better | None
     meaning: str
@@ -94,7 +92,7 @@ class Definition(Struct, frozen=True):
 RATES = ("throughput", "token_throughput", "steady_throughput", "mfu", "hfu", "mfu_of_measured_peak")
 """The metrics of work per time. They are averaged by the harmonic mean, which is the mean of their times."""
 
-# In training, the steady window consists of the steps after the warm-up, and its wall time is measured on the host from
+# In training, the steady window consists of the steps after the warm-up, and its wall time is measured on the CPU from
 # the start of the first of them to the end of the last. A step is one optimizer step, including gradient accumulation,
 # and in inference one forward pass.
 # A phase is the part of a step between two marks on the device's timeline. In a pipeline, the window is the makespan,
@@ -114,7 +112,7 @@ DEFINITIONS: dict[str, Definition] = {
         name: Definition(
             "s",
             "lower",
-            f"{100 * share:g}th percentile over a repeat's steady steps of the time from a batch on the host to its "
+            f"{100 * share:g}th percentile over a repeat's steady steps of the time from a batch in CPU memory to its "
             "result, without the wait for the batch",
             "step",
         )
@@ -216,12 +214,12 @@ DEFINITIONS: dict[str, Definition] = {
         "largest device memory in use at any time, including context and libraries, on the rank with the most",
     ),
     "peak_memory_rss": Definition(
-        "B", "lower", "largest resident host memory of a worker process (ru_maxrss), on the rank with the most"
+        "B", "lower", "largest resident CPU memory of a worker process (ru_maxrss), on the rank with the most"
     ),
     "starved_steps": Definition(
         "fraction",
         "lower",
-        "share of steady steps that began while the GPU was idle because the host had not issued work in time",
+        "share of steady steps that began while the GPU was idle because the CPU had not issued work in time",
     ),
     "yardstick_time": Definition(
         "s",
@@ -299,7 +297,7 @@ DEFINITIONS: dict[str, Definition] = {
 
 
 def definition_of(name: str) -> Definition:
-    """Returns the definition of a metric, also that of a phase that a program has named itself."""
+    """The definition of a metric, also that of a phase that a program has named itself."""
     if name.startswith("phase_") and name not in DEFINITIONS:
         region = name.removeprefix("phase_")
         return Definition("s", "lower", f"mean time per steady step in the program's own region {region!r}", "step")
@@ -307,6 +305,6 @@ def definition_of(name: str) -> Definition:
 
 
 def place_of_phase(name: str) -> float:
-    """Returns the place of a phase in the order of every report; phases of a program come before `other`."""
+    """The place of a phase in the order of every report; phases of a program come before `other`."""
     places = {known: place for place, known in enumerate(DEFINITIONS)}
     return places.get(f"phase_{name}", places["phase_other"] - 0.5)

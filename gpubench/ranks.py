@@ -21,7 +21,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """Returns the ranks according to torchrun's variables, or a single rank unless `launched_by_torchrun`.
+        """The ranks according to torchrun's variables, or a single rank unless `launched_by_torchrun`.
 
         One variable alone means nothing: batch schedulers set some of them, such as WORLD_SIZE, in ordinary shells.
         """
@@ -41,9 +41,9 @@ class Ranks:
 
 @cache
 def machine() -> str:
-    """Returns an identifier that is equal for processes that share a monotonic clock and a pid namespace.
+    """An identifier that is equal for processes that share a monotonic clock and a pid namespace.
 
-    A host name is not enough: machines made from one image share it, and containers on one machine do not.
+    A machine's name is not enough: machines made from one image share it, and containers on one machine do not.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
@@ -52,10 +52,10 @@ def machine() -> str:
 
 
 def is_rank_zero() -> bool:
-    """Returns whether this process is rank 0, which reports for all ranks."""
+    """Whether this process is rank 0, which reports for all ranks."""
     return Ranks.from_environment().is_rank_zero
 
 
 def launched_by_torchrun() -> bool:
-    """Returns whether all variables that torchrun sets are set, so that a torchrun of the user started this process."""
+    """Whether all variables that torchrun sets are set, so that a torchrun of the user started this process."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

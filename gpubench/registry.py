@@ -51,7 +51,7 @@ class RunKind:
     """What the profiler records one after the other, where no setting says it."""
 
     def model(self, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
-        """Returns the name of the model that a run has, or the command line of its program; None if it is unknown."""
+        """The name of the model that a run has, or the command line of its program; None if it is unknown."""
         named: Callable[..., str | None] = import_module(self.described_by).model
         return named(settings, workload)
 
@@ -68,7 +68,7 @@ class RunKind:
         return found
 
     def describe(self, settings: Mapping[str, Any], workload: Mapping[str, Any], **measured: Any) -> str:
-        """Returns what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
+        """Says what a run does in one line, such as "resnet18, fp32, batch 16 x 2 ranks on cpu".
 
         `settings` are by dot-key, `workload` is that of run.json. Of what is `measured`, `ranks` is the number of
         ranks, and `samples` are those of a step (`StepSamples`).
@@ -78,7 +78,6 @@ class RunKind:
 
 
 def _named(name: str) -> Any:
-    """Returns what "module:name" names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -151,5 +150,5 @@ COMMANDS = (*dict.fromkeys(kind.run_by for kind in RUN_KINDS.values()), TUNE)
 
 
 def kind_of(command: str) -> RunKind:
-    """Returns the kind of the runs with a command in run.json, which may be of another version of gpubench."""
+    """The kind of the runs with a command in run.json, which may be of another version of gpubench."""
     return RUN_KINDS.get(command) or RunKind(command, command, command)

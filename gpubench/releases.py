@@ -81,6 +81,6 @@ STUDIED = Release(2, 13)
 
 @cache
 def installed() -> Release:
-    """Returns the installed release, or the one that predictions model if the version cannot be read."""
+    """The installed release, or the one that predictions model if the version cannot be read."""
     found = re.match(r"(\d+)\.(\d+)", torch_version() or "")
     return Release(int(found[1]), int(found[2])) if found else STUDIED

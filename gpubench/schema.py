@@ -53,7 +53,7 @@ FILES = {
 
 
 def schema() -> dict[str, Any]:
-    """Returns the JSON Schema (2020-12) of the run directory, whose `properties` are the files."""
+    """The JSON Schema (2020-12) of the run directory, whose `properties` are the files."""
     files, definitions = msgspec.json.schema_components(FILES.values(), ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

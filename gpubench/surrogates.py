@@ -5,7 +5,7 @@ from typing import Any
 
 
 def without_surrogates(value: Any) -> Any:
-    """Returns a value with escapes in place of lone surrogates, also inside of dictionaries, lists and tuples."""
+    """Replaces lone surrogates by escapes, also inside of dictionaries, lists and tuples."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
@@ -14,7 +14,6 @@ def without_surrogates(value: Any) -> Any:
 
 
 def is_text(value: str | Path) -> bool:
-    """Returns whether a value can be written as UTF-8."""
     try:
         str(value).encode()
     except UnicodeEncodeError:

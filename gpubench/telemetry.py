@@ -65,14 +65,14 @@ class TelemetrySample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
 
 
 def of_gpus(samples: Sequence[TelemetrySample], gpus: Container[int]) -> list[TelemetrySample]:
-    """Returns the samples with the state of the GPUs `gpus` (NVML's numbers) only."""
+    """The samples with the state of the GPUs `gpus` (NVML's numbers) only."""
     return [
         msgspec.structs.replace(sample, gpus=[gpu for gpu in sample.gpus if gpu.index in gpus]) for sample in samples
     ]
 
 
 def within(samples: Iterable[TelemetrySample], windows: Sequence[tuple[float, float]]) -> list[TelemetrySample]:
-    """Returns the samples taken in any of the windows, which are (start, end) in seconds since the epoch."""
+    """The samples taken in any of the windows, which are (start, end) in seconds since the epoch."""
     return [sample for sample in samples if any(start <= sample.time <= end for start, end in windows)]
 
 
@@ -85,6 +85,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling(samples: Iterable[TelemetrySample]) -> Sampling | None:
-    """Returns the duration of the samples; None if no sample recorded its duration."""
+    """The duration of the samples; None if no sample recorded its duration."""
     walls = [sample.wall for sample in samples if sample.wall is not None]
     return Sampling(samples=len(walls), mean=fmean(walls), largest=max(walls)) if walls else None

@@ -59,7 +59,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _parents() -> list[Path]:
-    """Returns the folders in which there can be temporary folders, the one for new ones first."""
+    """The folders in which there can be temporary folders, the one for new ones first."""
     usual, short = Path(tempfile.gettempdir()), Path("/tmp")
     if len(os.fsencode(usual)) < LONGEST_PARENT:
         return [usual] if usual == short else [usual, short]

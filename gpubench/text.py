@@ -13,23 +13,23 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def spelled_out(text: str) -> str:
-    """Returns `text` with control characters and lone surrogates as escapes; line ends and tabs stay."""
+    """Escapes control characters and lone surrogates; line ends and tabs stay."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def clean(text: str) -> str:
-    """Returns `text` as one line, with control characters, line ends and lone surrogates as escapes."""
+    """Makes one line of `text`, with control characters, line ends and lone surrogates as escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def cell(text: str) -> str:
-    """Returns `text` for a cell of a CSV file, with an apostrophe before what a spreadsheet would run as a formula."""
+    """Makes `text` safe for a cell of a CSV file, with an apostrophe before what a spreadsheet would run as a
+    formula."""
     safe = clean(text)
     return f"'{safe}" if safe.startswith(("=", "+", "-", "@")) else safe
 
 
 def words(name: str) -> str:
-    """Returns the name of a metric or phase as words."""
     return units.words(clean(name))
 
 
@@ -38,12 +38,12 @@ SAME_PART = {"data_loader": "data_wait"}
 
 
 def step_part(name: str) -> str:
-    """Returns the name of a part of a step as words: of a phase, of a profile, or of what a timeline shows."""
+    """The name of a part of a step as words: of a phase, of a profile, or of what a timeline shows."""
     return words(SAME_PART.get(name, name))
 
 
 def phase_name(name: str) -> str:
-    """Returns the name of a metric as words; that of a phase's time is the phase's."""
+    """The name of a metric as words; that of a phase's time is the phase's."""
     return words(name.removeprefix("phase_"))
 
 
@@ -60,7 +60,7 @@ PLUS_MINUS = "\u00b1"
 
 
 def typeset(text: str) -> str:
-    """Returns text with typographic signs, and with no line break between a number and its sign or unit."""
+    """Uses typographic signs, and no line break between a number and its sign or unit."""
     signed = re.sub(r"(?<![\w-])-(?=\d)", MINUS, text.replace("+- ", f"{PLUS_MINUS}\u00a0"))
     return re.sub(r"(?<=\d) (?=%|x\b|[mun]?s\b)", "\u00a0", signed)
 
@@ -84,7 +84,7 @@ COLOURS = {
 
 
 def plain_table() -> Table:
-    """Returns an empty table without borders."""
+    """An empty table without borders."""
     return Table(box=None, pad_edge=False, header_style="dim")
 
 
@@ -103,6 +103,6 @@ class Fitting:
 
 
 def bar(share: float, part: str, length: int = BAR) -> Text:
-    """Returns a bar of `length` characters, of which `share` is filled in the colour of the phase or part."""
+    """A bar of `length` characters, of which `share` is filled in the colour of the phase or part."""
     filled = round(share * length)
     return Text.assemble(("█" * filled, COLOURS.get(part, "white")), ("░" * (length - filled), "bright_black"))

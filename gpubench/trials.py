@@ -25,7 +25,7 @@ log = logging.getLogger("gpubench.trials")
 
 
 def trial_of(run: Configuration[Any], changes: Mapping[str, Any]) -> Configuration[Any]:
-    """Returns the complete configuration of the run with `changes`, in the experiment for trials."""
+    """The complete configuration of the run with `changes`, in the experiment for trials."""
     settings = run.settings
     base = Configuration(settings, dict.fromkeys(flatten(settings.model_dump()), THE_RUN))
     return base.with_overrides({"experiment": settings.experiment + TRIALS} | dict(changes), TRIAL)
@@ -34,7 +34,7 @@ def trial_of(run: Configuration[Any], changes: Mapping[str, Any]) -> Configurati
 def candidates(
     base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench
 ) -> tuple[dict[int, Configuration[Any]], dict[int, GpubenchError]]:
-    """Returns the configurations with the fixes, and the errors of fixes that cannot be run, by index of the fix."""
+    """The configurations with the fixes, and the errors of fixes that cannot be run, by index of the fix."""
     runs: dict[int, Configuration[Any]] = {}
     refused: dict[int, GpubenchError] = {}
     for number, fix in enumerate(fixes):
@@ -47,17 +47,15 @@ def candidates(
 
 
 def directory(outcome: Outcome) -> str:
-    """Returns the path of the run directory."""
     return str(outcome.recorder.writer.path)
 
 
 def proposed(findings: Findings) -> list[dict[str, Any]]:
-    """Returns the fixes of the findings that have one."""
     return [finding.fix for finding in findings.findings if finding.fix]
 
 
 def with_trials(findings: Findings, trials: Iterable[Trial]) -> Findings:
-    """Returns the findings with the trials of their fixes, which are in the order of `proposed`."""
+    """Adds to the findings the trials of their fixes, which are in the order of `proposed`."""
     remaining = iter(trials)
     with_measured = [
         msgspec.structs.replace(finding, measured=next(remaining)) if finding.fix else finding
@@ -67,13 +65,13 @@ def with_trials(findings: Findings, trials: Iterable[Trial]) -> Findings:
 
 
 def confirmed(findings: Findings) -> list[Finding]:
-    """Returns the findings whose fix is confirmed, the largest saving first."""
+    """The findings whose fix is confirmed, the largest saving first."""
     found = [finding for finding in findings.findings if finding.measured and finding.measured.outcome == "confirmed"]
     return sorted(found, key=lambda finding: saved(finding.measured), reverse=True)
 
 
 def together(found: Sequence[Finding]) -> dict[str, Any]:
-    """Returns the fixes of all findings as one set of overrides. If two change the same setting, the first applies."""
+    """The fixes of all findings as one set of overrides. If two change the same setting, the first applies."""
     merged: dict[str, Any] = {}
     for finding in found:
         merged = finding.fix | merged
@@ -81,7 +79,7 @@ def together(found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def saved(trial: Trial | None) -> float:
-    """Returns the estimated saving of a trial, as a fraction; 0 if there is none."""
+    """The estimated saving of a trial, as a fraction; 0 if there is none."""
     return trial.saving.estimate if trial and trial.saving else 0.0
 
 
@@ -113,7 +111,7 @@ def verify_speed(profiled: Configuration[Any], findings: Findings, bench: Bench)
 
 
 def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
-    """Returns the configuration of the profiled run without profiling, as the baseline of fixes."""
+    """The configuration of the profiled run without profiling, as the baseline of fixes."""
     changes = {
         "profiling.enabled": False,
         "measurement.repeats": max(LEAST_REPEATS, profiled.settings.measurement.repeats),
@@ -125,7 +123,6 @@ def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:
 
 
 def _try(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[Trial]:
-    """Runs the baseline and each fix, and returns a trial for each fix."""
     runs, refused = candidates(base, fixes, bench)
     trials = {number: Trial("failed", None, None, None, error.message) for number, error in refused.items()}
     if runs:
@@ -153,7 +150,7 @@ def _speed_trial(fix: Mapping[str, Any], without: Outcome, with_fix: Outcome, be
 
 
 def _missed(fix: Mapping[str, Any], outcome: Outcome) -> str:
-    """Returns why no setting of the fix changed anything in the run of a program; empty if one did."""
+    """The reason why no setting of the fix changed anything in the run of a program; empty if one did."""
     missed = outcome.summary.missed
     return "; ".join(dict.fromkeys(missed[key] for key in fix)) if fix.keys() <= missed.keys() else ""
 
@@ -194,7 +191,6 @@ class _Attempt:
 
     @property
     def error(self) -> GpubenchError | None:
-        """The first error of the attempt."""
         return self.refused or next((run.error for run in (self.followed, self.timed) if run and run.error), None)
 
 
@@ -218,13 +214,13 @@ def verify_memory(followed: Outcome, run: Configuration[Any], findings: Findings
 
 
 def memory_baseline(run: Configuration[Any]) -> Configuration[Any]:
-    """Returns the configuration of the run without batch size search, explanation and advice."""
+    """The configuration of the run without batch size search, explanation and advice."""
     unneeded = ("memory.find_batch_size", "memory.explain", "memory.advise")
     return trial_of(run, run.takes(dict.fromkeys(unneeded, False))).called(variant=UNCHANGED)
 
 
 def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int, bench: Bench) -> Configuration[Any]:
-    """Returns the configuration of a short run with the same settings and `changes` that `bench` times."""
+    """The configuration of a short run with the same settings and `changes` that `bench` times."""
     own = {key: value for key, value in run.settings.model_dump().items() if key != "memory"}
     origins = {key: origin for key, origin in run.origins.items() if not key.startswith("memory.")}
     length = {"training.steps": TIMED_STEPS, "training.epochs": None, "training.seconds": None}
@@ -235,7 +231,7 @@ def timed(run: Configuration[Any], changes: dict[str, Any], repeats: int, bench:
 
 
 def peak_of(outcome: Outcome | None) -> int | None:
-    """Returns the peak in bytes, the largest of the ranks; None if the run failed or was not made."""
+    """The peak in bytes, the largest of the ranks; None if the run failed or was not made."""
     recorder = outcome.recorder if outcome and not outcome.error else None
     if not isinstance(recorder, FootprintRecorder) or not recorder.footprints:
         return None
@@ -243,7 +239,6 @@ def peak_of(outcome: Outcome | None) -> int | None:
 
 
 def _follow(base: Configuration[Any], fixes: Sequence[dict[str, Any]], bench: Bench) -> list[_Attempt]:
-    """Runs each fix and records its memory."""
     runs, refused = candidates(base, fixes, bench)
     outcomes = dict(zip(runs, bench.run_alone(list(runs.values())), strict=True))
     return [
@@ -263,7 +258,7 @@ def _time(attempts: Sequence[_Attempt], bench: Bench) -> list[_Attempt]:
 
 
 def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], bench: Bench) -> TriedFixes:
-    """Returns the results of the attempts.
+    """Combines the results of the attempts.
 
     `tried` has the fixes in the order of the findings, then the combination if there is one.
     """
@@ -278,7 +273,7 @@ def _judged(findings: Findings, without: _Attempt, tried: Sequence[_Attempt], be
 
 
 def _keep(tried: Sequence[_Attempt], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns the settings with the largest saving that is not slower. Others are left to the user."""
+    """The settings with the largest saving that is not slower. Others are left to the user."""
     free = [
         (saved(trial), attempt.fix)
         for attempt, trial in zip(tried, trials, strict=True)

@@ -1,4 +1,5 @@
-"""Tunes a program: looks at it, runs the blocks of a search in fresh processes, and keeps what follows from them."""
+"""Tunes a program: profiles it once, runs the blocks of a search in fresh processes, and keeps what follows from
+them."""
 
 import math
 import os
@@ -79,7 +80,7 @@ class SearchFolder:
     tags: tuple[str, ...] = ()
 
     def variant(self, base: Configuration[Any], changes: Mapping[str, Any], bench: Bench) -> Configuration[Any]:
-        """Returns the complete configuration of a run in this folder. Raises GpubenchError if it cannot be run."""
+        """The complete configuration of a run in this folder. Raises GpubenchError if it cannot be run."""
         whole = self.path.absolute()
         here = {"results": os.path.relpath(whole.parent), "experiment": whole.name}
         return bench.complete(base.with_overrides({**changes, **here}, TUNE)).called(tags=self.tags)
@@ -128,14 +129,14 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
 
 
 def changeable(settings: RunSettings) -> frozenset[str]:
-    """Returns the settings that a search can change: of inference not those of training, of a program not its own."""
+    """The settings that a search can change: of inference not those of training, of a program not its own."""
     infers, cls = getattr(settings, "inference", False), type(settings)
     known = frozenset(key for key, field in fields(cls).items() if not (infers and setting(field).training_only))
     return known & from_outside().keys() if issubclass(cls, ProgramSettings) else known
 
 
 def _steps(outcome: Outcome) -> dict[str, int]:
-    """Returns the steps of each run of the search, if the user has set no number and the first run has found it."""
+    """The steps of each run of the search, if the user has set no number and the first run has found it."""
     found = outcome.recorder.length if outcome.recorder.is_open else None
     if found is None:
         return {}
@@ -209,26 +210,25 @@ class Tuner:
             self._repeat(block)
 
     def plan(self) -> Plan:
-        """Returns the runs of each stage, as far as they are known."""
+        """The runs of each stage, as far as they are known."""
         self._search.limit(self._left())
         return self._search.planned()
 
     def standing(self) -> Sequence[Standing]:
-        """Returns what is known of each treatment so far."""
+        """What is known of each treatment so far."""
         return self._search.standing()
 
     def noise(self) -> Spread | None:
-        """Returns how much equal runs differ; None before any run was made twice."""
+        """How much equal runs differ; None before any run was made twice."""
         return self._search.noise()
 
     def next(self) -> NextRuns | None:
-        """Returns the block to run next; None at the end of the search, or of its budget."""
+        """The block to run next; None at the end of the search, or of its budget."""
         self._limit = self._left()
         self._search.limit(self._limit)
         return self._search.next()
 
     def seconds_a_run(self) -> float | None:
-        """Returns how long a run takes; None before the first one."""
         return self.tuning.seconds_a_run or None
 
     def advance(self, block: NextRuns) -> None:
@@ -255,7 +255,7 @@ class Tuner:
         return self._began + (1 + LATE) * self.tuning.budget if self.tuning.budget else math.inf
 
     def conclude(self, error: GpubenchError | None = None) -> Tuning:
-        """Returns and saves what follows from the results; `error` has ended the search early."""
+        """Concludes and saves what follows from the results; `error` has ended the search early."""
         found = self._search.conclude()
         status = "interrupted" if isinstance(error, Interrupted) else "failed" if error else "completed"
         self._keep(
@@ -267,7 +267,7 @@ class Tuner:
         return self.tuning
 
     def configuration(self, combination: Combination) -> Configuration[Any]:
-        """Returns the complete configuration of the baseline with a combination of the treatments' levels."""
+        """The complete configuration of the baseline with a combination of the treatments' levels."""
         return self._base.with_overrides(self.tuning.changes(combination), TUNE)
 
     def _repeat(self, block: RunBlock) -> None:
@@ -288,7 +288,7 @@ class Tuner:
         self._save(self.tuning)
 
     def _left(self) -> Limit:
-        """Returns what the search may still use."""
+        """What the search may still use."""
         budget = self.tuning.budget
         left = None if budget is None else max(0.0, budget - (time.monotonic() - self._began))
         return Limit(self.tuning.most_runs, left, self.seconds_a_run() or 1.0)
@@ -328,7 +328,7 @@ class Tuner:
         return runs, None
 
     def _seed(self, block: NextRuns, place: int) -> int | None:
-        """Returns the seed of a run, if gpubench sets it.
+        """The seed of a run, if gpubench sets it.
 
         The baseline's first runs have several, and so have the rounds of the confirmation, to show how the loss varies.
         """
@@ -354,14 +354,14 @@ class Tuner:
         return SearchRun(combination=combination, path=path, throughput=None, error=why, seconds=seconds), interrupted
 
     def _judged(self, block: NextRuns, runs: Sequence[SearchRun]) -> list[SearchRun]:
-        """Returns the runs, each with the reason why it must not be kept, if there is one."""
+        """Adds to each run the reason why it must not be kept, if there is one."""
         reasons = {combination: self._rejection(block, combination, runs) for combination in {*block.runs}}
         return [
             msgspec.structs.replace(run, rejected=reasons[run.combination]) if run.throughput else run for run in runs
         ]
 
     def _rejection(self, block: NextRuns, combination: Combination, runs: Sequence[SearchRun]) -> str:
-        """Returns why a combination must not be kept: it changes nothing, does less work, or harms the loss."""
+        """The reason why a combination must not be kept: it changes nothing, does less work, or harms the loss."""
         found = self._evidence_of(combination, runs)
         if not any(combination) or not found:
             return ""
@@ -392,20 +392,20 @@ class Tuner:
 
     @staticmethod
     def _without_effect(combination: Combination, found: Sequence[RunEvidence]) -> str:
-        """Returns why a single treatment found nothing to change; "" if it did, or several were tried together."""
+        """The reason why a single treatment found nothing to change; "" if it did, or several were tried together."""
         if sum(map(bool, combination)) > 1:
             return ""
         missed = found[0].summary.missed
         return f"not applied: {'; '.join(dict.fromkeys(missed.values()))}" if missed else ""
 
     def _evidence_of(self, combination: Combination, runs: Sequence[SearchRun]) -> list[RunEvidence]:
-        """Returns the run directories of a combination so far, with those of the current block, `runs`."""
+        """The run directories of a combination so far, with those of the current block, `runs`."""
         made = [run for block in self.tuning.blocks for run in block.runs] + list(runs)
         paths = dict.fromkeys(run.path for run in made if run.combination == combination and run.throughput)
         return [found for path in paths if path and (found := self._open(path))]
 
     def _open(self, path: str) -> RunEvidence | None:
-        """Returns a run; None if its directory has been removed."""
+        """Opens a run; None if its directory has been removed."""
         if path not in self._evidence:
             try:
                 self._evidence[path] = open_run(self._folder.path / path)

@@ -42,7 +42,7 @@ def rate(value: float, unit: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 repeat", "2 repeats", "12,000 runs"."""
+    """Formats a number with its noun: "1 repeat", "2 repeats", "12,000 runs"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -53,7 +53,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def words(name: str) -> str:
-    """Returns an internal name as words: "data_wait" becomes "data wait"."""
+    """Formats an internal name as words: "data_wait" becomes "data wait"."""
     return name.replace("_", " ")
 
 

@@ -37,6 +37,10 @@ LONGEST = {Task.causal_lm: 1024, Task.masked_lm: 512}
 """The default number of tokens in a sequence; the model's own limit if that is smaller."""
 
 
+_POSITIONS = {"BertConfig": 512, "GPT2Config": 1024}
+"""The number of positions by configuration class, for configurations that do not give it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """How to build a model, and the default sizes of its samples and batches.
@@ -64,9 +68,6 @@ class ModelSpec:
         own = self.config.get("max_position_embeddings") or self.config.get("n_positions")
         return own or _POSITIONS.get(self.config_class or "")
 
-
-_POSITIONS = {"BertConfig": 512, "GPT2Config": 1024}
-"""The number of positions by configuration class, for configurations that do not give it."""
 
 _RESNET = partial(
     ModelSpec,
@@ -306,12 +307,11 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def is_builtin(name: str) -> bool:
-    """Returns whether `name` is that of a built-in model."""
     return name in MODELS
 
 
 def find(name: str) -> ModelSpec:
-    """Returns the built-in model `name`. Raises ModelError for any other name."""
+    """Raises ModelError for a name that is not a built-in model's."""
     if name in MODELS:
         return MODELS[name]
     guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)}"

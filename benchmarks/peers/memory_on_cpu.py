@@ -29,11 +29,11 @@ STEPS = 3
 
 
 def predicted(settings: CompletedMemorySettings) -> AllocationLog:
-    return predict(settings, Target("cpu", 2**40, None, cuda=False), Activity(), STEPS).history
+    return predict(settings, Target("cpu", 2**40, None, cuda=False), Activity(), STEPS).log
 
 
 def tracked(settings: CompletedMemorySettings) -> tuple[AllocationLog, int]:
-    """The history of a real run, and the most bytes that the allocator had given out in it."""
+    """The log of a real run, and the most bytes that the allocator had given out in it."""
     tracker = AllocationTracker(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         measure(settings, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, STEPS)
@@ -41,15 +41,15 @@ def tracked(settings: CompletedMemorySettings) -> tuple[AllocationLog, int]:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    return tracker.history(), max(one["args"]["Total Allocated"] for one in events if one["name"] == "[memory]")
+    return tracker.allocation_log(), max(one["args"]["Total Allocated"] for one in events if one["name"] == "[memory]")
 
 
-def peak(history: AllocationLog) -> int:
-    return footprint(history, source="measured", device="cpu", capacity=None).peak.level.requested
+def peak(log: AllocationLog) -> int:
+    return footprint(log, source="measured", device="cpu", capacity=None).peak.level.requested
 
 
 if __name__ == "__main__":
     given = {"device": "cpu", "performance.cpu_threads": "1", **json.loads(sys.argv[1])}
     settings, _ = complete_memory(load(MemorySettings, None, given).settings)
-    history, counted = tracked(settings)
-    print(json.dumps({"predicted": peak(predicted(settings)), "tracked": peak(history), "counted": counted}))
+    log, counted = tracked(settings)
+    print(json.dumps({"predicted": peak(predicted(settings)), "tracked": peak(log), "counted": counted}))

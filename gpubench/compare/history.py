@@ -26,7 +26,7 @@ from gpubench.runs import directory
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
-from gpubench.settings.keys import HOST, VARIABLES, assignment, is_empty
+from gpubench.settings.keys import MACHINE, VARIABLES, assignment, is_empty
 
 LARGEST_LOGARITHM = 700.0
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
@@ -234,7 +234,7 @@ def _continued(runs: Sequence[Entry]) -> list[list[Entry]]:
 def _may_continue(before: Entry, after: Entry) -> bool:
     """Tells whether the code, or another machine, can explain what differs between two runs."""
     ours, theirs = _decided(before), _decided(after)
-    if all(ours.get(key) == theirs.get(key) for key in ours | theirs if key != HOST):
+    if all(ours.get(key) == theirs.get(key) for key in ours | theirs if key != MACHINE):
         return True
     code = [(entry.record.git or {}).get("commit") for entry in (before, after)]
     dirty = any((entry.record.git or {"dirty": True}).get("dirty") for entry in (before, after))
@@ -278,7 +278,7 @@ def _asked(entry: Entry) -> dict[str, Any]:
 def _decided(entry: Entry) -> dict[str, Any]:
     """Returns the name of the machine, and the settings that gpubench or the program decided."""
     found = {key: value for key, value in _treatments(entry).items() if key in entry.left_open}
-    return found | ({HOST: entry.record.host} if entry.record.host else {})
+    return found | ({MACHINE: entry.record.host} if entry.record.host else {})
 
 
 def _treatments(entry: Entry) -> dict[str, Any]:

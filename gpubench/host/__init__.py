@@ -1,1 +1,2 @@
-"""The process of the command line: starts the workers of a run, listens to them, shows and keeps what they say."""
+"""The process of the command line: starts the workers of a run, receives their events, shows progress and keeps
+results."""

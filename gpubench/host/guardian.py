@@ -2,7 +2,8 @@
 
 A worker or a program of the user ends when it notices that its host is gone, but not the processes that it has started
 itself. So each host that starts processes also starts a shell, which waits at a pipe and takes a millisecond to start.
-If the pipe ends without a word, the host was killed, and the shell becomes this file, run as a script.
+If the pipe closes before the host has written "over", the host was killed, and the shell becomes this file, run as a
+script.
 
 The processes of a run are those with its mark in their environment, and those of the sessions that the host has
 started. A program gets time to run its `finally` blocks and exit handlers.
@@ -48,7 +49,7 @@ class Guardian:
         )
 
     def watch(self, pid: int) -> None:
-        """Takes note of a process that leads a session of its own."""
+        """Remembers a process that leads a session of its own."""
         self._write(f"{pid}\n")
 
     def dismiss(self) -> None:
@@ -94,7 +95,7 @@ def _members(name: str, value: str, sessions: set[int]) -> list[psutil.Process]:
 
 
 def _all() -> list[psutil.Process]:
-    """Returns the processes of this user that have not ended, without this one."""
+    """The processes of this user that have not ended, without this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -105,7 +106,7 @@ def _all() -> list[psutil.Process]:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Returns whether a process has not ended. In a container, nobody may reap one that has."""
+    """Whether a process has not ended. In a container, nobody may reap one that has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

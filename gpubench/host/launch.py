@@ -63,7 +63,6 @@ class Listener:
         return listening, address
 
     def owns(self, address: str) -> bool:
-        """Returns whether `address` is the TCP port of this listener."""
         _, _, secret = address.partition("#")
         return bool(secret) and secret in self._secrets.values()
 
@@ -83,7 +82,7 @@ class Listener:
         return client
 
     def greeting(self, client: Peer, line: bytes) -> events.Greeting | None:
-        """Returns what the client says first; None if it does not know its secret, or says nothing valid."""
+        """The first message of the client; None if it does not know its secret, or sends nothing valid."""
         return events.greeting(line, self._unauthenticated[client])
 
     def admit(self, client: Peer, hello: events.Hello, present: Container[int]) -> bool:
@@ -99,7 +98,7 @@ class Listener:
         self._unauthenticated.pop(client, None)
 
     def overdue(self, now: float) -> list[Peer]:
-        """Returns the clients to disconnect: those past the time limit, and the oldest if there are too many."""
+        """The clients to disconnect: those past the time limit, and the oldest if there are too many."""
         excess = max(0, len(self._unauthenticated) - MOST_UNAUTHENTICATED - (self.world_size or 1))
         return [
             client
@@ -130,7 +129,7 @@ class Listener:
 
 
 def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
-    """Returns (listening socket, address for the workers, secret).
+    """Makes a listening socket, and returns it with its address for the workers and its secret.
 
     The socket is a Unix socket in `folder`, or a TCP socket if `folder` is None.
     """
@@ -147,8 +146,8 @@ def listen(folder: Path | None) -> tuple[socket.socket, str, str]:
     )
     listener.setblocking(False)  # a client may disconnect before its connection is accepted
     secret = secrets.token_hex(16)
-    host = os.environ.get("MASTER_ADDR") or socket.getfqdn()
-    return listener, f"tcp:{host}:{listener.getsockname()[1]}#{secret}", secret
+    machine = os.environ.get("MASTER_ADDR") or socket.getfqdn()
+    return listener, f"tcp:{machine}:{listener.getsockname()[1]}#{secret}", secret
 
 
 OF_SETUP = (events.Hello, events.Log, events.EnvironmentCaptured)
@@ -178,7 +177,7 @@ class Workers:
     ) -> None:
         """Starts the workers. `environment` is added to that of this process; `stall_timeout` is in seconds.
 
-        `world_size` is None if the first rank that connects tells it.
+        `world_size` is None if the first rank to connect says it.
         """
         self._expected = world_size
         self.peers: dict[int, Peer] = {}
@@ -220,7 +219,7 @@ class Workers:
 
     @property
     def mark(self) -> dict[str, str]:
-        """The environment variable by which the processes of this run are known."""
+        """The environment variable that marks the processes of this run."""
         return {FOLDER_VARIABLE: self._folder.name}
 
     def __enter__(self) -> Self:
@@ -284,7 +283,6 @@ class Workers:
         """Called before the connections are closed, when the processes of this machine have had `timeout` seconds."""
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
-        """Kills `processes` and all others of the run."""
         for process in processes:
             _ignore_gone(process.kill)
         _kill(self._children)
@@ -342,7 +340,7 @@ class Workers:
         return greeting
 
     def _note_seen(self, seen: events.Seen) -> None:
-        """Called when a process that is not a rank says how far it has got."""
+        """Called when a process that is not a rank reports what it has done."""
 
     def _note_refused(self, hello: events.Hello) -> None:
         """Called when a process is not made a rank, because the run has that rank already or another number of them."""
@@ -352,11 +350,11 @@ class Workers:
         self._close_listener()
 
     def news(self) -> list[events.Message]:
-        """Returns, once, what has been found out since the end of the stream, in which the processes have ended."""
+        """What has been found out since the end of the stream, in which the processes have ended; only the first call
+        returns it."""
         return []
 
     def _answer(self, peer: Peer, hello: events.Hello) -> None:
-        """Sends the job to a new rank."""
         peer.connection.sendall(events.encode(self._job))
 
     def _close_listener(self) -> None:
@@ -369,7 +367,6 @@ class Workers:
         self._listener = None
 
     def _note(self, peer: Peer, message: events.Message) -> None:
-        """Updates what is known about the rank that sent `message`."""
         now = time.monotonic()
         peer.heard = now
         if isinstance(message, events.Heartbeat):
@@ -466,7 +463,7 @@ class Workers:
         return True
 
     def _greet(self) -> None:
-        """Reads what has arrived from processes that are no ranks."""
+        """Reads what has arrived from processes that are not ranks."""
         if self._listener is None:
             return
         for key, _ in self._selector.select(0):
@@ -476,7 +473,6 @@ class Workers:
         self._disconnect_overdue(time.monotonic())
 
     def _read_output_for(self, seconds: float) -> None:
-        """Reads the output of the workers for `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for key, _ in self._selector.select(min(TICK, seconds)):
@@ -485,7 +481,7 @@ class Workers:
 
 
 def worker_environment(settings: CompletedSettings) -> Mapping[str, str]:
-    """Returns the environment variables that a worker needs before it imports torch.
+    """The environment variables that a worker needs before it imports torch.
 
     performance.cpu_threads replaces OMP settings of the user, so that the recorded number of threads is right.
     """
@@ -546,7 +542,7 @@ def _start_ranks(ranks: int, environment: Mapping[str, str]) -> tuple[list["subp
 
 
 def _torchrun_variables(rank: int, ranks: int, store: socket.socket) -> dict[str, str]:
-    """Returns the environment variables that torchrun would set for a rank.
+    """The environment variables that torchrun would set for a rank.
 
     Rank 0 runs the rendezvous store, on a socket that this process has already bound.
     """
@@ -569,7 +565,7 @@ def _kill(children: Iterable["subprocess.Popen[bytes]"]) -> None:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """Returns the process and its descendants; an empty list if it has ended."""
+    """The process and its descendants; an empty list if it has ended."""
     try:
         parent = psutil.Process(pid)
         return [*parent.children(recursive=True), parent]

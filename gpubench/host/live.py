@@ -30,10 +30,9 @@ class Drawing(Protocol[P]):
     """Describes the progress of a command's runs. This module is the drawing of training runs."""
 
     def describe(self, progress: P) -> str:
-        """Returns the progress as one line of plain text."""
+        """The progress as one line of plain text."""
 
-    def draw(self, experiment: str, progress: P) -> RenderableType:
-        """Returns the progress as a rich table."""
+    def draw(self, experiment: str, progress: P) -> RenderableType: ...
 
 
 class View(Protocol):
@@ -109,7 +108,7 @@ class LiveTable(Silence):
 
 
 def describe(progress: TrainProgress) -> str:
-    """Returns the state of a run as one line of plain text."""
+    """The state of a run as one line of plain text."""
     head = progress.place
     if progress.step is None:
         return "  ".join([head, progress.doing.replace("_", " "), *left(progress)])
@@ -121,12 +120,12 @@ def describe(progress: TrainProgress) -> str:
 
 
 def draw(experiment: str, progress: TrainProgress) -> RenderableType:
-    """Returns the state of a run as a table. The bars are left out if the terminal is too narrow for them."""
+    """The state of a run as a table. The bars are left out if the terminal is too narrow for them."""
     return Group(Text(experiment, style="bold"), Fitting(_table(progress, length) for length in (BAR, 0)))
 
 
 def _table(progress: TrainProgress, length: int) -> Table:
-    """Returns the table with bars of `length` characters."""
+    """`length` is that of the bars, in characters."""
     table = head(progress.place)
     if progress.step is None:
         table.add_row("", units.words(progress.doing))
@@ -153,14 +152,14 @@ def _table(progress: TrainProgress, length: int) -> Table:
 
 
 def left(progress: Progress) -> list[str]:
-    """Returns the time left of all repeats and runs, as ["about 3 min left"]; [] while it is unknown."""
+    """The time left of all repeats and runs, as ["about 3 min left"]; [] while it is unknown."""
     if progress.ends is None:
         return []
     return [f"about {units.about(max(0.0, progress.ends - time.monotonic()))} left"]
 
 
 def head(now: str) -> Table:
-    """Returns a table of two columns with the first row of every view, to which a view adds its own rows."""
+    """A table of two columns with the first row of every view, to which a view adds its own rows."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -173,13 +172,13 @@ def _step_time(progress: TrainProgress) -> float:
 
 
 def _speed(progress: TrainProgress) -> list[str]:
-    """Returns the samples per second of all ranks over the recent steps; nothing if they are unknown."""
+    """The samples per second of all ranks over the recent steps; empty if they are unknown."""
     samples = fmean(step.samples for step in progress.steps)
     return [units.rate(progress.ranks * samples / _step_time(progress), "samples/s")] if samples else []
 
 
 def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
-    """Returns (name, share of the step, seconds) of each phase in the order of the result, means over recent steps."""
+    """The (name, share of the step, seconds) of each phase in the order of the result, means over recent steps."""
     recent = progress.steps
     total = _step_time(progress)
     names = sorted({name for step in recent for name in step.phases}, key=place_of_phase)
@@ -188,7 +187,7 @@ def _phases(progress: TrainProgress) -> list[tuple[str, float, float]]:
 
 
 def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
-    """Returns (name, state) of each GPU and of the CPU; an empty list without a sample."""
+    """The (name, state) of each GPU and of the CPU; an empty list without a sample."""
     rows: list[tuple[str, str]] = []
     if sample is None:
         return rows
@@ -209,12 +208,11 @@ def hardware(sample: TelemetrySample | None) -> list[tuple[str, str]]:
 
 
 def drawing_of(kind: RunKind) -> Drawing[Any]:
-    """Returns the drawing of the runs of a kind."""
     return cast("Drawing[Any]", import_module(kind.drawn_by))
 
 
 def view_on(console: Console, drawing: Drawing[Any], *, quiet: bool) -> View:
-    """Returns the live view: a table on a terminal, lines in a pipe, nothing if `quiet`."""
+    """Chooses the live view: a table on a terminal, lines in a pipe, nothing if `quiet`."""
     if quiet:
         return Silence()
     if console.is_terminal and not console.is_dumb_terminal:

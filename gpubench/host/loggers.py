@@ -66,8 +66,7 @@ class Epoch(msgspec.Struct, frozen=True):
 class ExperimentTracker(Protocol):
     """A program that stores scalars and shows them as curves."""
 
-    def flush(self) -> None:
-        """Writes what is buffered."""
+    def flush(self) -> None: ...
 
     def scalars(self, repeat: int, step: int, when: float, values: Mapping[str, float]) -> None:
         """Adds values at the time `when`, in seconds since the epoch."""

@@ -1,4 +1,4 @@
-"""Keeps the events of one run's workers: in the run directory at once, and in memory for the summary."""
+"""Records the events of one run's workers: in the run directory at once, and in memory for the summary."""
 
 import logging
 import time
@@ -118,10 +118,8 @@ class Recorder(ABC, Generic[S]):
         self._values = flatten(settings.model_dump(mode="json"))
         """The settings by dot-key, as run.json has them, with those that the ranks have decided."""
         self._git = self._code()
-        self.clock = (
-            time.time(),
-            time.monotonic(),
-        )  # all repeats use it, even if the wall clock is changed during the run
+        # All repeats use it, even if the wall clock is changed during the run.
+        self.clock = time.time(), time.monotonic()
         self.environment: dict[str, Any] = {}
         self.telemetry: list[TelemetrySample] = []
         """The samples of all watched GPUs."""
@@ -165,7 +163,7 @@ class Recorder(ABC, Generic[S]):
         return self.settings.command
 
     def _code(self) -> dict[str, Any] | None:
-        """Returns the state of the code that is measured; None if it is in no repository."""
+        """The state of the code that is measured; None if it is in no repository."""
         return git.state(self.directory)
 
     @property
@@ -186,7 +184,7 @@ class Recorder(ABC, Generic[S]):
 
     @abstractmethod
     def at_start(self) -> Progress:
-        """Returns the progress of a repeat that begins."""
+        """The progress of a repeat that begins."""
 
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Begins repeat `number` of `repeats`, in a new process or in the current one."""
@@ -202,7 +200,7 @@ class Recorder(ABC, Generic[S]):
     def turn_to(self, repeat: int) -> None:
         """Makes `repeat` the current one.
 
-        Under torchrun all repeats run in the same processes, and only the events tell which repeat is running.
+        Under torchrun all repeats run in the same processes, and only the events show which repeat is running.
         """
         if repeat == self.profiled:
             if not self.progress.recorded:
@@ -212,7 +210,7 @@ class Recorder(ABC, Generic[S]):
 
     @staticmethod
     def content(rank: int, data: bytes | bytearray, type_: type[T]) -> T:
-        """Returns the JSON in an event of `rank`. Raises InvalidEvent if it is of another type."""
+        """Decodes the JSON in an event of `rank`. Raises InvalidEvent if it is of another type."""
         try:
             return events.parse(data, type_)
         except msgspec.DecodeError as error:
@@ -232,15 +230,14 @@ class Recorder(ABC, Generic[S]):
         """Keeps an event of this command. Returns False if the command has no use for this kind of event."""
 
     @abstractmethod
-    def completed(self) -> int:
-        """Returns the number of complete repeats."""
+    def completed(self) -> int: ...
 
     @abstractmethod
     def sum_up(self) -> Summary:
-        """Returns the summary of the repeats so far, without the warnings that need the run's environment."""
+        """The summary of the repeats so far, without the warnings that need the run's environment."""
 
     def summary(self) -> Summary:
-        """Returns the complete summary of the repeats so far."""
+        """The complete summary of the repeats so far."""
         found, wanted = self.sum_up(), self.settings.measurement
         throughput, known = found.get("throughput"), flatten(self.environment)
         beside = other_load(
@@ -264,7 +261,7 @@ class Recorder(ABC, Generic[S]):
         )
 
     def _main_facts(self, known: Mapping[str, Any]) -> Environment:
-        """Returns the main facts of the environment. `known` maps dot-keys to values."""
+        """Takes the main facts of the environment from `known`, which maps dot-keys to values."""
         git = self._git or {}
         return Environment(
             host=known.get("host.name"),
@@ -279,11 +276,10 @@ class Recorder(ABC, Generic[S]):
         )
 
     def refutation(self, summary: Summary) -> GpubenchError | None:
-        """Returns an error if a run that completed has a wrong result, otherwise None."""
+        """An error if a run that completed has a wrong result, otherwise None."""
         return None
 
     def take(self, event: events.Message) -> None:
-        """Keeps one event."""
         if isinstance(event, events.RepeatDone | events.StageDone) and event.gpus is not None:
             self._used[event.rank].update(event.gpus)
         match event:
@@ -317,7 +313,7 @@ class Recorder(ABC, Generic[S]):
         write_summary(self.summary(), self.writer)
 
     def throughputs(self) -> list[float]:
-        """Returns the throughput of each repeat so far, in samples per second; empty if the command has none."""
+        """The throughput of each repeat so far, in samples per second; empty if the command has none."""
         metric: Metric | None = self.sum_up().get("throughput")
         return metric.repeats if metric else []
 
@@ -376,7 +372,7 @@ class Recorder(ABC, Generic[S]):
         return {self.watched_gpus[0].digits} if only else None
 
     def job(self, repeats: Sequence[int]) -> events.Job:
-        """Returns the job of a worker process, which calls `work` of its module `worker` with it.
+        """The job of a worker process, which calls `work` of its module `worker` with it.
 
         It is to measure `repeats`, and then the repeat that the profiler records, if there is one.
         """
@@ -395,7 +391,6 @@ class Recorder(ABC, Generic[S]):
         )
 
     def start(self, job: events.Job) -> Workers:
-        """Starts the processes that do the job."""
         return Workers(
             job,
             self.processes,
@@ -480,11 +475,11 @@ class Recorder(ABC, Generic[S]):
             self.listen_to_log(False)
 
     def addressed(self, findings: Findings) -> Findings:
-        """Returns the findings in the words of who has to act on them."""
+        """The findings in the words of who has to act on them."""
         return findings
 
     def in_code(self, changes: Mapping[str, Any]) -> str:
-        """Returns the code of the program that does the same as some settings; "" if the program is gpubench's own."""
+        """The code of the program that does the same as some settings; "" if the program is gpubench's own."""
         return ""
 
     @property
@@ -503,7 +498,7 @@ class Recorder(ABC, Generic[S]):
         self.writer.replace(FINDINGS, findings)
 
     def unit_time(self, summary: Summary) -> float | None:
-        """Returns the time without profiler of one unit of the profiler's schedule, in seconds; None if unknown."""
+        """The time without profiler of one unit of the profiler's schedule, in seconds; None if unknown."""
         return None
 
     def _take_trace(self, event: events.TraceRecorded) -> None:

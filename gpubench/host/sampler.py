@@ -68,7 +68,7 @@ class Telemetry:
         self._workers = workers
 
     def due(self, now: float) -> bool:
-        """Returns whether a sample is due at `now`, in seconds of `time.monotonic()`."""
+        """Whether a sample is due at `now`, in seconds of `time.monotonic()`."""
         return now >= self._next_due
 
     def sample(self, *, processes: bool = False) -> TelemetrySample:
@@ -97,7 +97,7 @@ class Telemetry:
             self._nvml, self._handles = None, {}
 
     def _is_partitioned(self, handle: Any) -> bool:
-        """Returns whether a GPU is in MIG mode. NVML gives the mode as [current, after the next reset]."""
+        """Whether a GPU is in MIG mode. NVML gives the mode as [current, after the next reset]."""
         mode = ask(self._nvml, "nvmlDeviceGetMigMode", handle)
         return bool(mode and mode[0])
 
@@ -131,7 +131,7 @@ class Telemetry:
         if running is None:
             return None
         others = {process.pid for process in running} - self._workers.keys() - {os.getpid()}
-        # In a container some drivers give the host's process ids, so that a worker looks like another process.
+        # In a container some drivers give the process ids of the machine, so that a worker looks like another process.
         return len(others) if all(psutil.pid_exists(pid) for pid in others) else None
 
     def _sample_cpu(self) -> CpuSample:
@@ -173,7 +173,7 @@ class _Worker:
         self._waits_read = 0.0
 
     def usage(self) -> tuple[float, int, int]:
-        """Returns the cores used and involuntary context switches since the last call, and the resident bytes now."""
+        """The cores used and involuntary context switches since the last call, and the resident bytes now."""
         read, cpu, switches = self._read, self._cpu, self._switches
         self._cpu, self._switches, rss = self._counters()
         self._read = time.monotonic()
@@ -185,8 +185,9 @@ class _Worker:
             return times.user + times.system, switches.involuntary, self._process.memory_info().rss
 
     def waited(self) -> float | None:
-        """Returns the mean number of threads of the process and of its children that waited for a core since the last
-        call; None in the first one, and without Linux's scheduler statistics.
+        """The mean number of threads of the process and of its children that waited for a core since the last call.
+
+        None in the first call, and without Linux's scheduler statistics.
         """
         before, since = self._waits, self._waits_read
         self._waits, self._waits_read = _waits(self._process.pid), time.monotonic()
@@ -197,8 +198,10 @@ class _Worker:
 
 
 def _waits(pid: int) -> dict[str, int]:
-    """Returns the nanoseconds that each thread of a process and of its children has waited for a core while it was
-    ready to run: the second number of /proc/PID/task/TID/schedstat (proc_pid_schedstat(5)).
+    """The nanoseconds that each thread of a process and of its children has waited for a core while it was ready to
+    run.
+
+    It is the second number of /proc/PID/task/TID/schedstat (proc_pid_schedstat(5)).
     """
     found: dict[str, int] = {}
     with suppress(OSError):
@@ -218,11 +221,11 @@ class _Processes:
         self._used, _ = self._list()
 
     def due(self) -> bool:
-        """Returns whether another listing keeps within LISTING_COST."""
+        """Whether another listing keeps within LISTING_COST."""
         return time.monotonic() - self._listed >= self._cost / LISTING_COST
 
     def busiest_except(self, own: set[int]) -> dict[str, float] | None:
-        """Returns the cores used since the last listing by the busiest processes that do not descend from `own`.
+        """The cores used since the last listing by the busiest processes that do not descend from `own`.
 
         The keys are process names. The result is None without /proc.
         """
@@ -237,7 +240,7 @@ class _Processes:
         return busiest([cores])
 
     def _list(self) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[int, int]]:
-        """Returns {(pid, start time): (name, seconds of CPU time)} and {pid: pid of the parent}."""
+        """Lists {(pid, start time): (name, seconds of CPU time)} and {pid: pid of the parent}."""
         self._listed, began = time.monotonic(), time.thread_time()
         found: dict[tuple[int, str], tuple[str, float]] = {}
         parents: dict[int, int] = {}
@@ -247,10 +250,8 @@ class _Processes:
                 fields, pid = tail.split(), int(folder.name)
                 parents[pid] = int(fields[1])
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-                found[pid, fields[19]] = (
-                    spelled_out(head.partition("(")[2]),
-                    seconds,
-                )  # a name may contain any character
+                name = spelled_out(head.partition("(")[2])  # it may contain any character
+                found[pid, fields[19]] = name, seconds
         self._cost = time.thread_time() - began
         return found, parents
 
@@ -264,5 +265,5 @@ def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
 
 
 def _fraction(part: float, whole: float) -> float | None:
-    """Returns `part / whole` clipped to [0, 1], because the kernel's counters tick every 10 ms."""
+    """Clips `part / whole` to [0, 1], because the kernel's counters tick every 10 ms."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else None

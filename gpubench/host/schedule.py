@@ -1,4 +1,4 @@
-"""Runs a benchmark in the host: chooses which repeat of which run is next, and when the runs end."""
+"""Runs a benchmark: chooses which repeat of which run is next, and when the runs end."""
 
 import logging
 import signal
@@ -85,7 +85,7 @@ def run(
 
 
 def _failure_before(interrupt: KeyboardInterrupt) -> RunFailed | None:
-    """Returns the failure that had ended the run before the signal arrived, or None.
+    """The failure that had ended the run before the signal arrived, or None.
 
     When a run fails, the host closes its connections, the ranks exit, and torchrun sends SIGTERM to the host. The
     signal is then a consequence of the failure and not its cause.
@@ -133,7 +133,8 @@ def _measure_all(
 
 
 def _share_time(recorders: Sequence[Recorder[Any]], runs: int) -> None:
-    """Shares the time among all repeats of runs whose number of steps is open. `runs` are those to make, if known.
+    """Shares the time among all repeats of runs whose number of steps is open. `runs` is the number of repeats to make,
+    0 if it is that of the settings.
 
     A repeat takes as long with a target precision as without: only their number is then open as well.
     """
@@ -143,9 +144,9 @@ def _share_time(recorders: Sequence[Recorder[Any]], runs: int) -> None:
 
 
 def expected_end(recorders: Sequence[Recorder[Any]], now: float) -> float | None:
-    """Returns when all repeats should have ended, if each takes the mean time of those made so far.
+    """The time at which all repeats should have ended, if each takes the mean time of those made so far.
 
-    Returns None before the first one has ended, and where their number depends on the results.
+    None before the first one has ended, and where their number depends on the results.
     """
     took = [seconds for recorder in recorders for seconds in recorder.seconds]
     settings = [recorder.settings for recorder in recorders]
@@ -156,7 +157,7 @@ def expected_end(recorders: Sequence[Recorder[Any]], now: float) -> float | None
 
 
 def _length_of_others(recorder: Recorder[Any], recorders: Sequence[Recorder[Any]]) -> Length | None:
-    """Returns the length of the repeats of an interleaved run that takes steps of the same size; None if none has one.
+    """The length of the repeats of an interleaved run that takes steps of the same size; None if none has one.
 
     So both sides of a comparison have the same steps, also where the time of a step depends on its number.
     """
@@ -216,7 +217,7 @@ def _interleaved(recorders: Sequence[Recorder[Any]], failures: Container[int]) -
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:
-    """Returns whether a run needs another repeat after `done`. The target precision applies to runs with step times."""
+    """Whether a run needs another repeat after `done`. The target precision applies to runs with step times."""
     measurement: RepeatSettings = recorder.settings.measurement
     if measurement.target_precision is None:
         return done < measurement.repeats
@@ -283,7 +284,7 @@ def _listen(
 
 
 def _close(recorder: Recorder[Any], error: BaseException | None, is_own: bool) -> Outcome:
-    """Closes a run. `is_own` tells whether the error occurred in a repeat of this run, and not of another one."""
+    """`is_own` is whether the error occurred in a repeat of this run, and not of another one."""
     status: str = directory.COMPLETED
     summary = recorder.summary()
     if error is None and (error := recorder.refutation(summary)):
@@ -310,7 +311,6 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def _on_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
-    """Handles the signals with `handler` within the context."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

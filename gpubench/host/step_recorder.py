@@ -1,4 +1,4 @@
-"""Keeps the steps of a run, of a model of gpubench or of a program, in its directory and in memory."""
+"""Records the steps of a run, of a model of gpubench or of a program, in its directory and in memory."""
 
 import logging
 from collections import deque
@@ -105,12 +105,12 @@ class StepRecorder(Recorder[Looped]):
         return True
 
     def _repeat(self, rank: int, number: int) -> Repeat:
-        """Returns a repeat. Raises InvalidEvent if the run does not have it."""
+        """Raises InvalidEvent if the run does not have the repeat."""
         self.refuse_unknown(rank, number)
         return self._repeats.setdefault(number, Repeat(number, self.settings.training.warmup_steps))
 
     def _unfinished(self, rank: int, number: int) -> Repeat:
-        """Returns a repeat that `rank` measures. Raises InvalidEvent if there is none, or the rank has ended it."""
+        """Raises InvalidEvent if `rank` measures no such repeat, or has ended it."""
         repeat = self._repeat(rank, number)
         if rank in repeat.done:
             raise InvalidEvent.of(rank, f"it comes after the end of repeat {number + 1}")
@@ -144,7 +144,7 @@ class StepRecorder(Recorder[Looped]):
         self.writer.update(**self.facts_of(built))
 
     def facts_of(self, built: events.ModelBuilt) -> dict[str, Any]:
-        """Returns the fields of run.json that describe the built model."""
+        """The fields of run.json that describe the built model."""
         workload = {
             "parameters": built.parameters,
             "trainable_parameters": built.trainable_parameters,
@@ -191,7 +191,7 @@ class StepRecorder(Recorder[Looped]):
             self.metrics.steps(steps)
 
     def _with_known_phases(self, step: events.Step) -> events.Step:
-        """Returns the step with as many phases as a run can have, and the time of all others in `other`."""
+        """Limits the phases of a step to as many as a run can have, and adds the time of all others to `other`."""
         room = events.MOST_PHASES - 1 - len(self._phases)  # one is for `other`
         new = [name for name in step.phases if name not in self._phases and name != events.OTHER]
         self._phases.update(new[:room])

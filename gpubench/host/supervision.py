@@ -22,7 +22,7 @@ log = logging.getLogger("gpubench.host.supervision")
 
 
 def silence(time_limit: float) -> float:
-    """Returns the seconds without a message after which host and rank consider each other lost.
+    """The seconds without a message after which host and rank consider each other lost.
 
     `time_limit` is the time limit for progress, in seconds.
     """
@@ -72,7 +72,7 @@ class Peer:
         return not self.ready and self.here and self.hello is not None and not is_stopped(self.hello.pid)
 
     def time_limit(self, run_limit: float) -> float:
-        """Returns the seconds after which this rank must have made progress; `run_limit` is the run's time limit."""
+        """The seconds after which this rank must have made progress; `run_limit` is the run's time limit."""
         return self.within or run_limit * self.patience_factor
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ def blame(
     exit_codes: Sequence[int | None],
     output: Sequence[str],
 ) -> GpubenchError:
-    """Returns the earliest cause of a failure: an error that a rank has reported, or the death of a rank.
+    """Finds the earliest cause of a failure: an error that a rank has reported, or the death of a rank.
 
     A broken collective is returned only if there is no other cause. The message begins with the ranks that had the
     error, unless all had it. `failures` holds (time received, event). `exit_codes` are those of the ranks that were
@@ -129,7 +129,7 @@ def blame(
 
 
 def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines: int) -> bool:
-    """Returns whether the message is complete without the rank that reported it.
+    """Whether the message is complete without the rank that reported it.
 
     All ranks have the same settings, the ranks of one machine have the same files and devices, and the error of a
     hand-off names the sender and the receiver.
@@ -139,7 +139,7 @@ def _names_its_ranks(kind: type[GpubenchError], failure: events.Failed, machines
 
 
 def _ranks(numbers: Sequence[int], world_size: int) -> str:
-    """Returns "rank 3: " or "ranks 1 and 3: "; the empty string for all ranks."""
+    """Formats "rank 3: " or "ranks 1 and 3: "; the empty string for all ranks."""
     if len(numbers) == world_size:
         return ""
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {units.listed(map(str, sorted(numbers)))}: "
@@ -152,7 +152,7 @@ KILLED = "the kernel kills a process when the machine runs out of memory: see dm
 def _lost(
     subject: str, verb: str, when: str, ranks: Sequence[int], exit_codes: Sequence[int | None], output: Sequence[str]
 ) -> WorkerLost:
-    """Returns the error for `ranks`; its message uses `verb` if no exit code of them is known."""
+    """The error for `ranks`; its message uses `verb` if no exit code of them is known."""
     codes = [exit_codes[rank] for rank in ranks if rank < len(exit_codes)]
     code = next((code for code in codes if code is not None), None)
     if code is not None:
@@ -171,7 +171,7 @@ EXCEPTION = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interru
 
 
 def last_line(output: Sequence[str]) -> str:
-    """Returns the line of the last Python exception, or else the last line with letters or digits.
+    """The line of the last Python exception, or else the last line with letters or digits.
 
     It is cut to a length for a message; "" if there is none.
     """
@@ -181,7 +181,7 @@ def last_line(output: Sequence[str]) -> str:
 
 
 def exit_in_words(code: int) -> str:
-    """Returns "exited with code 1" or "was killed by SIGKILL" for a subprocess's return code."""
+    """Formats a subprocess's return code as "exited with code 1" or "was killed by SIGKILL"."""
     return f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
@@ -193,7 +193,7 @@ def _signal_name(number: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process on this machine cannot go on by itself: a signal has stopped it, or it has ended."""
+    """Whether a process on this machine cannot go on by itself: a signal has stopped it, or it has ended."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -218,7 +218,7 @@ class Setups:
     def check(
         self, starting: Mapping[int, int], peers: Mapping[int, Peer], now: float, time_limit: float
     ) -> WorkerLost | None:
-        """Returns the error for a stopped rank that has not connected, or None.
+        """The error for a stopped rank that has not connected, or None.
 
         `starting` maps the ranks that this machine has started, and that have not connected, to their process ids.
         Times are monotonic, in seconds.
@@ -252,7 +252,7 @@ class Setups:
 def stalled(
     peers: Mapping[int, Peer], world_size: int, now: float, started: float, time_limit: float
 ) -> WorkerLost | None:
-    """Returns the error for a rank that has stopped, or None.
+    """The error for a rank that has stopped, or None.
 
     A rank has stopped if it has not connected since `started`, sends no heartbeat, or has made no progress within
     `time_limit`. Times are monotonic, in seconds.
@@ -292,7 +292,7 @@ def stalled(
 
 
 def _cause(peer: Peer, peers: Mapping[int, Peer]) -> Peer:
-    """Returns the last rank of the chain that begins with `peer` and in which each rank waits for the next one."""
+    """The last rank of the chain that begins with `peer` and in which each rank waits for the next one."""
     chain = [peer]
     while (awaited := chain[-1].waits_for) is not None and not chain[-1].done:
         if awaited == EVERYONE:  # the rank that has made progress most recently

@@ -1,13 +1,14 @@
 """Allocations over time: who requested each one, when, and what it holds."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "workspaces",
@@ -77,7 +78,7 @@ class AllocatorReading(Struct, frozen=True, gc=False):
 
 
 class Counts(Struct, frozen=True):
-    """The counts of an allocator over a log. None means unknown."""
+    """Totals of an allocator over a log. None means unknown."""
 
     allocations: int
     """The allocations; on a device without a counting allocator, such as a CPU, those of tensors in the log."""
@@ -111,6 +112,9 @@ class AllocationLog(Struct):
     """Notes for the reader, one sentence each."""
 
 
+LARGEST = 2**48
+"""The largest size in bytes that is read from a file: as many of them as a file can hold sum to an int64."""
+
 _LASTING: dict[Phase, Category] = {
     "model": "parameters",
     "data": "inputs",
@@ -122,7 +126,7 @@ _LASTING: dict[Phase, Category] = {
 """The category of what is still held when the phase that requested it is over."""
 
 
-def classify(history: AllocationLog) -> None:
+def classify(log: AllocationLog) -> None:
     """Sets the category of allocations with category "unknown", in place, where their lifetime determines it.
 
     - Freed within the phase that requested it, in the same step: temporaries.
@@ -138,10 +142,10 @@ def classify(history: AllocationLog) -> None:
     If the log ends within a phase, what it holds at its end counts as held when the phase is over. Workspaces,
     which libraries request in a forward or backward pass and keep, cannot be recognised by their lifetime.
     """
-    starts = [mark.at for mark in history.marks]
-    over = [*starts[1:], history.length]
-    backward = _next_backward(history.marks, history.length)
-    for one in history.allocations:
+    starts = [mark.at for mark in log.marks]
+    over = [*starts[1:], log.length]
+    backward = _next_backward(log.marks, log.length)
+    for one in log.allocations:
         if one.category == "unknown" and one.phase in _LASTING:
             span = bisect_right(starts, one.begin) - 1
             following = backward if one.phase in ("forward", "loss") else over
@@ -150,7 +154,7 @@ def classify(history: AllocationLog) -> None:
 
 
 def _next_backward(marks: Sequence[PhaseStart], length: int) -> list[int]:
-    """Returns for each phase where the next backward pass of its step begins, or else where its step ends."""
+    """For each phase, the position at which the next backward pass of its step begins, or else its step ends."""
     found = [length] * len(marks)
     for number in range(len(marks) - 2, -1, -1):
         coming = marks[number + 1]
@@ -165,7 +169,7 @@ _BATCH: tuple[Phase, ...] = ("data", "backward", "optimizer", "zero_grad")
 
 
 def filled(known: Sequence[Phase | None]) -> list[Phase]:
-    """Returns the phase of each event; None in `known` is replaced by the phase that the neighbours imply.
+    """Replaces each None in `known` by the phase that its neighbours imply.
 
     Between two events of one phase it is that phase; between forward and backward pass the loss; between backward pass
     and optimizer the preparation of its step; before the next forward pass the loading of data.
@@ -197,7 +201,7 @@ def steps(phases: Sequence[Phase]) -> Iterator[int | None]:
 
 
 def _between(before: Phase | None, after: Phase | None) -> Phase:
-    """Returns the phase between two phases. Before the first forward pass it may be model or data, and is unknown."""
+    """The phase between two phases. Before the first forward pass it may be model or data, and is unknown."""
     if before is not None and before == after:
         return before
     if before in _PASS and after in (*_PASS, "zero_grad", "backward"):
@@ -211,12 +215,12 @@ def _between(before: Phase | None, after: Phase | None) -> Phase:
 
 @dataclass(frozen=True)
 class DeviceLog:
-    """The history of one device, and what the file says about the device."""
+    """The allocations of one device, and what their source says about the device."""
 
     device: int
-    """The device's number in the program; -1 for the host's memory."""
+    """The device's number in the program; -1 for the memory of the CPU."""
     history: AllocationLog
-    """The history, whose allocations have categories."""
+    """The log of its allocations, which have categories."""
     name: str | None = None
     """The device's name as the driver reports it, if the file has it."""
     capacity: int | None = None
@@ -249,7 +253,7 @@ _START: Place = ("start", None)
 
 
 def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: int | None) -> AllocationLog:
-    """Returns the log of `moves`.
+    """Makes a log of `moves`.
 
     `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
     held before, too. All of this begins in a phase "start" before the first move, when the allocator had `reserved`
@@ -265,7 +269,7 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
         one.begin += first
     for one in (*builder.given, *(one for one, _ in builder.before)):
         one.end = None if one.end is None else one.end + first
-    history = AllocationLog(
+    log = AllocationLog(
         allocations=[*(one for one, _ in builder.before), *builder.given],
         marks=_marks([_START] * first + builder.phases),
         length=first + len(builder.phases),
@@ -273,12 +277,16 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
     )
     if reserved is not None:
         changes = [*(block for _, block in builder.before), *builder.changes]
-        history.readings = _readings(history, changes, [reserved] * (first + 1) + builder.reserved)
-    return history
+        log.readings = readings_at(
+            [*(mark.at for mark in log.marks), log.length],
+            np.cumsum([0, *changes], dtype=np.int64),
+            np.array([reserved] * (first + 1) + builder.reserved, np.int64),
+        )
+    return log
 
 
 class _LogBuilder:
-    """Builds a log from moves, with positions counted from the first move."""
+    """Collects moves, with positions counted from the first one."""
 
     def __init__(self, there: Sequence[Held]) -> None:
         self.before = [*there]
@@ -319,13 +327,20 @@ def _marks(phases: Sequence[Place]) -> list[PhaseStart]:
     return [PhaseStart(at, *phases[at]) for at in starts]
 
 
-def _readings(history: AllocationLog, changes: Sequence[int], reserved: Sequence[int]) -> list[AllocatorReading]:
-    """Returns the readings; `reserved` has one value more than there are positions, for before the first event."""
-    ours, drivers = np.cumsum([0, *changes], dtype=np.int64), np.array(reserved, np.int64)
-    borders = [0, *(mark.at for mark in history.marks), history.length]
+def readings_at(
+    positions: Iterable[int], allocated: NDArray[np.int64], reserved: NDArray[np.int64]
+) -> list[AllocatorReading]:
+    """Makes the readings at ascending `positions`. A peak is that since the previous one, including the value there.
+
+    The arrays have one value more than there are events, the first of which is that before the first event.
+    """
     return [
         AllocatorReading(
-            at, int(ours[at]), int(drivers[at]), int(ours[start : at + 1].max()), int(drivers[start : at + 1].max())
+            at,
+            int(allocated[at]),
+            int(reserved[at]),
+            int(allocated[start : at + 1].max()),
+            int(reserved[start : at + 1].max()),
         )
-        for start, at in pairwise(borders)
+        for start, at in pairwise([0, *positions])
     ]

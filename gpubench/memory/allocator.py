@@ -8,14 +8,12 @@ second stream still uses when it is freed: freed memory is available at once.
 """
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.memory.allocation_log import AllocationLog, AllocatorReading, Counts, PhaseStart
+from gpubench.memory.allocation_log import AllocationLog, AllocatorReading, Counts, readings_at
 from gpubench.memory.segments import Driver, ExpandablePool, MemoryBlock, Pool
 from gpubench.units import MIB
 
@@ -42,11 +40,11 @@ class Rules:
     """The memory that the driver can provide; None for no limit."""
 
     def rounded(self, size: int) -> int:
-        """Returns the size of the block for `size` bytes (round_size)."""
+        """The size of the block for `size` bytes (round_size)."""
         return -(-size // self.block) * self.block
 
     def segment(self, rounded: int) -> int:
-        """Returns the size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
+        """The size of a new segment for a block of `rounded` bytes (get_allocation_size)."""
         if rounded <= self.small:
             return self.small_segment
         if rounded < self.own_segment:
@@ -54,7 +52,7 @@ class Rules:
         return -(-rounded // self.own_rounding) * self.own_rounding
 
     def least_rest(self, is_small: bool) -> int:
-        """Returns the bytes that must remain for a block to be split (should_split)."""
+        """The bytes that must remain for a block to be split (should_split)."""
         return self.block if is_small or self.expandable else self.small + 1
 
 
@@ -98,7 +96,7 @@ class CachingAllocator:
 
     @property
     def requested(self) -> int:
-        """The bytes that have been requested and not freed."""
+        """The bytes that are requested and not freed."""
         return self._requested
 
     @property
@@ -158,7 +156,7 @@ class CachingAllocator:
         return block
 
     def _pool(self, rounded: int, stream: int) -> Pool:
-        """Returns the stream's pool for small or for large blocks (get_pool)."""
+        """The stream's pool for small or for large blocks (get_pool)."""
         is_small = rounded <= self._rules.small
         pool = self._pools.get((stream, is_small))
         if pool is None:
@@ -175,9 +173,9 @@ class CachingAllocator:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the allocator does with a history.
+    """The state of the allocator after each event of a log.
 
-    The arrays are int64, in bytes, with one element per position of the history: the value after the event at that
+    The arrays are int64, in bytes, with one element per position of the log: the value after the event at that
     position. If the capacity is too small, they end before the event that fails, and the readings end at the last mark
     before it.
     """
@@ -192,16 +190,16 @@ class Replayed:
     counts: Counts
 
 
-def replay(history: AllocationLog, rules: Rules) -> Replayed:
-    """Replays the allocations and frees of a history with an empty allocator, on one stream."""
+def replay(log: AllocationLog, rules: Rules) -> Replayed:
+    """Replays the allocations and frees of a log with an empty allocator, on one stream."""
     allocator = CachingAllocator(rules)
-    addresses = [0] * len(history.allocations)
+    addresses = [0] * len(log.allocations)
     levels = array("q")
     exhausted = None
-    for position, (index, begins) in enumerate(_events(history)):
+    for position, (index, begins) in enumerate(_events(log)):
         if begins:
             try:
-                addresses[index] = allocator.allocate(history.allocations[index].size)
+                addresses[index] = allocator.allocate(log.allocations[index].size)
             except OutOfDeviceMemory:
                 exhausted = position
                 break
@@ -209,30 +207,19 @@ def replay(history: AllocationLog, rules: Rules) -> Replayed:
             allocator.free(addresses[index])
         levels.extend((allocator.requested, allocator.allocated, allocator.reserved))
     requested, allocated, reserved = np.array(levels, np.int64).reshape(-1, 3).T
-    return Replayed(
-        requested, allocated, reserved, _readings(history.marks, allocated, reserved), exhausted, allocator.counts
+    readings = readings_at(
+        (mark.at for mark in log.marks if mark.at <= len(allocated)),
+        np.insert(allocated, 0, 0),
+        np.insert(reserved, 0, 0),
     )
+    return Replayed(requested, allocated, reserved, readings, exhausted, allocator.counts)
 
 
-def _events(history: AllocationLog) -> list[tuple[int, bool]]:
-    """Returns, for each position, the index of the allocation there (-1 if there is none) and whether it begins."""
-    events = [(-1, False)] * history.length
-    for index, allocation in enumerate(history.allocations):
+def _events(log: AllocationLog) -> list[tuple[int, bool]]:
+    """For each position, the index of the allocation there (-1 if there is none) and whether it begins."""
+    events = [(-1, False)] * log.length
+    for index, allocation in enumerate(log.allocations):
         events[allocation.begin] = (index, True)
         if allocation.end is not None:
             events[allocation.end] = (index, False)
     return events
-
-
-def _readings(
-    marks: Sequence[PhaseStart], allocated: NDArray[np.int64], reserved: NDArray[np.int64]
-) -> list[AllocatorReading]:
-    """Returns the readings at the marks. A peak is that since the previous mark, including the memory at that mark."""
-    tensors, driver = (np.concatenate(([0], counts)) for counts in (allocated, reserved))
-    reached = [mark.at for mark in marks if mark.at <= len(allocated)]
-    return [
-        AllocatorReading(
-            at, int(tensors[at]), int(driver[at]), int(tensors[start : at + 1].max()), int(driver[start : at + 1].max())
-        )
-        for start, at in pairwise([0, *reached])
-    ]

@@ -1,12 +1,12 @@
-"""Computes a footprint from a history of allocations: peak, usage over time, and what the allocator adds.
+"""Computes a footprint from a log of allocations: peak, usage over time, and what the allocator adds.
 
-A moment is a state of the history: what is held then, by category and by the allocator's counts. A phase has a moment
-for each of its states, including the one that it starts with, and one more for its end, because the allocator's
-readings of a phase's peak and of its end may be of the same state.
+A moment is a state of the log: what is held then, by category and by the allocator's counts. A phase has a moment for
+each of its states, including the one that it starts with, and one more for its end, because the allocator's readings of
+a phase's peak and of its end may be of the same state.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import get_args
@@ -53,7 +53,7 @@ BEYOND: dict[Source, str] = {
     "snapshot": "fragmentation",
     "trace": "unknown",
 }
-"""The category of what the allocator counts beyond the blocks of the history, by source. A run is recorded by a
+"""The category of what the allocator counts beyond the blocks of the log, by source. A run is recorded by a
 dispatch mode, so that only the allocator sees what kernels allocate themselves. A snapshot and the model of the
 allocator know every request, so that the difference is the rounding of blocks. For a trace it is unknown."""
 
@@ -85,12 +85,12 @@ class Lives:
     """The sizes of the blocks, or those requested if the allocator has no blocks."""
     begin: Places
     end: Places
-    """The positions of the ends; the history's length for what is held at its end."""
+    """The positions of the ends; the log's length for what is held at its end."""
     category: Places
     """The index of the category in `HELD`."""
 
     def sums(self, states: Places) -> Bytes:
-        """Returns the bytes held in some states by category: (categories, states). State i follows i events."""
+        """Bytes held in some states, by category: (categories, states). State i follows i events."""
         sorted_, place = np.unique(states, return_inverse=True)
         change = np.zeros((len(HELD), len(sorted_) + 1), np.int64)
         np.add.at(change, (self.category, np.searchsorted(sorted_, self.begin + 1)), self.size)
@@ -106,13 +106,13 @@ class Moments:
     """The number of events before each moment. This and the next four arrays have one element per moment."""
     requested: Bytes
     known: Bytes
-    """The bytes of the blocks of what the history holds."""
+    """The bytes of the blocks of what the log holds."""
     allocated: Bytes
     reserved: Bytes | None
     lives: Lives
     counts: Counts
     beyond: str
-    """The category of what is allocated beyond the history."""
+    """The category of what is allocated beyond the log."""
     other: int
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Moments:
         )
 
     def series(self, chosen: Places) -> dict[str, Bytes]:
-        """Returns the bytes by category at each of the chosen moments; they add up to the level's total."""
+        """Bytes by category at each of the chosen moments; they add up to the level's total."""
         found = {category: np.zeros(len(chosen), np.int64) for category in CATEGORIES}
         found |= zip(HELD, self.lives.sums(self.state[chosen]), strict=True)
         found[self.beyond] = found[self.beyond] + self.allocated[chosen] - self.known[chosen]
@@ -139,70 +139,70 @@ class Moments:
         return found
 
     def amounts(self, chosen: Sequence[int]) -> list[Amounts]:
-        """Returns the bytes by category as one dict per chosen moment."""
+        """Bytes by category, as one dict per chosen moment."""
         series = self.series(np.array(chosen, np.int64))
         rows = zip(*(column.tolist() for column in series.values()), strict=True)
         return [{name: size for name, size in zip(series, row, strict=True) if size} for row in rows]
 
     def held(self, moment: int) -> Places:
-        """Returns the indices of the allocations that are held at a moment."""
+        """Indices of the allocations that are held at a moment."""
         state = self.state[moment]
         return np.flatnonzero((self.lives.begin < state) & (state <= self.lives.end))
 
     def top(self, span: PhaseSpan) -> int:
-        """Returns the moment of a span at which most is allocated, the first of equals."""
+        """The moment of a span at which most is allocated; the first one if several are equal."""
         return span.first + int(np.argmax(self.allocated[span.moments]))
 
 
-def moments(history: AllocationLog, source: Source, rules: Rules | None, other: int) -> Moments:
-    """Returns all moments of a history: two more per phase than it has events.
+def moments(log: AllocationLog, source: Source, rules: Rules | None, other: int) -> Moments:
+    """Makes the moments of a log: two more per phase than it has events.
 
-    With `rules`, allocated and reserved bytes come from a replay, otherwise from the history's readings; without either
+    With `rules`, allocated and reserved bytes come from a replay, otherwise from the log's readings; without either
     they equal the requested bytes. `other` bytes are added to each moment.
     """
-    spans = _spans(history)
+    spans = _spans(log)
     first = np.array([span.first for span in spans])
     number = np.repeat(np.arange(len(spans)), np.diff([*first, spans[-1].last + 1]))
-    ends = np.array([end for _, end in _borders(history)], np.int64)
+    ends = np.array([end for _, end in _borders(log)], np.int64)
     state = np.minimum(np.arange(len(number)) - 2 * number, ends[number])
-    block = (rules or Rules()).block if rules or history.readings else 1
-    size = np.fromiter((one.size for one in history.allocations), np.int64, len(history.allocations))
-    lives = _lives(history, -(-size // block) * block)
-    requested, known = (_held(one, lives, history.length)[state] for one in (size, lives.size))
-    allocated, reserved, counts = known, None, history.counts or _counted(history)
+    block = (rules or Rules()).block if rules or log.readings else 1
+    size = np.fromiter((one.size for one in log.allocations), np.int64, len(log.allocations))
+    lives = _lives(log, -(-size // block) * block)
+    requested, known = (_held(one, lives, log.length)[state] for one in (size, lives.size))
+    allocated, reserved, counts = known, None, log.counts or _counted(log)
     if rules is not None:
-        replayed = _replayed(history, rules)
+        replayed = _replayed(log, rules)
         allocated, reserved = (np.insert(one, 0, 0)[state] for one in (replayed.allocated, replayed.reserved))
         counts = replayed.counts
-    elif history.readings:
-        allocated, reserved = _read(spans, known, history.readings)
+    elif log.readings:
+        allocated, reserved = _read(spans, known, log.readings)
     return Moments(spans, state, requested, known, allocated, reserved, lives, counts, BEYOND[source], other)
 
 
 def shortfall(found: Moments, readings: Sequence[AllocatorReading]) -> tuple[int, PhaseSpan]:
-    """Returns the largest number of bytes by which a reading is below the history, with its span; 0 if none is."""
+    """The largest number of bytes by which a reading is below the log, with its span; 0 if none is."""
     pairs = zip(found.spans, readings[1:], strict=False)
     lacking = [(int(found.known[span.moments].max()) - one.peak_allocated, span) for span, one in pairs]
     return max([(0, found.spans[0]), *lacking], key=lambda one: one[0])
 
 
-def _borders(history: AllocationLog) -> list[tuple[int, int]]:
-    """Returns (start, end) of each phase, as positions."""
-    return list(pairwise([*(mark.at for mark in history.marks), history.length]))
+def _borders(log: AllocationLog) -> list[tuple[int, int]]:
+    """The (start, end) of each phase, as positions."""
+    return list(pairwise([*(mark.at for mark in log.marks), log.length]))
 
 
-def _spans(history: AllocationLog) -> list[PhaseSpan]:
+def _spans(log: AllocationLog) -> list[PhaseSpan]:
     return [
         PhaseSpan(mark.phase, mark.step, start + 2 * place, end + 2 * place + 1)
-        for place, (mark, (start, end)) in enumerate(zip(history.marks, _borders(history), strict=True))
+        for place, (mark, (start, end)) in enumerate(zip(log.marks, _borders(log), strict=True))
     ]
 
 
-def _lives(history: AllocationLog, size: Bytes) -> Lives:
-    allocations, number = history.allocations, {category: place for place, category in enumerate(HELD)}
+def _lives(log: AllocationLog, size: Bytes) -> Lives:
+    allocations, number = log.allocations, {category: place for place, category in enumerate(HELD)}
 
     def end(one: Allocation) -> int:
-        return history.length if one.end is None else one.end
+        return log.length if one.end is None else one.end
 
     return Lives(
         size=size,
@@ -213,38 +213,38 @@ def _lives(history: AllocationLog, size: Bytes) -> Lives:
 
 
 def _held(size: Bytes, lives: Lives, length: int) -> Bytes:
-    """Returns the bytes held in all states: (length + 1,)."""
+    """Bytes held in all states: (length + 1,)."""
     change = np.zeros(length + 2, np.int64)
     np.add.at(change, lives.begin + 1, size)
     np.subtract.at(change, lives.end + 1, size)
     return np.cumsum(change[:-1])
 
 
-def _counted(history: AllocationLog) -> Counts:
-    """Returns the counts of the history's own allocations."""
-    given = sum(one.category != "before" for one in history.allocations)
-    return Counts(given, sum(one.end is not None for one in history.allocations))
+def _counted(log: AllocationLog) -> Counts:
+    given = sum(one.category != "before" for one in log.allocations)
+    return Counts(given, sum(one.end is not None for one in log.allocations))
 
 
-def _replayed(history: AllocationLog, rules: Rules) -> Replayed:
-    """Replays the history on a device without a limit, so that it also shows what a smaller device lacks.
+def _replayed(log: AllocationLog, rules: Rules) -> Replayed:
+    """Replays the log on a device without a limit, so that it also shows what a smaller device lacks.
 
     Retries and failures are counted on a device of the rules' capacity, up to the first failed allocation.
     """
-    whole = replay(history, replace(rules, capacity=None))
+    whole = replay(log, replace(rules, capacity=None))
     if rules.capacity is None:
         return whole
     short = whole.reserved.max(initial=0) > rules.capacity
-    limited = replay(history, rules).counts if short else Counts(0, 0, retries=0, ooms=0)
+    limited = replay(log, rules).counts if short else Counts(0, 0, retries=0, ooms=0)
     return replace(whole, counts=structs.replace(whole.counts, retries=limited.retries, ooms=limited.ooms))
 
 
 def _read(spans: Sequence[PhaseSpan], known: Bytes, readings: Sequence[AllocatorReading]) -> tuple[Bytes, Bytes]:
-    """Returns allocated and reserved bytes of all moments, from the allocator's readings between them.
+    """Allocated and reserved bytes of all moments, from the allocator's readings between them.
 
-    The moment of a phase's peak is that at which the history holds most; the next mark's reading gives its value, and
-    that of the phase's end. In between, the bytes beyond the history are the lesser of those at the two moments, and
-    reserved grows as far as necessary. A phase without a reading continues with the values of the previous one's end.
+    A phase's peak is at the moment at which the log holds most; the next mark's reading has the value of the peak and
+    that of the phase's end. In between, the bytes beyond the log are the lesser of those at the two moments, and
+    reserved grows as far as necessary. A phase without a reading continues with the values at the end of the previous
+    one.
     """
     allocated, reserved = known.copy(), np.zeros(len(known), np.int64)
     beyond, kept = 0, readings[0].reserved
@@ -272,7 +272,7 @@ POINTS = 800
 
 
 def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[MemoryTimeline, dict[int, int]]:
-    """Returns what is held over the history in about `POINTS` points, and the index of each of the moments `peaks`.
+    """Reduces a log to about `POINTS` points, and says which of them each of the moments `peaks` is.
 
     The moments are divided into stretches of equal length, and each stretch keeps the moment with most allocated. The
     first and last moment, the one with most reserved, and `peaks` are kept too.
@@ -288,7 +288,7 @@ def timeline(moments: Moments, peaks: Iterable[int]) -> tuple[MemoryTimeline, di
 
 
 def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
-    """Returns the indices of the moments to keep, sorted."""
+    """Indices of the moments to keep, sorted."""
     stretches = min(POINTS, len(moments))
     borders = np.arange(stretches + 1) * len(moments) // stretches
     starts = borders[:-1]
@@ -300,7 +300,7 @@ def _kept(moments: Moments, peaks: Iterable[int]) -> Places:
 
 
 def _marks(spans: Sequence[PhaseSpan], kept: Places) -> list[TimelineMark]:
-    """Returns each mark at the first kept moment that is not before it."""
+    """Moves each mark to the first kept moment that is not before it."""
     return [
         TimelineMark(at=int(at), phase=span.phase, step=span.step)
         for span, at in zip(spans, np.searchsorted(kept, [span.first for span in spans]), strict=True)
@@ -311,13 +311,13 @@ MODULES = 200
 HOLDERS = 30
 KEEPERS = 3
 NOTABLE = 0.01
-"""The fraction of the peak above which a note reports that readings are below the history."""
+"""The fraction of the peak above which a note reports that readings are below the log."""
 
 _Times = dict[tuple[Stage, Phase], list[PhaseSpan]]
 
 
 def footprint(
-    history: AllocationLog,
+    log: AllocationLog,
     *,
     source: Source,
     device: str | None,
@@ -327,18 +327,18 @@ def footprint(
     other: int = 0,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """Returns the footprint of a history, in bytes. Raises DataError for a history without allocations.
+    """Computes the footprint of a log, in bytes. Raises DataError for a log without allocations.
 
-    With `rules`, for a prediction, allocated and reserved bytes follow from them, otherwise from the history's
-    readings. `other` is what the device holds outside the allocator; `capacity` is the device's memory. The peak is the
-    first moment at which most is allocated.
+    With `rules`, for a prediction, allocated and reserved bytes follow from them, otherwise from the log's readings.
+    `other` is what the device holds outside the allocator; `capacity` is the device's memory. The peak is the first
+    moment at which most is allocated.
     """
-    if not history.allocations:
+    if not log.allocations:
         raise DataError(
-            f"the {source} history holds no allocations",
+            f"no allocations were recorded (source: {source})",
             "record from before the model is built until after the second step",
         )
-    found = moments(history, source, rules, other)
+    found = moments(log, source, rules, other)
     stages = _stages(found.spans)
     times = _times(found.spans, stages)
     tops = [max((found.top(span) for span in spans), key=found.allocated.__getitem__) for spans in times.values()]
@@ -347,9 +347,9 @@ def footprint(
     drawn, places = timeline(found, [highest, *tops])
     [amounts] = found.amounts([highest])
     stage, span = next(pair for pair in zip(stages, found.spans, strict=True) if highest <= pair[1].last)
-    held = [history.allocations[place] for place in found.held(highest)]
+    held = [log.allocations[place] for place in found.held(highest)]
     sizes = found.lives.size[found.held(highest)].tolist()
-    kept = _kept_by_step(history)
+    kept = _kept_by_step(log)
     keepers = [one for pieces in kept.values() for one in pieces]
     return Footprint(
         source=source,
@@ -367,17 +367,17 @@ def footprint(
         holders=_holders(held, sizes),
         timeline=drawn,
         allocator=found.counts,
-        late=history.late,
-        truncated=history.truncated,
-        truncation_proven=history.truncation_proven,
+        late=log.late,
+        truncated=log.truncated,
+        truncation_proven=log.truncation_proven,
         kept=[sum(one.size for one in pieces) for pieces in kept.values()],
         keepers=_holders(keepers, [one.size for one in keepers])[:KEEPERS],
-        notes=[*history.notes, *notes, *_doubts(history, found, rules)],
+        notes=[*log.notes, *notes, *_doubts(log, found, rules)],
     )
 
 
 def footprints(devices: Sequence[DeviceLog], source: Source) -> list[Footprint]:
-    """Returns the footprint of each device in a file. Raises what `footprint` does."""
+    """The footprint of each device in a file. Raises what `footprint` does."""
     return [
         footprint(
             one.history,
@@ -391,7 +391,7 @@ def footprints(devices: Sequence[DeviceLog], source: Source) -> list[Footprint]:
 
 
 def _stages(spans: Sequence[PhaseSpan]) -> list[Stage]:
-    """Returns the stage of each span; spans outside a step count for the step before them."""
+    """The stage of each span; spans outside a step count for the step before them."""
     found: list[Stage] = []
     step = None
     for span in spans:
@@ -401,10 +401,9 @@ def _stages(spans: Sequence[PhaseSpan]) -> list[Stage]:
 
 
 def _times(spans: Sequence[PhaseSpan], stages: Sequence[Stage]) -> _Times:
-    """Returns the reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete
-    step.
+    """The reported phases in order, with their occurrences in the set-up, in step 0 and in the last complete step.
 
-    A mark after the last event only closes the history.
+    A mark after the last event only closes the log.
     """
     reported, found = (0, _steady_step(spans)), defaultdict(list)
     for stage, span in zip(stages, spans, strict=True):
@@ -414,26 +413,26 @@ def _times(spans: Sequence[PhaseSpan], stages: Sequence[Stage]) -> _Times:
     return found
 
 
-def _kept_by_step(history: AllocationLog) -> dict[int, list[Allocation]]:
-    """Returns what each step has allocated and is still held at the end of the second step after it.
+def _kept_by_step(log: AllocationLog) -> dict[int, list[Allocation]]:
+    """What each step allocates and is still held at the end of the second step after it.
 
     A loop may fetch a batch one step before it is used, and free it one step after that. The first and the last two
     steps are left out.
     """
     starts: dict[int, int] = {}
-    for mark in history.marks:
+    for mark in log.marks:
         if mark.step is not None:
             starts.setdefault(mark.step, mark.at)
-    ends = dict(zip(starts, [*list(starts.values())[1:], history.length], strict=False))
+    ends = dict(zip(starts, [*list(starts.values())[1:], log.length], strict=False))
     kept: dict[int, list[Allocation]] = {step: [] for step in starts if step and step + 2 in ends}
-    for one in history.allocations:
+    for one in log.allocations:
         if one.step in kept and (one.end is None or one.end >= ends[one.step + 2]):
             kept[one.step].append(one)
     return kept
 
 
 def _steady_step(spans: Iterable[PhaseSpan]) -> int | None:
-    """Returns the last step, or the one before it if the last one does not reach the phase in which that one ended."""
+    """The last step, or the one before it if the last one does not reach the phase in which that one ended."""
     phases: dict[int, list[Phase]] = defaultdict(list)
     for span in spans:
         if span.step is not None:
@@ -452,11 +451,11 @@ def _modules(held: Iterable[Allocation], sizes: Iterable[int]) -> list[ModuleFoo
     found = [(path, by_path[path]) for path in paths[:MODULES]]
     rest = sum((by_path[path] for path in paths[MODULES:]), Counter[str]())
     found += [(OTHERS, rest)] if rest else []
-    return [ModuleFootprint(path, _in_order(amounts)) for path, amounts in found if amounts.total()]
-
-
-def _in_order(amounts: Mapping[str, int]) -> Amounts:
-    return {category: amounts[category] for category in CATEGORIES if amounts[category]}
+    return [
+        ModuleFootprint(path, {category: amounts[category] for category in CATEGORIES if amounts[category]})
+        for path, amounts in found
+        if amounts.total()
+    ]
 
 
 def _holders(held: Iterable[Allocation], sizes: Iterable[int]) -> list[Holder]:
@@ -476,10 +475,10 @@ def _holders(held: Iterable[Allocation], sizes: Iterable[int]) -> list[Holder]:
     return [*found[:HOLDERS], Holder("", "", "", "", "", count=count, size=size)]
 
 
-def _doubts(history: AllocationLog, found: Moments, rules: Rules | None) -> Iterator[str]:
-    lacking, span = shortfall(found, [] if rules else history.readings)
+def _doubts(log: AllocationLog, found: Moments, rules: Rules | None) -> Iterator[str]:
+    lacking, span = shortfall(found, [] if rules else log.readings)
     if lacking > NOTABLE * found.allocated.max():
         yield (
-            f"in a {span.phase} phase the history holds {units.size(lacking)} more than the allocator counted; "
-            "the footprint shows what the history holds"
+            f"in a {span.phase} phase the recorded allocations hold {units.size(lacking)} more than the allocator "
+            "counted; the footprint shows the recorded allocations"
         )

@@ -46,7 +46,7 @@ def weigh(trades: Sequence[Trade]) -> Trades:
 
 
 def _beats(one: Trade, other: Trade) -> bool:
-    """Returns whether `one` takes no more memory and is certainly no slower, and is better in one of the two."""
+    """Whether `one` takes no more memory and is certainly no slower, and is better in one of the two."""
     assert one.peak is not None
     assert other.peak is not None
     low, high = _bounds(one)[0], _bounds(other)[1]
@@ -115,7 +115,7 @@ class BatchSizes(Struct, frozen=True, kw_only=True):
 
 
 def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[PeakPoint]:
-    """Returns the points that were predicted, ordered by batch size.
+    """Predicts batch sizes around the largest one that fits, and returns these points, ordered by batch size.
 
     They include the largest batch that fits and a larger one. `total` predicts the bytes at the peak. It should grow
     with the batch; where the allocator's segments make it fall, the largest size that was found to fit counts. No batch
@@ -133,7 +133,7 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Pe
     high = min((one for one in first if not look(one)), default=None)
     while high != 1 and (low < most if high is None else high - low > max(1, FINE * low)):
         # Alternate between the line's intersection and the middle, so that the search also ends soon for other curves.
-        guess = _meeting(limit, _points(seen)) if len(seen) % 2 else _between(low, high or most + 1)
+        guess = _intersection(limit, _points(seen)) if len(seen) % 2 else _between(low, high or most + 1)
         batch_size = min(max(guess, low + 1), (high or most + 1) - 1)
         if look(batch_size):
             low = batch_size
@@ -142,15 +142,15 @@ def search(limit: int, total: Callable[[int], int], most: int = MOST) -> list[Pe
     return _points(seen)
 
 
-def _meeting(limit: int, points: Sequence[PeakPoint]) -> int:
-    """Returns the batch size at which the line through the points around the limit reaches the limit."""
+def _intersection(limit: int, points: Sequence[PeakPoint]) -> int:
+    """The batch size at which the line through the points around the limit reaches the limit."""
     near = sorted(points, key=lambda point: abs(point.total - limit))[:3]
     line = fit(near) if len(near) > 1 else None
     return round((limit - line.constant) / line.per_sample) if line and line.per_sample > 0 else MOST
 
 
 def _between(low: int, high: int) -> int:
-    """Returns the middle of two sizes, by ratio if they are far apart."""
+    """The middle of two sizes, by ratio if they are far apart."""
     return round(math.sqrt(max(low, 1) * high)) if high > 2 * low else (low + high) // 2
 
 
@@ -159,7 +159,7 @@ def _points(seen: dict[int, int]) -> list[PeakPoint]:
 
 
 def fit(points: Sequence[PeakPoint]) -> LinearFit:
-    """Returns the least-squares line; through a single point, the line from the origin."""
+    """Fits a line by least squares; through a single point, the line from the origin."""
     if len(points) == 1:
         return LinearFit(0.0, float(points[0].total) / points[0].batch_size, 0.0)
     x = np.array([point.batch_size for point in points], float)
@@ -170,7 +170,7 @@ def fit(points: Sequence[PeakPoint]) -> LinearFit:
 
 
 def overrides(batch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the overrides for this batch size; `settings` are flat. Synthetic data gets as many samples as needed."""
+    """The overrides for this batch size; `settings` are flat. Synthetic data gets as many samples as needed."""
     changes = {"training.batch_size": batch_size}
     needed = 2 * batch_size * settings["distributed.world_size"] * settings["training.grad_accumulation"]
     if str(settings["data.source"]).startswith("synthetic") and settings["data.samples"] < needed:

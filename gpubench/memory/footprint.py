@@ -156,7 +156,7 @@ class Footprints(Struct, frozen=True):
 
 
 def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
-    """Returns the largest value of each count over the ranks, by the name of its metric."""
+    """The largest value of each count over the ranks, by the name of its metric."""
     found = {"peak_memory_allocated": max(rank.peak.level.allocated for rank in ranks)}
     kept_back = [rank for rank in ranks if rank.peak.level.reserved is not None]
     if kept_back:
@@ -166,7 +166,7 @@ def peaks(ranks: Sequence[Footprint]) -> dict[str, float]:
 
 
 def scalars(footprint: Footprint) -> dict[str, float]:
-    """Returns the peak by count and by category, and each phase's peak and end, all in bytes.
+    """The peak by count and by category, and each phase's peak and end, all in bytes.
 
     Tags are "memory/peak/allocated", "memory/peak/optimizer_state", "memory/steady/forward/peak" and so on. A phase's
     values count all that is in use on the device, as "memory/peak/total" does.

@@ -1,4 +1,4 @@
-"""Reads a memory history from the [memory] events of a Chrome trace: one event per allocation or free.
+"""Reads allocations from the [memory] events of a Chrome trace: one event per allocation or free.
 
 The keys of their `args` are those of libkineto's output_json.cpp; traces from before 2022 lack addresses and totals.
 """
@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 from gpubench import units
 from gpubench.errors import DataError
 from gpubench.memory.allocation_log import (
+    LARGEST,
     Allocation,
     AllocatorMove,
     DeviceLog,
@@ -38,17 +39,15 @@ from gpubench.trace.phases import Phases, phase_of
 from gpubench.trace.slices import ProgramSlices, UserFrames, innermost, nearest
 
 NAME = "[memory]"
-HOST = 0
+CPU = 0
 """The value of c10::DeviceType::CPU."""
-LARGEST = 2**48
-"""The largest size in bytes: as many of them as a file can hold sum to an int64."""
 
 
 class About(Struct, gc=False):
     change: int = field(name="Bytes")
     """The bytes of an allocation; negative for a free."""
     kind: int = field(name="Device Type")
-    """The device's c10::DeviceType: 0 is the host, 1 CUDA or HIP."""
+    """The device's c10::DeviceType: 0 is the CPU, 1 CUDA or HIP."""
     device: int = field(default=-1, name="Device Id")
     address: int | None = field(default=None, name="Addr")
     allocated: int | None = field(default=None, name="Total Allocated")
@@ -92,7 +91,7 @@ class _Arguments:
 
 
 def memory_events(path: Path) -> Iterator[MemoryEvent]:
-    """Returns the events in the order of the file, which need not be ordered by time.
+    """Yields the events in the order of the file, which need not be ordered by time.
 
     Raises DataError for a file that is not a trace, or is incomplete.
     """
@@ -103,7 +102,7 @@ def memory_events(path: Path) -> Iterator[MemoryEvent]:
 
 
 def _read(event: _Any) -> MemoryEvent | None:
-    """Returns the event; None if its values are invalid."""
+    """Decodes an event; None if its values are invalid."""
     try:
         about, at = _about.decode(event.args), float(event.ts)
     except (*UNREADABLE, TypeError, ValueError):
@@ -145,10 +144,10 @@ class EventPlaces:
     def operator(self, event: int) -> str:
         slice_ = self._at(self._operator, event)
         trace = self._program.trace
-        return trace.names[trace.host.name[slice_]] if slice_ >= 0 else ""
+        return trace.names[trace.cpu.name[slice_]] if slice_ >= 0 else ""
 
     def module(self, event: int) -> str:
-        """Returns the module's path if modules were annotated, else the profiler's name, such as "Conv2d_3"."""
+        """The module's path if modules were annotated, else the profiler's name, such as "Conv2d_3"."""
         module = self._at(self._module, event)
         return self._known.calls.names[module] if module >= 0 else ""
 
@@ -163,7 +162,7 @@ class EventPlaces:
 
 
 def _slices(program: ProgramSlices, thread: Ns, times: Ns) -> Ns:
-    """Returns the innermost slice that is open at each event, on the event's own thread."""
+    """The innermost slice that is open at each event, on the event's own thread."""
     found = np.full(len(times), MISSING, np.int64)
     for number in np.unique(thread[thread >= 0]).tolist():
         here = np.flatnonzero(thread == number)
@@ -173,11 +172,11 @@ def _slices(program: ProgramSlices, thread: Ns, times: Ns) -> Ns:
 
 
 def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns) -> list[Phase | None]:
-    """Returns the phase of each event, from its slice, or between slices from its thread if that is autograd's.
+    """The phase of each event, from its slice, or between slices from its thread if that is autograd's.
 
     No slice marks the loss. In a trace with modules, events of the forward phase outside all modules get no phase.
     """
-    zero_grad = nearest(program.nest, program.lexicon.zero_grad[program.trace.host.name]) >= 0
+    zero_grad = nearest(program.nest, program.lexicon.zero_grad[program.trace.cpu.name]) >= 0
     calls = known.calls.mask
     around = nearest(program.nest, calls) >= 0
     open_ = calls.any() & (known.of == known_phases.FORWARD) & ~around
@@ -186,7 +185,7 @@ def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns)
         by_slice[slice_] = "zero_grad"
     for slice_ in np.flatnonzero(open_).tolist():
         by_slice[slice_] = None
-    autograd = {*np.unique(program.trace.host.thread[known.of == known_phases.BACKWARD]).tolist()} - {
+    autograd = {*np.unique(program.trace.cpu.thread[known.of == known_phases.BACKWARD]).tolist()} - {
         program.main_thread
     }
     return [
@@ -196,7 +195,7 @@ def _known_phases(program: ProgramSlices, known: Phases, slices: Ns, thread: Ns)
 
 
 def _steps(program: ProgramSlices, times: Ns, phases: Sequence[Phase]) -> list[int | None]:
-    """Returns the step of each event, from 0, by ProfilerStep; in a trace without it by the optimizer."""
+    """The step of each event, from 0, by ProfilerStep; in a trace without it by the optimizer."""
     marked = [step.start for run in step_runs(program.trace, program.lexicon) for step in run]
     if not marked:
         return list(steps(phases))
@@ -206,12 +205,12 @@ def _steps(program: ProgramSlices, times: Ns, phases: Sequence[Phase]) -> list[i
 
 def _requesting(program: ProgramSlices) -> Mask:
     named = program.trace.names_where(lambda name: not name.startswith(_ALLOCATING))
-    found: Mask = named[program.trace.host.name] & program.operators
+    found: Mask = named[program.trace.cpu.name] & program.operators
     return found
 
 
 def _module(program: ProgramSlices, known: Phases) -> Ids:
-    """Returns for each slice its module, or -1; in the backward pass it is the forward operator's module."""
+    """The module of each slice, or -1; in the backward pass it is the forward operator's module."""
     around = nearest(program.nest, known.calls.mask)
     return at(known.calls.of, np.where(around < 0, at(around, known.evaluated), around))
 
@@ -220,9 +219,9 @@ HOW = "record it with torch.profiler.profile(profile_memory=True), or gpubench p
 
 
 def read(path: Path) -> list[DeviceLog]:
-    """Returns a history of each device with [memory] events in the trace at `path`, with the categories of `classify`.
+    """Reads the log of each device with [memory] events in the trace at `path`, with the categories of `classify`.
 
-    The host's events count only if no other device has any. Sizes are those of the allocator's blocks. Memory from
+    Events of CPU memory count only if no other device has any. Sizes are those of the allocator's blocks. Memory from
     before the first event that is not freed is one allocation, if the trace has totals. Raises DataError for a file
     that is not a trace, is incomplete, does not fit in memory, or has no such events.
     """
@@ -237,7 +236,7 @@ def read(path: Path) -> list[DeviceLog]:
     return [
         _history(trace, [events[number].about for number in numbers], numbers, places)
         for (kind, _), numbers in sorted(devices.items())
-        if kind != HOST or len(devices) == 1
+        if kind != CPU or len(devices) == 1
     ]
 
 
@@ -248,15 +247,15 @@ def _history(trace: Trace, abouts: Sequence[About], numbers: Sequence[int], plac
     ]
     reserved = abouts[-1].reserved or None
     before = _before(abouts)
-    history = assembled(moves, _there(moves, before or 0), (abouts[0].reserved or 0) if reserved else None)
-    classify(history)
-    held = sum(one.size for one in history.allocations if one.category == "before")
-    history.notes = list(_notes(abouts, before, held))
+    log = assembled(moves, _there(moves, before or 0), (abouts[0].reserved or 0) if reserved else None)
+    classify(log)
+    held = sum(one.size for one in log.allocations if one.category == "before")
+    log.notes = list(_notes(abouts, before, held))
     device = abouts[0].device
-    about = trace.described(device) if abouts[0].kind != HOST else None
+    about = trace.described(device) if abouts[0].kind != CPU else None
     return DeviceLog(
         device,
-        history,
+        log,
         name=about.name if about else None,
         capacity=about.memory if about else None,
         rank=trace.rank,
@@ -294,13 +293,13 @@ def _addresses(abouts: Sequence[About]) -> list[int]:
 
 
 def _before(abouts: Sequence[About]) -> int | None:
-    """Returns the bytes that the allocator had allocated before the first event; None for a trace without totals."""
+    """The bytes that the allocator had allocated before the first event; None for a trace without totals."""
     first = abouts[0]
     return None if first.allocated is None else first.allocated - first.change
 
 
 def _there(moves: Sequence[AllocatorMove], before: int) -> list[Held]:
-    """Returns the bytes of `before` that `moves` do not free."""
+    """The bytes of `before` that `moves` do not free, as one allocation."""
     given: set[int] = set()
     for move in moves:
         if move.given is not None:
@@ -330,5 +329,5 @@ def _drift(abouts: Sequence[About], before: int) -> int:
 
 
 def of_trace_file(path: Path) -> list[Footprint]:
-    """Returns the footprint of each device with [memory] events in a trace. Raises what `read` does."""
+    """The footprint of each device with [memory] events in a trace. Raises what `read` does."""
     return footprints(read(path), "trace")

@@ -28,7 +28,7 @@ _HIPBLASLT = 76 * MIB
 
 
 def blas_workspace(capability: tuple[int, int] | None) -> int:
-    """Returns the size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
+    """The size of cuBLAS's workspace for one handle on one stream; a capability of None stands for AMD.
 
     It is 32 MiB from Hopper on. Before Hopper it is two times 4096 KiB and eight times 16 KiB, which is 8,519,680
     bytes. cuBLASLt shares it. Source: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13, parseChosenWorkspaceSize
@@ -36,8 +36,8 @@ def blas_workspace(capability: tuple[int, int] | None) -> int:
     size, and cuBLASLt a workspace of 1 MiB of its own. The environment variable CUBLAS_WORKSPACE_CONFIG, which changes
     the size, is not considered.
 
-    On AMD hipBLASLt uses 76 MiB (parseCUDABlasLtWorkspaceSize). A product that rocBLAS computes needs another one
-    of 32 MiB, or of 128 MiB on an MI300 and later, which is not included.
+    On AMD hipBLASLt uses 76 MiB (parseCUDABlasLtWorkspaceSize). A product that rocBLAS computes needs another one of 32
+    MiB, or of 128 MiB on an MI300 and later, which is not included.
     """
     if capability is None:
         return _HIPBLASLT

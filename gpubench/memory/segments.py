@@ -26,11 +26,10 @@ class Driver:
         return True
 
     def give_back(self, size: int) -> None:
-        """Returns `size` bytes to the device."""
         self.taken -= size
 
     def addresses(self, size: int) -> int:
-        """Returns the first of `size` new addresses."""
+        """Reserves `size` new addresses and returns the first."""
         first = self._next
         self._next += size
         return first
@@ -87,7 +86,7 @@ class Pool:
         return None if place is None else self._pop(place)
 
     def grow(self, size: int, segment: int) -> MemoryBlock | None:
-        """Returns a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
+        """Gets a block of at least `size` bytes from a new segment of `segment` bytes (alloc_block).
 
         Returns None if the driver has too little memory.
         """
@@ -111,14 +110,14 @@ class Pool:
         self._add(block)
 
     def give_back(self) -> None:
-        """Returns completely free segments to the driver (release_blocks)."""
+        """Gives completely free segments back to the driver (release_blocks)."""
         for block in list(self._free.values()):
             if not block.before and not block.after:
                 self._remove(block)
                 self._driver.give_back(block.size)
 
     def _place(self, size: int) -> int | None:
-        """Returns the index of the best-fitting free block in the sorted list; None if none fits."""
+        """Index of the best-fitting free block in the sorted list; None if none fits."""
         place = bisect_left(self._order, (size, 0))
         return place if place < len(self._order) else None
 
@@ -157,7 +156,7 @@ class ExpandablePool(Pool):
         self._add(MemoryBlock(self, self._base, _ADDRESS_SPACE, mapped=False))
 
     def _place(self, size: int) -> int | None:
-        """Returns the index of the best-fitting block, with the size to which it can grow; None if none fits."""
+        """Index of the block that fits best together with what it can grow by; None if none fits."""
         place = super()._place(size)
         if place is None:
             return None
@@ -166,12 +165,12 @@ class ExpandablePool(Pool):
         return place
 
     def _extent(self, place: int) -> int:
-        """Returns the size of a free block together with unmapped addresses behind it."""
+        """The size of a free block together with unmapped addresses behind it."""
         block = self._free[self._order[place][1]]
         return block.size + (block.after.size if block.after and not block.after.mapped else 0)
 
     def grow(self, size: int, segment: int) -> MemoryBlock | None:
-        """Returns a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
+        """Gets a block of at least `size` bytes, for which pages are mapped (try_allocate_expandable_block).
 
         It has the lowest possible addresses. Returns None if the driver has too little memory; pages that were already
         mapped then stay mapped and free.
@@ -188,7 +187,7 @@ class ExpandablePool(Pool):
         return block
 
     def _first_block_to_expand(self, size: int) -> MemoryBlock:
-        """Returns the first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
+        """The first of adjacent free or unmapped blocks with `size` bytes in all (find_expandable_block)."""
         unmapped = (block for _, block in sorted(self._unmapped.items()))
         starts = (block.before if block.before and not block.before.held else block for block in unmapped)
         return next(start for start in starts if _is_large_enough(start, size))
@@ -211,7 +210,7 @@ class ExpandablePool(Pool):
         return True
 
     def give_back(self) -> None:
-        """Returns completely free pages to the driver (unmap_block)."""
+        """Gives completely free pages back to the driver (unmap_block)."""
         for block in list(self._free.values()):
             skipped = -(block.address - self._base) % self._page
             unmapped = (block.size - skipped) // self._page * self._page
@@ -248,7 +247,7 @@ class ExpandablePool(Pool):
 
 
 def _is_large_enough(start: MemoryBlock, size: int) -> bool:
-    """Returns whether `start` and the free blocks behind it have `size` bytes together."""
+    """Whether `start` and the free blocks behind it have `size` bytes together."""
     length = 0
     block: MemoryBlock | None = start
     while block and not block.held and length < size:

@@ -1,4 +1,4 @@
-"""Reads memory histories from a file of torch.cuda.memory._dump_snapshot.
+"""Reads allocations from a file of torch.cuda.memory._dump_snapshot.
 
 A snapshot holds the allocator's events since the recording began, as far back as its ring buffer of max_entries
 reaches, and its state at the end. What was allocated before the first event follows from both.
@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from gpubench import units
 from gpubench.errors import DataError
 from gpubench.memory.allocation_log import (
+    LARGEST,
     Allocation,
     AllocatorMove,
     Counts,
@@ -29,6 +30,7 @@ from gpubench.memory.allocation_log import (
     filled,
     steps,
 )
+from gpubench.memory.allocator import Rules
 from gpubench.memory.analysis import footprints
 from gpubench.memory.footprint import Footprint
 from gpubench.memory.unpickling import HOW, plain
@@ -129,7 +131,7 @@ def frame_info(frame: Frame) -> FrameInfo:
 
 
 def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
-    """Returns the information of a stack, whose innermost frame comes first.
+    """Reduces a stack, whose innermost frame comes first, to what it says about an allocation.
 
     The innermost phase counts, but recomputation in the backward pass counts as backward.
     """
@@ -151,9 +153,7 @@ def _phase(python: Sequence[FrameInfo], engine: bool) -> Phase | None:
     return "backward" if backward and innermost in (None, "forward", "loss") else innermost
 
 
-LARGEST = 2**48
 Size = Annotated[int, Meta(ge=0, lt=LARGEST)]
-"""The largest size in bytes: as many of them as a file can hold sum to an int64."""
 
 
 class SnapshotBlock(Struct, gc=False):
@@ -204,10 +204,7 @@ class Snapshot(Struct):
 
 
 def load(path: Path) -> Snapshot:
-    """Loads a snapshot.
-
-    Raises DataError for a file that is not a snapshot, is damaged, holds code, or does not fit in memory.
-    """
+    """Raises DataError for a file that is not a snapshot, is damaged, holds code, or does not fit in memory."""
     found = plain(path)
     if isinstance(found, list):
         raise DataError(f"{path} has no history: it is a list of segments", HOW)
@@ -230,13 +227,13 @@ class StackCache:
         self._stacks: dict[tuple[int, ...], StackInfo] = {}
 
     def info(self, frames: Any) -> StackInfo:
-        """Returns the information of a stack, whose frames must outlive this object. Raises DataError if invalid."""
+        """The information of a stack, whose frames must outlive this object. Raises DataError if invalid."""
         try:
             key = tuple(map(id, frames))
             if key not in self._stacks:
                 self._stacks[key] = stack_info([self._frame(one) for one in frames])
         except (TypeError, msgspec.ValidationError) as error:
-            raise DataError(f"{self._path} is damaged, or no memory snapshot: a stack: {error}", HOW) from None
+            raise DataError(f"{self._path} is damaged, or is not a memory snapshot: a stack: {error}", HOW) from None
         return self._stacks[key]
 
     def _frame(self, frame: Any) -> FrameInfo:
@@ -257,7 +254,7 @@ _NAMES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
 
 
 def announced(times: Sequence[int], annotations: Sequence[Annotation]) -> list[Phase | None]:
-    """Returns the phase of each of the ascending `times`, from the innermost annotation around it that names a phase.
+    """The phase of each of the ascending `times`, from the innermost annotation around it that names a phase.
 
     An annotation counts as open in the microseconds in which it begins and ends.
     """
@@ -285,9 +282,6 @@ def _phase_named(name: str) -> Phase | None:
     return next((phase for phase, pattern in _NAMES if pattern.match(bare)), None)
 
 
-BLOCK = 512
-"""The bytes of which the size of each block is a multiple: kMinBlockSize of c10/core/AllocatorConfig.h."""
-
 FEWEST = 100
 """The smallest number of events that may be a limit. Smaller numbers are often round by chance."""
 
@@ -296,7 +290,7 @@ _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 
 def read(path: Path) -> list[DeviceLog]:
-    """Returns a history of each device with events in the snapshot at `path`, with the categories of `classify`.
+    """Reads the log of each device with events in the snapshot at `path`, with the categories of `classify`.
 
     Sizes are those requested. Readings are of blocks: the sizes of blocks held at the end are known; others are the
     requested sizes, rounded up to 512 bytes. Raises DataError for a file that is not a snapshot, is damaged, holds
@@ -327,20 +321,20 @@ def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stac
         _move(events[index], phase, step, blocks.get(index), levels[index + 1], stacks)
         for index, phase, step in zip(moving, phases, steps(phases), strict=True)
     ]
-    history = assembled(moves, there, levels[0])
-    classify(history)
-    before = sum(one.size for one in history.allocations if one.category == "before")
+    log = assembled(moves, there, levels[0])
+    classify(log)
+    before = sum(one.size for one in log.allocations if one.category == "before")
     proof = _overwritten(number, found)
     loss = proof or (_full(number, found) if before or levels[0] else "")
-    history.truncated, history.truncation_proven, history.late = bool(loss), bool(proof), bool(before) and not loss
-    history.counts = _counts(events, segments)
+    log.truncated, log.truncation_proven, log.late = bool(loss), bool(proof), bool(before) and not loss
+    log.counts = _counts(events, segments)
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
-    history.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
-    return DeviceLog(number, history)
+    log.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
+    return DeviceLog(number, log)
 
 
 def _counts(events: Sequence[SnapshotEvent], segments: Sequence[Segment]) -> Counts:
-    """Returns the counts of the recording. A retry leaves no event that distinguishes it from empty_cache()."""
+    """Counts the recorded events. A retry leaves no event that distinguishes it from empty_cache()."""
     actions = Counter(event.action for event in events)
     free = [block.size for one in segments for block in one.blocks if block.state == "inactive"]
     return Counts(
@@ -352,7 +346,7 @@ def _counts(events: Sequence[SnapshotEvent], segments: Sequence[Segment]) -> Cou
 
 
 def _held(segment: Segment) -> Iterator[tuple[int, SnapshotBlock]]:
-    """Yields the allocated blocks of a segment, by address."""
+    """Yields the allocated blocks of a segment with their addresses."""
     address = segment.address
     for block in segment.blocks:
         if block.state != "inactive":
@@ -366,7 +360,7 @@ def _there(block: SnapshotBlock, stacks: StackCache) -> Held:
 
 
 def _moving(events: Sequence[SnapshotEvent]) -> list[int]:
-    """Returns the indices of the events that allocate or free memory.
+    """Indices of the events that allocate or free memory.
 
     A block is free when its free is completed, as other streams may still use it; if completions are not recorded, when
     it was requested.
@@ -385,7 +379,7 @@ def _moving(events: Sequence[SnapshotEvent]) -> list[int]:
 
 
 def _levels(events: Sequence[SnapshotEvent], reserved: int) -> list[int]:
-    """Returns the bytes of segments before the first event and after each one; after the last one it is `reserved`."""
+    """The bytes of segments before the first event and after each one; after the last one it is `reserved`."""
     level = reserved
     levels = [level]
     for event in reversed(events):
@@ -395,7 +389,7 @@ def _levels(events: Sequence[SnapshotEvent], reserved: int) -> list[int]:
 
 
 def _phases(events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> list[Phase]:
-    """Returns the phases, from stacks, else from annotations, else from the neighbouring events.
+    """The phases, from stacks, else from annotations, else from the neighbouring events.
 
     Autograd's own threads have no Python frames: if other events of the same kind have a stack, one without any is of
     the backward pass.
@@ -412,7 +406,7 @@ def _phases(events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache
 def _move(
     event: SnapshotEvent, phase: Phase, step: int | None, block: int | None, reserved: int, stacks: StackCache
 ) -> AllocatorMove:
-    size = -(-event.size // BLOCK) * BLOCK if block is None else block
+    size = Rules().rounded(event.size) if block is None else block
     if event.action != _GIVEN:
         return AllocatorMove(event.addr, size, phase, step, size=event.size, reserved=reserved)
     return AllocatorMove(
@@ -433,7 +427,7 @@ def _given(event: SnapshotEvent, phase: Phase, step: int | None, stack: StackInf
 
 
 def _overwritten(number: int, found: Snapshot) -> str:
-    """Returns the evidence that events are missing; an empty string if there is none.
+    """The evidence that events are missing; an empty string if there is none.
 
     A block keeps the stack of its allocation, and a segment that of its own, only if the allocator was recording
     (context_when_allocated of c10/cuda/CUDACachingAllocator.cpp): then their events were recorded too.
@@ -450,7 +444,7 @@ def _overwritten(number: int, found: Snapshot) -> str:
 
 
 def _full(number: int, found: Snapshot) -> str:
-    """Returns the sign that the ring buffer was full. All devices share max_entries, which is not in the file."""
+    """The sign that the ring buffer was full. All devices share max_entries, which is not in the file."""
     counts = [len(events) for events in found.device_traces]
     count = counts[number]
     if count < max(counts) or count < FEWEST:
@@ -461,7 +455,7 @@ def _full(number: int, found: Snapshot) -> str:
 
 
 def _is_round(count: int) -> bool:
-    """Returns whether a count looks like a user's limit: a digit and zeros, whole thousands, or a power of two."""
+    """Whether a count looks like a user's limit: a digit and zeros, whole thousands, or a power of two."""
     digits, power = count % 10 ** (len(str(count)) - 1) == 0, count & (count - 1) == 0
     return digits or power or count % 1000 == 0
 
@@ -494,5 +488,5 @@ def _failures(events: Sequence[SnapshotEvent]) -> Iterator[str]:
 
 
 def of_snapshot(path: Path) -> list[Footprint]:
-    """Returns the footprint of each device in a snapshot of the CUDA allocator. Raises what `read` does."""
+    """The footprint of each device in a snapshot of the CUDA allocator. Raises what `read` does."""
     return footprints(read(path), "snapshot")

@@ -67,7 +67,7 @@ _CODE = b"cRbio\x81\x82\x83\x84\x92\x93PQ"
 
 
 def plain(path: Path) -> Any:
-    """Returns the dicts, lists, strings, numbers and tuples of numbers in the pickle at `path`.
+    """Reads the dicts, lists, strings, numbers and tuples of numbers in the pickle at `path`.
 
     An object may occur in several places, also within itself. Raises DataError for a file that cannot be read, is not a
     pickle, holds code, is incomplete, or would not fit in memory.
@@ -117,12 +117,11 @@ def _check_kind(first: bytes, path: Path) -> None:
 
 
 def _unframed(data: bytes) -> tuple[bytes, list[int]]:
-    """Returns `data` without its frames (PEP 3154), which only say how much a reader may fetch at once.
+    """Removes the frames of `data` (PEP 3154), which only say how much a reader may fetch at once.
 
-    The list has the places in the result before which the header of a frame was removed.
-
-    Frames may begin between any two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler`
-    continue elsewhere than at the frame's end. Without frames, the checked opcodes are those that run.
+    The list has the places in the result before which the header of a frame was removed. Frames may begin between any
+    two opcodes, and a frame that claims more than it holds makes `pickle.Unpickler` continue elsewhere than at the
+    frame's end. Without frames, the checked opcodes are those that run.
     """
     if data[1:2] < _FRAMED:
         return data, []
@@ -160,19 +159,19 @@ def _check(data: bytes, frames: Sequence[int], path: Path) -> None:
 
 
 def _end(opcodes: re.Pattern[bytes], data: bytes, at: int) -> int:
-    """Returns where the `opcodes` that begin at `at` end; `at` itself if there are none."""
+    """Where the `opcodes` that begin at `at` end; `at` itself if there are none."""
     match = opcodes.match(data, at)
     return match.end() if match else at
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """Returns the end of the string whose opcode is at `at`."""
+    """The end of the string whose opcode is at `at`."""
     end = at + 1 + _LENGTHS[data[at]]
     return end + int.from_bytes(data[at + 1 : end], "little")
 
 
 def _readable(data: bytes) -> bytes:
-    """Returns checked `data` with a question mark for each byte of a string that is not of UTF-8.
+    """Replaces each byte of a string that is not UTF-8 by a question mark.
 
     File names are bytes to Linux, and need not be text. Lengths stay the same.
     """
@@ -195,7 +194,7 @@ def _is_text(content: bytes) -> bool:
 
 
 def _replaced(text: bytes) -> bytes:
-    """Returns the text with a question mark for each byte that is not of UTF-8."""
+    """Replaces each byte that is not UTF-8 by a question mark."""
     return b"".join(
         b"?" if "\udc80" <= character <= "\udcff" else character.encode()
         for character in text.decode("utf-8", "surrogateescape")
@@ -203,7 +202,7 @@ def _replaced(text: bytes) -> bytes:
 
 
 def _skip(data: bytes, at: int, frames: Sequence[int], path: Path) -> int:
-    """Returns the end of the opcode at `at`, whose length varies or whose values are restricted."""
+    """The end of the opcode at `at`, whose length varies or whose values are restricted."""
     opcode = data[at]
     if opcode in _CODE:
         raise DataError(f"{path} holds code, refused: a memory snapshot contains only data", HOW)

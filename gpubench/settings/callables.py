@@ -42,7 +42,7 @@ def check_arguments(name: str, signature: inspect.Signature, arguments: Mapping[
 
 
 def _kinds(parameter: inspect.Parameter) -> set[str]:
-    """Returns the names of the types that a parameter takes; empty if unknown."""
+    """The names of the types that a parameter takes; empty if unknown."""
     annotation, default = parameter.annotation, parameter.default
     if annotation is parameter.empty:
         known = {type(default).__name__} & (KINDS - {"NoneType"})
@@ -61,7 +61,7 @@ def _is_of(value: Any, kinds: set[str]) -> bool:
 
 
 def signature_in_source(name: str) -> inspect.Signature | None:
-    """Returns the signature of the function `name` as its source gives it; None if only an import can tell.
+    """Reads the signature of the function `name` from its source; None if only an import would show it.
 
     That is so for classes, decorated functions and functions from elsewhere. Nothing of the module is executed.
     """
@@ -107,7 +107,7 @@ class _Text(str):
 
 
 def _parameter(found: ast.arg, default: ast.expr | None, kind: Any) -> inspect.Parameter:
-    """Returns the parameter in the source. A default that is no constant is its text."""
+    """A default that is not a constant is shown as its text."""
     empty = inspect.Parameter.empty
     value: Any = empty
     if default is not None:
@@ -117,7 +117,7 @@ def _parameter(found: ast.arg, default: ast.expr | None, kind: Any) -> inspect.P
 
 
 def _source(module: str) -> bytes:
-    """Returns the source of a module, which is looked up in the current directory first."""
+    """The source of a module, which is looked up in the current directory first."""
     for folder in (os.getcwd(), *sys.path):  # noqa: PTH109
         path = Path(folder, *module.split("."))
         for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):

@@ -1,4 +1,4 @@
-"""The settings of each command that makes runs, by the command: the row of each in `gpubench.registry` names them."""
+"""The settings class of each command that makes runs, by command; the rows of `gpubench.registry` name them."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -58,7 +58,6 @@ SUITED: dict[str, tuple[Task | None, ...]] = {
 
 
 def check_task(source: str, task: Task | None) -> None:
-    """Raises DataError if `source` does not suit `task`."""
     if source not in SUITED or task in SUITED[source]:
         return
     sources = ", ".join([*SYNTHETIC, *(name for name, tasks in SUITED.items() if task in tasks)])
@@ -68,12 +67,12 @@ def check_task(source: str, task: Task | None) -> None:
 
 
 def names_callable(text: str) -> bool:
-    """Returns whether `text` has the form of module:callable."""
+    """Whether `text` has the form of module:callable."""
     return all(part.isidentifier() for part in re.split(r"[.:]", text)) and text.count(":") == 1
 
 
 def batches_each(source: str, samples: int, batch_size: int, world_size: int) -> int:
-    """Returns the batches of each rank in one pass over `samples` samples. Raises DataError if there is none."""
+    """The batches of each rank in one pass over `samples` samples. Raises DataError if there is none."""
     if samples == 0:
         message = f"data.source {source} holds no samples"
         raise DataError(message, "give one whose length is not 0", keys=["data.source"])
@@ -91,7 +90,7 @@ def batches_each(source: str, samples: int, batch_size: int, world_size: int) ->
 
 
 def plan(training: TrainingSettings, batches_per_epoch: int | None) -> int | None:
-    """Returns the steps in a repeat, warm-up included; None if their number follows from the time that they take."""
+    """The steps in a repeat, warm-up included; None if their number follows from the time that they take."""
     if training.seconds is not None or training.is_open:
         return None
     if training.epochs is None:
@@ -123,7 +122,7 @@ def refuse_short(settings: TrainSettings, batches_per_epoch: int | None) -> None
 
 
 def steps_in_unit(settings: TrainSettings, batches_per_epoch: int | None) -> int:
-    """Returns the steps in one unit of the profiler's schedule. Raises SettingsError for an epoch without a length."""
+    """The steps in one unit of the profiler's schedule. Raises SettingsError for an epoch without a length."""
     if settings.profiling.unit == "step":
         return 1
     if batches_per_epoch is None:
@@ -133,7 +132,7 @@ def steps_in_unit(settings: TrainSettings, batches_per_epoch: int | None) -> int
 
 
 def samples_in(data: DataSettings, length: int | None, enough: int) -> int | None:
-    """Returns the number of samples in `data`; None if there are at least `enough`, or if it is unknown.
+    """The number of samples in `data`; None if there are at least `enough`, or if it is unknown.
 
     `length` is that of a sequence in tokens; None if unknown. Raises DataError for less than one sequence.
     """
@@ -148,7 +147,7 @@ def samples_in(data: DataSettings, length: int | None, enough: int) -> int | Non
 
 
 def sequences(path: Path, tokens: int, length: int) -> int:
-    """Returns the number of whole sequences of `length` in `tokens` tokens. Raises DataError if there is none."""
+    """The number of whole sequences of `length` in `tokens` tokens. Raises DataError if there is none."""
     if tokens < length:
         hint = "set data.sequence_length to less, or give more text"
         raise DataError(f"{path} holds {tokens} tokens, less than one sequence of {length}", hint)

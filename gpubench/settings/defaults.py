@@ -1,6 +1,6 @@
 """Chooses the settings that the user did not set, from the model and the machine, and rejects invalid ones early.
 
-This runs in the process of the command line before any worker starts, so it does not import torch.
+This runs on the command line before any worker starts, so it does not import torch.
 """
 
 import importlib.util
@@ -49,23 +49,22 @@ class Gaps:
         self.reasons: dict[str, str] = {}
 
     def fill(self, key: str, value: Any, reason: str) -> Any:
-        """Returns the given value of `key`, or else chooses `value`."""
+        """Chooses `value` if `key` is not set, and returns the setting's value."""
         if self._values[key] is None:
             self.choose(key, value, reason)
         return self._values[key]
 
     def choose(self, key: str, value: Any, reason: str) -> None:
-        """Sets the value of `key`, which is not given."""
         self._values[key], self.reasons[key] = value, reason
 
     def filled(self) -> Any:
-        """Returns the settings as an instance of the completed class. Raises SettingsError."""
+        """The settings as an instance of the completed class. Raises SettingsError."""
         cls: Any = COMMANDS[self._class.command]
         return validate(cls[Never], self._values, {})
 
 
 def complete(settings: TrainSettings) -> tuple[CompletedTrainSettings, dict[str, str]]:
-    """Returns complete settings, and the reasons for those that were chosen, by dot-key.
+    """Completes the settings, and gives the reasons for those that were chosen, by dot-key.
 
     Raises DeviceError, ModelError, DataError or SettingsError for settings that cannot work on this machine.
     """
@@ -105,14 +104,14 @@ def fill_training(settings: TrainSettings, gaps: Gaps, on_gpu: bool) -> None:
 
 
 def default_loaders(settings: TrainSettings, on_gpu: bool) -> int:
-    """Returns the DataLoader workers of each rank that are chosen where data.workers is not set."""
+    """The number of DataLoader workers per rank if data.workers is not set."""
     if not on_gpu or settings.data.source in SYNTHETIC[:1]:
         return 0
     return min(FASTEST_LOADERS, max(1, devices.physical_cores() // local_ranks(settings)))
 
 
 def refuse_beside_loader(settings: CompletedTrainSettings) -> None:
-    """Raises SettingsError for settings of a DataLoader, where the user's own is used, if they are not the defaults."""
+    """Raises SettingsError if settings of a DataLoader are not the defaults although the user's own loader is used."""
     data, on_gpu = settings.data, settings.device is Device.cuda
     prefetch = DataSettings.model_fields["prefetch"].get_default()
     unused = {"workers": default_loaders(settings, on_gpu), "pin_memory": on_gpu, "prefetch": prefetch}
@@ -127,7 +126,7 @@ def refuse_beside_loader(settings: CompletedTrainSettings) -> None:
 
 
 def refuse_beside_optimizer(training: TrainingSettings) -> None:
-    """Raises SettingsError for settings of an optimizer, where the user's own is used, if they are not the defaults."""
+    """Raises SettingsError if settings of an optimizer are not the defaults although the user's own is used."""
     for name in ("optimizer", "optimizer_impl", "learning_rate", "momentum", "weight_decay"):
         if (value := getattr(training, name)) != TrainingSettings.model_fields[name].get_default():
             raise SettingsError(
@@ -138,7 +137,7 @@ def refuse_beside_optimizer(training: TrainingSettings) -> None:
 
 
 def required_torch() -> str:
-    """Returns `devices.torch_build()`. Raises DeviceError if PyTorch is not installed."""
+    """The value of `devices.torch_build()`. Raises DeviceError if PyTorch is not installed."""
     build = devices.torch_build()
     if build is None:
         raise DeviceError(
@@ -149,7 +148,7 @@ def required_torch() -> str:
 
 
 def find_device(gaps: Gaps) -> tuple[Device, list[devices.Gpu]]:
-    """Returns the device to run on, and the visible GPUs. Raises DeviceError if the requested device is missing."""
+    """The device to run on, and the visible GPUs. Raises DeviceError if the requested device is missing."""
     build, gpus = required_torch(), devices.visible_gpus()
     usable = bool(gpus) and build != "cpu"
     why = f"{len(gpus)} x {gpus[0].name}" if usable else "no GPU found"
@@ -184,7 +183,7 @@ def fill_device(settings: TrainSettings, gaps: Gaps) -> Device:
 
 
 def refuse_on_cpu(precision: Precision) -> None:
-    """Raises DeviceError for a precision that no CPU has."""
+    """Raises DeviceError for a precision that CPUs lack."""
     if precision is Precision.tf32:
         message = "precision=tf32 is a format of NVIDIA's tensor cores; the CPU has none"
         raise DeviceError(message, "use fp32 or bf16", keys=["precision"])
@@ -203,7 +202,7 @@ def refuse_loaders(settings: TrainSettings, ranks: int) -> None:
 
 
 def available_memory() -> int:
-    """Returns the memory available to new processes in bytes, within the container's limit."""
+    """The memory available to new processes in bytes, within the container's limit."""
     return min(psutil.virtual_memory().available, devices.memory_limit() or sys.maxsize)
 
 
@@ -256,24 +255,23 @@ def refuse_separate_reduce_scatter(settings: DistributedSettings) -> None:
 
 
 def sharded_sgd(settings: TrainSettings) -> bool:
-    """Returns whether SGD updates DTensors, for which PyTorch has no fused implementation."""
+    """Whether SGD updates DTensors, for which PyTorch has no fused implementation."""
     return settings.distributed.strategy == "fsdp2" and settings.training.optimizer == "sgd"
 
 
 def check_wandb(settings: RunSettings) -> None:
-    """Raises SettingsError if wandb is requested but not installed."""
     if settings.logging.wandb and importlib.util.find_spec("wandb") is None:
         hint = "pip install wandb, in gpubench's environment"
         raise SettingsError("logging.wandb needs the wandb package", hint, keys=["logging.wandb"])
 
 
 def local_ranks(settings: RunSettings) -> int:
-    """Returns the number of ranks on this machine: all, unless torchrun runs them on several machines."""
+    """The number of ranks on this machine: all, unless torchrun runs them on several machines."""
     return Ranks.from_environment().local_world_size if launched_by_torchrun() else settings.distributed.world_size
 
 
 def has_gpu_each(settings: RunSettings, gpus: Sequence[devices.Gpu]) -> bool:
-    """Returns whether each rank of this machine sees one GPU, `gpus`, so that only the ranks know if it is the same.
+    """Whether each rank of this machine sees one GPU, so that only the ranks know if it is the same one.
 
     Slurm's --gpus-per-task and --gpu-bind, or a CUDA_VISIBLE_DEVICES for each rank, show a rank its own GPU alone.
     """
@@ -328,7 +326,7 @@ def refuse_sizes(settings: TrainSettings, name: str, batch_size: int) -> None:
 
 
 def sequence_lengths(name: str) -> tuple[int | None, int | None]:
-    """Returns (largest, default) number of tokens in a sequence by the table or a config.json; None if unknown."""
+    """The (largest, default) number of tokens in a sequence by the table or a config.json; None if unknown."""
     if is_builtin(name):
         spec = find(name)
         return (spec.positions, spec.sequence_length) if spec.task in LONGEST else (None, spec.sequence_length)
@@ -345,7 +343,7 @@ def sequence_lengths(name: str) -> tuple[int | None, int | None]:
 
 
 def refuse_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises ModelError for arguments that the model `name` does not take, as far as its source tells."""
+    """Raises ModelError for arguments that the source of the model `name` shows it does not take."""
     if is_builtin(name) or ":" not in name or os.path.isdir(name):  # noqa: PTH112
         if arguments:
             kind = "a built-in model" if is_builtin(name) else "a folder with a model"
@@ -357,7 +355,7 @@ def refuse_arguments(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:
-    """Returns (default batch size, whether it is convolutional) of the model `name`.
+    """The (default batch size, whether it is convolutional) of the model `name`.
 
     Raises ModelError with the nearest built-in model if there is none.
     """

@@ -40,7 +40,6 @@ class FromOutside:
     """What the setting means for a program; None if its description says so."""
 
     def in_code(self, value: Any) -> str:
-        """Returns the code for a value."""
         return self.code.format(value) if isinstance(self.code, str) else self.code[value]
 
 
@@ -69,7 +68,7 @@ class Setting:
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:
-    """Returns the field of a setting. `more` are the other attributes of `Setting`."""
+    """`more` are the other attributes of `Setting`."""
     extra: Any = {"setting": Setting(role, **more)}
     return Field(default, description=description, json_schema_extra=extra)
 
@@ -92,7 +91,7 @@ AS_THE_PROGRAM = f"{DEFAULT}as the program does"
 
 
 def of_program(cls: "type[Section]", name: str) -> Any:
-    """Returns the field of a program's setting that is the setting `name` of `cls`. Unset, the program decides.
+    """Declares the setting `name` of `cls` again for a user's program. If it is not set, the program decides.
 
     Its type leaves out the values that the probe cannot set. Raises TypeError for a setting that it never sets.
     """
@@ -105,7 +104,7 @@ def of_program(cls: "type[Section]", name: str) -> Any:
 
 
 def untaken(default: Any) -> Any:
-    """Returns the field of a setting of the base class that a command does not take."""
+    """Declares that a command does not take a setting of the base class."""
     return Field(default, exclude=True)
 
 
@@ -124,7 +123,8 @@ class Section(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Raises TypeError for a field with a default that is neither a section nor declared by a function of above."""
+        """Raises TypeError for a field with a default that no function of this module declared, unless it is a
+        section."""
         for name, field in cls.model_fields.items():
             if not (field.is_required() or is_section(field) or field.exclude or field.json_schema_extra):
                 raise TypeError(f"{cls.__name__}.{name}: declare it with the role that it has in a comparison")
@@ -136,7 +136,7 @@ def is_section(field: FieldInfo) -> bool:
 
 @cache  # called for every key of a run's file; the models do not change
 def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
-    """Returns the leaves of a settings model by dot-key, without those that the command does not take."""
+    """The leaves of a settings model by dot-key, without those that the command does not take."""
     found: dict[str, FieldInfo] = {}
     for name, field in cls.model_fields.items():
         if field.exclude:
@@ -150,7 +150,7 @@ def fields(cls: type[Section], prefix: str = "") -> Mapping[str, FieldInfo]:
 
 @cache
 def declared_key(cls: type[Section], key: str) -> str | None:
-    """Returns the dot-key of the setting that `key` sets: itself, or the mapping that it names an entry of.
+    """The dot-key of the setting that `key` sets: itself, or the mapping that it names an entry of.
 
     None if there is no such setting. A mapping is set by its entries only.
     """
@@ -162,7 +162,6 @@ def declared_key(cls: type[Section], key: str) -> str | None:
 
 
 def setting(field: FieldInfo) -> Setting:
-    """Returns what is declared about a leaf of a settings model."""
     extra: Any = field.json_schema_extra
     declared: Setting = extra["setting"]
     return declared
@@ -170,12 +169,12 @@ def setting(field: FieldInfo) -> Setting:
 
 @cache
 def aliases(cls: type[Section]) -> Mapping[str, str]:
-    """Returns {alias: dot-key}. Where two settings have the same alias, it is that of the later one."""
+    """Each alias with its dot-key. Where two settings have the same alias, it is that of the later one."""
     return {alias: key for key, field in fields(cls).items() if (alias := setting(field).alias)}
 
 
 def declared_options(cls: type[Section]) -> dict[str, Option]:
-    """Returns the options that are declared, by name, with what each takes from the type and the description."""
+    """The declared options by name, completed with the type and the description of their settings."""
     found: dict[str, Option] = {}
     for key, field in fields(cls).items():
         declared = setting(field)
@@ -190,7 +189,7 @@ def declared_options(cls: type[Section]) -> dict[str, Option]:
 
 
 def words(kind: Any) -> list[str]:
-    """Returns the words that are values of a type; none of one with other values only."""
+    """The words that are values of a type; empty for a type with other values only."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return [*kind]
     if get_origin(kind) is Literal:
@@ -199,5 +198,5 @@ def words(kind: Any) -> list[str]:
 
 
 def is_switch(field: FieldInfo) -> bool:
-    """Returns whether a setting can be true or false."""
+    """Whether a setting can be true or false."""
     return bool in (field.annotation, *get_args(field.annotation))

@@ -1,7 +1,8 @@
-"""What the user asked of a run beyond the defaults, and the label that tells it from other runs of the same work.
+"""What the user asked of a run beyond the defaults, and the label that distinguishes it from other runs of the same
+work.
 
-A label is made once, when the run is opened, and is what listings, pages, progress and comparisons call it:
-"workers=2", "HEAD~1", "+ --compile", or "baseline" for a side of a comparison of which nothing more was asked.
+A label is made once, when the run is opened. Listings, pages, progress and comparisons use it: "workers=2", "HEAD~1",
+"+ --compile", or "baseline" for a side of a comparison of which nothing more was asked.
 """
 
 import os
@@ -9,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpubench.settings.field import fields, setting
-from gpubench.settings.keys import FILLED_IN, REF, THE_RUN, TRIAL, VARIABLES, assignment, flatten
+from gpubench.settings.keys import COMMAND, FILLED_IN, REF, THE_RUN, TRIAL, VARIABLES, assignment, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings
 
-COMMAND = "program.command"
 BASELINE, WORKING_TREE = "baseline", "working tree"
 UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})
-"""Settings that listings show elsewhere, or that no run is told by."""
+"""Settings that listings show elsewhere, or that do not distinguish runs."""
 MOST_NAMED = 4
 
 
 def asked(configuration: Configuration[Any]) -> dict[str, Any]:
-    """Returns what the user asked of a run beyond the defaults: settings by dot-key, and VARIABLES by name.
+    """Settings by dot-key, and VARIABLES by name, that the user gave and that can change the result.
 
-    Only what can change the result counts: not how long or how often is measured, or where results go.
+    How long and how often is measured, and where results go, does not count.
     """
     values = flatten(configuration.settings.model_dump(mode="json"))
     found = {}
@@ -38,22 +38,22 @@ def asked(configuration: Configuration[Any]) -> dict[str, Any]:
 
 
 def label(known: Mapping[str, Any]) -> str:
-    """Returns what was asked of a run in a few words; "" if nothing was."""
+    """Names what was asked of a run in a few words; "" if nothing was."""
     words = [assignment(key, value) for key, value in known.items() if key not in UNNAMED]
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return " ".join(words[:MOST_NAMED] + more)
 
 
 def label_of(configuration: Configuration[Any]) -> str:
-    """Returns the label of a run: that among the runs of its command, or else what was asked of it."""
+    """The label of a run: that among the runs of its command, or else what was asked of it."""
     given = configuration.labels.variant
     return label(asked(configuration)) if given is None else given
 
 
 def variants(runs: Sequence[Configuration[Any]]) -> list[str | None]:
-    """Returns the labels of the runs of one command, which say in what they differ; None for a run alone.
+    """Labels the runs of one command by what distinguishes them; None for a run alone.
 
-    A label that a run has already stays.
+    A label that a run already has stays.
     """
     if len(runs) == 1:
         return [runs[0].labels.variant]

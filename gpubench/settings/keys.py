@@ -14,36 +14,36 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
 )
 """Variables of the environment that change how fast PyTorch does the same work, whichever program it is."""
-REF = "program.ref"
-"""The setting that is the commit of a program."""
-HOST = "host.name"
+COMMAND, REF = "program.command", "program.ref"
+"""The settings that name a program of the user, and the commit of it that is run."""
+MACHINE = "host.name"
 """The fact of the environment that is the name of the machine."""
 
 
 def in_words(value: Any) -> str:
-    """Returns the value of a setting for a sentence."""
+    """Formats the value of a setting for a sentence."""
     if is_empty(value):
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def assignment(key: str, value: Any) -> str:
-    """Returns a setting with its value, as in "workers=2"; of a ref or a host its name alone."""
-    return str(value) if key in (REF, HOST) else f"{key.rpartition('.')[2]}={in_words(value)}"
+    """A setting with its value, as in "workers=2"; of a ref or a machine its name alone."""
+    return str(value) if key in (REF, MACHINE) else f"{key.rpartition('.')[2]}={in_words(value)}"
 
 
 def is_empty(value: Any) -> bool:
-    """Returns whether the value of a setting would leave a gap in a sentence."""
+    """Whether the value of a setting would leave a gap in a sentence."""
     return value is None or value in ("", [], {})
 
 
 def assigned(key: str, value: Any) -> str:
-    """Returns a setting with its value, as "data.workers=2", or "data.path not set"."""
+    """A setting with its value, as in "data.workers=2", or "data.path not set"."""
     return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as {dot-key: leaf}."""
+    """Turns nested mappings into {dot-key: leaf}."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -54,7 +54,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {dot-key: leaf} as nested mappings."""
+    """Turns {dot-key: leaf} into nested mappings."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *path, leaf = key.split(".")
@@ -74,9 +74,10 @@ THE_RUN, FIX, TRIAL = "the run", "the fix of a finding", "a trial"
 
 
 def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) -> str:
-    """Returns the message with the origins of the settings `keys`, as in "seed = 'x': no number (from mine.yaml)".
+    """Adds the origins of the settings `keys` to a message, as in "seed = 'x': not a number (from mine.yaml)".
 
-    Origins that the message has, the command line, chosen settings and the changes of every trial are not mentioned.
+    Origins that the message already names, the command line, chosen settings and the changes of every trial are left
+    out.
     """
     found = {key: origins[key] for key in dict.fromkeys(keys) if key in origins}
     mentioned = {key: origin for key, origin in found.items() if is_elsewhere(origin)}
@@ -89,13 +90,13 @@ def with_origins(message: str, keys: Iterable[str], origins: Mapping[str, str]) 
 
 
 def is_elsewhere(origin: str) -> bool:
-    """Returns whether a setting is from a file or a variable, and neither from the command line nor chosen."""
+    """Whether a setting is from a file or a variable, and neither from the command line nor chosen."""
     return origin not in (COMMAND_LINE, THE_RUN, FIX, TRIAL) and not origin.startswith(FILLED_IN)
 
 
 @contextmanager
 def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
-    """A context in which the messages of errors end with the origins of the settings that the errors are about."""
+    """Adds to the messages of errors the origins of the settings that the errors are about."""
     try:
         yield
     except UsageError as error:
@@ -104,7 +105,7 @@ def naming_origins(origins: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def about(key: str) -> Iterator[None]:
-    """A context in which errors are about the setting `key`, and their messages begin with it."""
+    """Makes errors be about the setting `key`, and their messages begin with it."""
     try:
         yield
     except UsageError as error:

@@ -53,7 +53,7 @@ SHOWN_BY = "--print-config shows every setting"
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
-    """Returns the dot-key of an alias, and any other key unchanged."""
+    """The dot-key of an alias; any other key is returned unchanged."""
     return aliases(cls).get(key, key)
 
 
@@ -61,8 +61,8 @@ def canonical(cls: type[RunSettings], key: str) -> str:
 def negations(cls: type[RunSettings]) -> Mapping[str, str]:
     """Maps the negations of boolean settings to dot-keys: {"profiling.no_modules": "profiling.modules"}.
 
-    The `no_` stands before the last name or before the section; before the last name or an alias alone where no other
-    such setting has it. What is a name of its own is no negation.
+    The `no_` precedes the last name or the section. It may precede the last name alone, or an alias, where no other
+    such setting has that name. A setting's own name is not a negation.
     """
     switches = [key for key, field in fields(cls).items() if is_switch(field)]
     short = Counter(key.rpartition(".")[2] for key in switches)
@@ -76,27 +76,27 @@ def negations(cls: type[RunSettings]) -> Mapping[str, str]:
 
 
 def section(cls: type[RunSettings], name: str) -> list[str]:
-    """Returns the dot-keys in the section of this name; empty if the command has no such section."""
+    """The dot-keys in the section of this name; empty if the command has no such section."""
     return [key for key in fields(cls) if key.startswith(f"{name}.")]
 
 
 def inside(cls: type[RunSettings], key: str) -> list[str]:
-    """Returns the dot-keys in a section, or an example of an entry of a mapping; empty for a setting with a value."""
+    """The dot-keys in a section, or an example of an entry of a mapping; empty for a setting with a value."""
     return [f"{key}.NAME=VALUE"] if key in fields(cls) and declared_key(cls, key) is None else section(cls, key)
 
 
 def owners(key: str) -> list[str]:
-    """Returns the commands that have a setting with this dot-key or alias."""
+    """The commands that have a setting with this dot-key or alias."""
     return [command for command, cls in COMMANDS.items() if declared_key(cls, canonical(cls, key))]
 
 
 def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
-    """Returns whether two commands run the same kind of work: training, sampling, or a program of the user."""
+    """Whether two commands run the same kind of work: training, sampling, or a program of the user."""
     return kind_of(cls.command).work == kind_of(other.command).work
 
 
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
-    """Returns the valid key or alias closest to `key`; in a section that only other commands have, closest there.
+    """The valid key or alias closest to `key`; in a section that only other commands have, closest there.
 
     `negated` includes negations, if `key` looks like one.
     """
@@ -117,7 +117,6 @@ def _likeness(leaf: str, key: str) -> float:
 
 
 def suggestion(offered: str | None) -> str:
-    """Returns the hint of an error about an unknown setting."""
     return offer([offered]) if offered else f"{SHOWN_BY}; --help the common ones"
 
 
@@ -126,13 +125,13 @@ def is_of_a_run(path: Path) -> bool:
 
 
 def is_result(file: Path) -> bool:
-    """Returns whether a file is in a run directory or in the folder of a search, also if a link leads to it."""
+    """Whether a file is in a run directory or in the folder of a search, also if a link leads to it."""
     folders = {file.parent, Path(os.path.realpath(file)).parent}
     return any(os.path.lexists(folder / name) for folder in folders for name in (RUN, SEARCH))
 
 
 def writer_of(path: Path) -> str | None:
-    """Returns the command of the run that a file belongs to; None for other files, or if it is not recorded."""
+    """The command of the run that a file belongs to; None for other files, or if it is not recorded."""
     try:
         record = json.loads(foreign_files.content(path.with_name(RUN)))
     except (OSError, ValueError, RecursionError):
@@ -142,15 +141,15 @@ def writer_of(path: Path) -> str | None:
 
 
 def reproduces(cls: type[RunSettings], path: Path) -> bool:
-    """Returns whether the file is of a run of the same command, or of an unknown one, so that it is reproduced."""
+    """Whether the file is of a run of the same command, or of an unknown one, so that it is reproduced."""
     return is_of_a_run(path) and (writer_of(path) or cls.command) == cls.command
 
 
 def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """Returns the settings in the file `path`, called `name` by the user, that concern the command of `cls`.
+    """The settings in the file `path`, called `name` by the user, that concern the command of `cls`.
 
-    Those that only a similar command has are left out, and so are the defaults of another command where those of this
-    one differ. Raises SettingsError for a run that this command cannot run.
+    It leaves out settings that only a similar command has, and the defaults of another command where they differ from
+    this command's. Raises SettingsError for a run that this command cannot run.
     """
     writer = COMMANDS[writer_of(path) or cls.command]
     if not same_work(cls, writer):
@@ -166,21 +165,21 @@ def applicable(cls: type[RunSettings], values: Mapping[str, Any], name: str, pat
 
 
 def _untried(writer: type[RunSettings], experiment: str) -> str:
-    """Returns the experiment whose fixes this one tried, or the writer's default if that is a command's default."""
+    """The experiment whose fixes this one tried, or the writer's default if that is a command's default."""
     base = experiment.removesuffix(TRIALS) or experiment
     defaults = {cls: fields(cls)["experiment"].get_default() for cls in COMMANDS.values()}
     return str(defaults[writer]) if base != experiment and base in defaults.values() else base
 
 
 def _is_of_another(cls: type[RunSettings], key: str, value: Any) -> bool:
-    """Returns whether only a similar command has the key, which is a setting or an empty section."""
+    """Whether only a similar command has the key, which is a setting or an empty section."""
     empty = value is None and not section(cls, key)
     having = owners(key) or [command for command, other in COMMANDS.items() if empty and section(other, key)]
     return cls.command not in having and any(same_work(cls, COMMANDS[command]) for command in having)
 
 
 def _is_default(writer: type[RunSettings], reader: type[RunSettings], key: str, value: Any) -> bool:
-    """Returns whether the value is the default of the writer, and not that of the reader."""
+    """Whether the value is the writer's default but not the reader's."""
     theirs, ours = (fields(cls).get(canonical(cls, key)) for cls in (writer, reader))
     if theirs is None or ours is None:
         return False
@@ -196,12 +195,13 @@ S = TypeVar("S", bound=RunSettings)
 
 
 class Labels(NamedTuple):
-    """What a run is called. No setting, because a run that is repeated from its config.yaml is another one."""
+    """What a run is called. These are not settings, because a run that is repeated from its config.yaml is another
+    one."""
 
     name: str | None = None
     tags: tuple[str, ...] = ()
     variant: str | None = None
-    """What tells the run from the others of its command, where it is not what was asked of it alone."""
+    """What distinguishes the run from the others of its command, if that is not only what was asked of it."""
 
 
 UNLABELLED = Labels()
@@ -222,7 +222,7 @@ class Configuration(Generic[S]):
     trusts it. See `gpubench.settings.trust`."""
 
     def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
-        """Returns a copy with some keys changed. Raises SettingsError as `load` does."""
+        """Changes some keys in a copy. Raises SettingsError as `load` does."""
         given = {key: value for key, value in flatten(self.settings.model_dump()).items() if key in self.origins}
         cls = type(self.settings)
         keys = {canonical(cls, key): value for key, value in overrides.items()}
@@ -232,16 +232,16 @@ class Configuration(Generic[S]):
         return Configuration(settings, origins, received=self.received)
 
     def called(self, **labels: Any) -> "Configuration[S]":
-        """Returns a copy with some of the labels changed."""
+        """Changes some of the labels in a copy."""
         return replace(self, labels=self.labels._replace(**labels))
 
     def takes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the changes, by dot-key, that concern settings of this command."""
+        """The changes, by dot-key, that concern settings of this command."""
         known = fields(type(self.settings))
         return {key: value for key, value in changes.items() if key in known}
 
     def to_yaml(self) -> str:
-        """Returns every setting as YAML, with its source as a comment."""
+        """Every setting as YAML, with its source as a comment."""
         lines: list[str] = []
         for name, value in without_surrogates(self.settings.model_dump(mode="json")).items():
             if isinstance(value, dict):
@@ -262,11 +262,11 @@ class Configuration(Generic[S]):
 
 
 def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] | None = None) -> Configuration[S]:
-    """Returns the settings from all sources.
+    """Loads the settings from all sources.
 
     `config` names a preset or a YAML file; `overrides` are the command line's, by dot-key or alias. A finished run's
-    config.yaml is complete, so the environment is left out and the run is reproduced. To another command it says what
-    was run (see `applicable`), and the environment may set the rest.
+    config.yaml is complete, so the environment is left out and the run is reproduced. For another command the file only
+    says what was run (see `applicable`), and the environment may set the rest.
 
     Raises SettingsError for an unknown key at any depth (naming the nearest valid one), a value of the wrong type or
     out of range, and a file that is missing or not YAML.
@@ -301,7 +301,7 @@ RECORDED = "profiling.enabled"
 def _recording(
     cls: type[RunSettings], asked: Mapping[str, Any], values: Mapping[str, Any], origins: dict[str, str]
 ) -> dict[str, bool]:
-    """Returns the setting that turns the recording on, if `asked` says how to record, and `values` not whether to.
+    """Turns the recording on if `asked` says how to record and `values` does not say whether to.
 
     Adds its origin to `origins`.
     """
@@ -316,7 +316,7 @@ def _recording(
 def complete_all(
     variants: Sequence[Configuration[S]], complete: Callable[[S], tuple[C, dict[str, str]]]
 ) -> list[Configuration[C]]:
-    """Returns the complete configurations of the variants that a command runs; see `completed`.
+    """Completes the variants that a command runs; see `completed`.
 
     Raises an error for settings that cannot be run, before a run directory is created.
     """
@@ -340,7 +340,7 @@ def _refuse_repeats(variant: Configuration[Any]) -> None:
 
 
 def idle(configuration: Configuration[Any]) -> dict[str, str]:
-    """Returns why a setting that is given has no effect beside the others of a complete configuration, by dot-key."""
+    """The reason, by dot-key, why a given setting has no effect beside the others of a complete configuration."""
     settings = configuration.settings
     cls: type[RunSettings] = type(settings)
     values, found = flatten(settings.model_dump(mode="json")), {}
@@ -359,7 +359,7 @@ def idle(configuration: Configuration[Any]) -> dict[str, str]:
 
 
 def refuse_idle(runs: list[Configuration[C]]) -> list[Configuration[C]]:
-    """Returns the runs. Raises SettingsError for a setting from the command line that has an effect in none of them.
+    """Raises SettingsError for a setting from the command line that has an effect in none of the runs.
 
     A file, a preset or the environment may serve several commands; `Recorder` warns of what is idle in them.
     """
@@ -375,7 +375,7 @@ def refuse_idle(runs: list[Configuration[C]]) -> list[Configuration[C]]:
 
 
 def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, dict[str, str]]]) -> Configuration[C]:
-    """Returns the complete configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
+    """Completes a configuration. The origin of a chosen setting is `FILLED_IN` and the reason.
 
     `complete` is the command's own function. Its errors pass through, with the origins of the settings.
     """
@@ -387,7 +387,7 @@ def completed(configuration: Configuration[S], complete: Callable[[S], tuple[C, 
 
 
 def without_training(configuration: Configuration[S]) -> Configuration[S]:
-    """Returns the configuration of a run of inference with the defaults of what only training uses.
+    """Resets what only training uses to its defaults in the configuration of a run of inference.
 
     A preset or a file may describe training as well. Raises SettingsError for such a setting from the command line or
     the environment. A run of training, or of another kind, is returned as it is.
@@ -413,9 +413,9 @@ def without_training(configuration: Configuration[S]) -> Configuration[S]:
 
 
 def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | None = None) -> dict[str, Any]:
-    """`--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) as {dot-key: text}; of the
-    command of `cls` also `--profiling.no-modules` (false), which takes no value: see `negations`.
+    """Parses `--training.epochs=5`, `--training.epochs 5` and a bare `--logging.wandb` (true) into {dot-key: text}.
 
+    With `cls`, a negation such as `--profiling.no-modules` (false) is parsed too; it takes no value: see `negations`.
     Raises UsageError for anything that is not an option.
     """
     overrides: dict[str, Any] = {}
@@ -441,12 +441,12 @@ def parse_unknown_overrides(arguments: Sequence[str], cls: type[RunSettings] | N
 
 
 def parse_value(value: Any) -> Any:
-    """Returns None for "null", and any other text unchanged; the types of the settings parse it."""
+    """Turns "null" into None and leaves any other text unchanged; the types of the settings parse it."""
     return None if isinstance(value, str) and value.lower() in {"null", "none"} else value
 
 
 def parse_argument(text: str) -> Any:
-    """Returns the number, boolean, null or text that a YAML file would have in `text`."""
+    """Parses text into the number, boolean, null or text that it would be in a YAML file."""
     try:
         value = yaml_text.parse(text)
     except ValueError:
@@ -455,7 +455,7 @@ def parse_argument(text: str) -> Any:
 
 
 def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
-    """Returns `["precision=fp32"]` as {"precision": "fp32"}. Raises UsageError for a missing `=`."""
+    """Parses `["precision=fp32"]` into {"precision": "fp32"}. Raises UsageError for a missing `=`."""
     assignments = [assignment.lstrip("-") for assignment in assignments]
     for assignment in assignments:
         if "=" not in assignment.strip("="):
@@ -470,14 +470,14 @@ def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dic
 
 
 def apply_overrides(settings: S, overrides: Mapping[str, Any]) -> S:
-    """Returns `settings` with some dot-keys (or aliases) changed. Raises SettingsError as `load` does."""
+    """Changes some dot-keys (or aliases) in a copy. Raises SettingsError as `load` does."""
     keys = {canonical(type(settings), key): value for key, value in overrides.items()}
     values = flatten(settings.model_dump()) | keys
     return validate(type(settings), values, {})
 
 
 def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Returns the layer by dot-key. Raises SettingsError if a key and its alias have different values."""
+    """The layer by dot-key. Raises SettingsError if a key and its alias have different values."""
     found: dict[str, Any] = {}
     for name, text in layer.items():
         key, value = canonical(cls, name), parse_value(text)
@@ -489,10 +489,7 @@ def _by_key(cls: type[RunSettings], layer: Mapping[str, Any], origin: str) -> di
 
 
 def _without_nulls(cls: type[RunSettings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values without sections that are null, and settings that are null without it being a value of them.
-
-    They have their defaults.
-    """
+    """Drops sections that are null, and nulls that are not a value of their setting: these have their defaults."""
 
     def is_default(key: str) -> bool:
         field = fields(cls).get(key)
@@ -504,7 +501,7 @@ def _without_nulls(cls: type[RunSettings], values: Mapping[str, Any]) -> dict[st
 
 
 def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]) -> S:
-    """Returns the settings with these values by dot-key; null is the default of a setting that it is no value of.
+    """Makes settings of these values by dot-key; a null that is not a value of its setting stands for the default.
 
     Raises SettingsError with the origins of those at fault.
     """
@@ -524,7 +521,7 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
 
 
 def _by_setting(cls: type[RunSettings], problems: Sequence["ErrorDetails"]) -> list["ErrorDetails"]:
-    """Returns one problem for each setting: of one with several types, pydantic reports a problem with each of them."""
+    """Merges the problems of each setting: of one with several types, pydantic reports a problem with each type."""
     found = dict[tuple[int | str, ...], "ErrorDetails"]()
     for problem in problems:
         if problem["type"] == "none_required":  # reported of every setting that may be open, beside what is wrong
@@ -553,7 +550,7 @@ MEANT = ": did you mean "
 
 
 def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
-    """Returns the message of one of pydantic's errors, the dot-keys that it is about, and a hint if there is one."""
+    """The message of one of pydantic's errors, the dot-keys that it is about, and a hint or ""."""
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -568,7 +565,7 @@ def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
 
 
 def _meant(problem: "ErrorDetails") -> str:
-    """Returns the hint for a value that is none of some words, or no whole number; "" if it is like none."""
+    """The hint for a value that is not among the allowed words, or not a whole number; "" if it resembles none."""
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
@@ -587,7 +584,6 @@ def _meant(problem: "ErrorDetails") -> str:
 
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Raises SettingsError for a dot-key that the command does not have."""
     for key in (key for key in values if declared_key(cls, key) is None):
         if keys := inside(cls, key):
             message = f"{key} = {values[key]!r}: a section of settings takes no value"
@@ -606,8 +602,18 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
         raise SettingsError(with_origins(message, [key], origins), hint, keys=[key])
 
 
+OTHER_FILES = {
+    ".py": ("a program", "a program comes after --: gpubench {command} -- python {path}"),
+    ".sh": ("a program", "a program comes after --: gpubench {command} -- bash {path}"),
+    ".ipynb": ("a notebook", "gpubench {command} -- jupyter nbconvert --to notebook --execute {path}"),
+    ".pickle": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
+    ".pkl": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
+}
+"""Files that are not settings, by the ends of their names: what they are, and what reads them."""
+
+
 def find_config(name: str, command: str = "train-bench") -> Path:
-    """Returns the path of a preset or a file of settings for a command.
+    """Finds a preset or a settings file for a command.
 
     Raises SettingsError with the nearest preset if there is none, and for a file of another kind with what reads it.
     """
@@ -617,10 +623,10 @@ def find_config(name: str, command: str = "train-bench") -> Path:
     if os.path.isfile(name):  # noqa: PTH113 - Path's own raises for a name too long or a folder out of bounds
         kind, hint = OTHER_FILES.get(Path(name).suffix, ("", ""))
         if kind:
-            raise SettingsError(f"{name} is {kind}, and no file of settings", hint.format(command=command, path=name))
+            raise SettingsError(f"{name} is {kind}, not a file of settings", hint.format(command=command, path=name))
         return Path(name)
     if found := _configs_in(name):
-        raise SettingsError(f"{name!r} is a folder, and no file of settings", offer(found))
+        raise SettingsError(f"{name!r} is a folder, not a file of settings", offer(found))
     if name.startswith("latest"):
         raise SettingsError(
             f"no preset or file {name!r}",
@@ -634,28 +640,20 @@ def find_config(name: str, command: str = "train-bench") -> Path:
 
 
 def _configs_in(folder: str) -> list[str]:
-    """Returns the first few YAML files in a folder; none if there is no such folder."""
+    """The first few YAML files in a folder; empty if there is no such folder."""
     with suppress(OSError, ValueError):
         names = sorted(name for name in os.listdir(folder) if name.endswith((".yaml", ".yml")))  # noqa: PTH208
         return [os.path.join(folder, name) for name in names[:3]]  # noqa: PTH118
     return []
 
 
-OTHER_FILES = {
-    ".py": ("a program", "a program comes after --: gpubench {command} -- python {path}"),
-    ".sh": ("a program", "a program comes after --: gpubench {command} -- bash {path}"),
-    ".ipynb": ("a notebook", "gpubench {command} -- jupyter nbconvert --to notebook --execute {path}"),
-    ".pickle": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
-    ".pkl": ("a pickle", "gpubench memory --snapshot {path} reads a snapshot of memory"),
-}
-"""Files that are no settings, by the ends of their names: what they are, and what reads them."""
 A_TRACE = "gpubench profile --trace {path} reads a trace"
 OF_A_TRACE = "traceEvents"
 """The key by which a trace is recognised, which may have the suffix of a file of settings."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads a YAML file as {dot-key: value}. Raises SettingsError if it is no mapping."""
+    """Reads a YAML file as {dot-key: value}. Raises SettingsError if it is not a mapping."""
     return flatten(read_yaml(path))
 
 
@@ -671,7 +669,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise SettingsError(f"{path} is not a mapping of settings", "write 'section:' and under it 'key: value'")
     if OF_A_TRACE in document:
-        raise SettingsError(f"{path} is a trace, and no file of settings", A_TRACE.format(path=path))
+        raise SettingsError(f"{path} is a trace, not a file of settings", A_TRACE.format(path=path))
     return document
 
 
@@ -711,5 +709,4 @@ def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
 
 
 def variable_of(key: str) -> str:
-    """Returns the environment variable that sets `key`."""
     return f"{ENVIRONMENT_PREFIX}{key.upper().replace('.', '__')}"

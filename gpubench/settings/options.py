@@ -1,7 +1,7 @@
-"""How the command line shows the settings that have an option of their own, beside the one by the dotted name.
+"""How the command line shows the settings that have a short option in addition to the one by their dotted name.
 
-`python tests/reference.py` makes the rows at the end from the declarations. They spare the import of the settings, which
-takes longer than all else that `--help` and completion do.
+`python tests/reference.py` makes the rows at the end from the declarations. They avoid importing the settings, which
+takes longer than everything else that `--help` and completion do.
 """
 # ruff: noqa: E501
 
@@ -32,7 +32,6 @@ class Option(NamedTuple):
 
 
 def options(command: str) -> dict[str, Option]:
-    """Returns the options of the settings of a command, by name."""
     return {name: option for name, commands, option in ROWS if command in commands}
 
 

@@ -56,7 +56,7 @@ from gpubench.settings.sections import (
 
 
 def _words(command: Any) -> Any:
-    """Accepts a command line as text or as a list of words, and returns it as text."""
+    """Accepts a command line as text or as a list of words, and makes it text."""
     if isinstance(command, list):
         return shlex.join(map(str, command))
     if isinstance(command, str):
@@ -200,13 +200,13 @@ class ProgramProfileSettings(ProgramSettings[Open], Generic[Open]):
 
 
 def from_outside() -> dict[str, FromOutside]:
-    """Returns how each setting that the probe changes in a program does it, by dot-key."""
+    """How the probe changes each setting that it can change in a program, by dot-key."""
     declared = {key: setting(field).from_outside for key, field in fields(ProgramSettings).items()}
     return {key: outside for key, outside in declared.items() if outside}
 
 
 class ProgramFollowSettings(Section):
-    """What `gpubench memory -- PROGRAM` looks at."""
+    """What `gpubench memory -- PROGRAM` records."""
 
     steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
         5,

@@ -1,4 +1,4 @@
-"""The settings of all commands that make runs, and those of train-bench and profile: frozen models of described fields.
+"""The settings of all commands that make runs, and those of train-bench and profile, as frozen models.
 
 A field of type `X | Open` is chosen for the model and the device before anything runs (see `defaults.py`). It can be
 None in `TrainSettings`, but not in `CompletedTrainSettings`, which everything that runs takes.
@@ -42,13 +42,13 @@ def _refuse_mps(device: Any) -> Any:
 
 
 def experiment_named(default: str) -> Any:
-    """Returns the field of the folder that groups runs, which a command names."""
+    """Declares the folder that groups the runs of a command."""
     option = Option(OUTPUT, "NAME", found_by="experiments")
     return uncompared(default, "subdirectory of results that groups runs", option=option)
 
 
 class RunSettings(Section, Generic[Open]):
-    """What every command that starts workers can be asked."""
+    """The settings of every command that starts workers."""
 
     command: ClassVar[str]
     FIXED: ClassVar[Mapping[str, Any]] = {}
@@ -79,7 +79,7 @@ class Precision(StrEnum):
 
 
 def inference_instead() -> Any:
-    """Returns the field that turns a run of training into one of inference, which is other work."""
+    """Declares the setting that turns a run of training into one of inference, which is other work."""
     sentence = "Measure inference instead of training: latency and throughput of forward passes."
     return workload(
         False,

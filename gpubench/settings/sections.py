@@ -1,4 +1,4 @@
-"""The groups of settings that commands share, and the types of their values: every field with its meaning and unit.
+"""The groups of settings that commands share, and the types of their values.
 
 Durations are seconds and sizes bytes, unless a name says otherwise.
 """
@@ -22,6 +22,7 @@ from gpubench.settings.field import (
     uncompared,
     workload,
 )
+from gpubench.settings.keys import COMMAND, REF
 from gpubench.settings.options import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
@@ -34,7 +35,7 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 MatmulPrecision = Literal["highest", "high", "medium"]
 TUNED = ("treatment", "scale")
 """The roles of the settings that a search can try."""
-NOT_TUNED = ("seed", "device", "distributed.world_size", "program.command", "program.ref")
+NOT_TUNED = ("seed", "device", "distributed.world_size", COMMAND, REF)
 """Settings of these roles that are part of what is tuned."""
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""
@@ -59,7 +60,7 @@ LEAST_OF_A_SIZE = 2**20
 
 
 def size_in_bytes(value: Any) -> Any:
-    """Returns a size such as "80GiB" in bytes, and what is neither a text nor a number as it is.
+    """Converts a size such as "80GiB" to bytes, and returns what is neither a text nor a number as it is.
 
     Raises ValueError, also for a number without a unit that is so small that another unit was meant.
     """
@@ -97,7 +98,7 @@ _NAMES = re.compile(r"[\w*?\[\]!.-]+(\s*,\s*[\w*?\[\]!.-]+)*")
 
 
 def _blocks(value: Any) -> Any:
-    """Returns the modules to checkpoint: all, none, the k of every k-th block, or patterns separated by commas."""
+    """The modules to checkpoint: all, none, the k of every k-th block, or patterns separated by commas."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
     if isinstance(value, str):
@@ -185,7 +186,6 @@ class DataSettings(Section, Generic[Open]):
 
 
 def warmup_steps() -> Any:
-    """Returns the field of the warm-up."""
     return protocol(
         None,
         "minimum number of steps excluded at the start of each repeat; the steady window may begin later; default: 10, "
@@ -194,11 +194,11 @@ def warmup_steps() -> Any:
 
 
 class HasWarmup(Section):
-    """The settings of steps of which the first ones are a warm-up."""
+    """Settings of steps of which the first ones are a warm-up."""
 
     @property
     def warmup(self) -> int:
-        """The warm-up in steps where their number is set."""
+        """The number of warm-up steps if the number of steps is set."""
         given: int | None = self.warmup_steps  # type: ignore[attr-defined]
         return MOST_WARMUP if given is None else given
 
@@ -241,7 +241,7 @@ class TrainingSettings(HasWarmup, Generic[Open]):
     )
     read_loss: bool = treatment(
         False,
-        "read the loss after every step, as a loop that logs it does; makes the host wait for the device",
+        "read the loss after every step, as a loop that logs it does; makes the CPU wait for the device",
         training_only=True,
     )
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = treatment(
@@ -353,7 +353,7 @@ class RankSettings(Section):
         "communication library; default: nccl on GPUs, gloo on CPUs and where ranks share a GPU",
         depends_on=("device",),
     )
-    """None in complete settings means that the ranks decide it, because the host does not see the GPUs of all."""
+    """None in complete settings means that the ranks decide, as the command line does not see the GPUs of all."""
 
 
 class DistributedSettings(RankSettings):
@@ -383,7 +383,6 @@ class DistributedSettings(RankSettings):
 
 
 def repeats(default: int) -> Any:
-    """Returns the field of the number of repeats."""
     return protocol(
         default,
         "number of repeats of the measurement, each in fresh processes",
@@ -426,7 +425,7 @@ class MeasurementSettings(RepeatSettings):
 
 
 class ProfilingSettings(Section):
-    """A repeat of its own, after those that are measured: recording slows the program down."""
+    """The recording has a repeat of its own after those that are measured, because it slows the program down."""
 
     SCHEDULE: ClassVar[tuple[str, ...]] = ("profiling.wait", "profiling.warmup", "profiling.active", "profiling.repeat")
     """The settings that decide how long the schedule is."""
@@ -439,7 +438,7 @@ class ProfilingSettings(Section):
     repeat: Natural = uncompared(1, "additional cycles after the first; each cycle writes its own trace file")
     record_shapes: bool = uncompared(True, "record shapes, types and strides of the inputs of every operator")
     profile_memory: bool = uncompared(False, "record every allocation")
-    with_stack: bool = uncompared(False, "record Python stacks, which give file and line; slows the host further")
+    with_stack: bool = uncompared(False, "record Python stacks, which give file and line; slows the program further")
     modules: bool = uncompared(True, "record the path of each module of the model")
     all_ranks: bool = uncompared(False, "record every rank instead of rank 0 only")
     keep_compile: bool = uncompared(
@@ -455,7 +454,7 @@ class ProfilingSettings(Section):
         return self.wait + (self.warmup + self.active) * (self.repeat + 1)
 
     def shortfall(self, units: int, source: str) -> str | None:
-        """Returns why a run of `units`, which come from `source`, is too short for the schedule; None if it is not."""
+        """Why a run of `units`, which come from `source`, is too short for the schedule; None if it is long enough."""
         if units >= self.units:
             return None
         needed = f"wait {self.wait} + (warmup {self.warmup} + active {self.active}) x (repeat {self.repeat} + 1)"
@@ -470,7 +469,6 @@ DeviceMemory = Annotated[int, Field(ge=2**20, le=2**60), BeforeValidator(size_in
 
 
 def device_memory() -> Any:
-    """Returns the field of the memory to fit into."""
     return treatment(
         None,
         "memory that the model has to fit into, in bytes or as 80GiB; default: the memory of the device",

@@ -10,9 +10,9 @@ MOST = 100_000
 
 
 def shortest(value: Any) -> Any:
-    """Returns a list of seeds as text in its shortest form, with ranges, from such text, a number or a list of either.
+    """Writes a list of seeds in its shortest form, with ranges; takes such text, a number or a list of either.
 
-    Raises ValueError for what is no list of different seeds.
+    Raises ValueError if it is not a list of different seeds.
     """
     if value is None:
         return None
@@ -30,23 +30,23 @@ def shortest(value: Any) -> Any:
 
 
 def seeds_of(text: str | None) -> list[int]:
-    """Returns the seeds of a list by `shortest`; none without a list."""
+    """The seeds in a list as `shortest` writes it; empty without a list."""
     return [*itertools.chain.from_iterable(map(_range, text.split(",")))] if text else []
 
 
 def _range(text: str) -> range:
     if not (found := re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", text, re.ASCII)):
-        raise ValueError(f"{text!r} is no seed: give numbers from 0, such as 1,2,3, or a range, such as 0-7")
+        raise ValueError(f"{text!r} is not a seed: give numbers from 0, such as 1,2,3, or a range, such as 0-7")
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
-        raise ValueError(f"{text!r} is no range of seeds: {last} is less than {first}")
+        raise ValueError(f"{text!r} is not a range of seeds: {last} is less than {first}")
     if last > LARGEST:
         raise ValueError(f"{last} is too large for a seed: the largest is {LARGEST}")
     return range(first, last + 1)
 
 
 def _as_text(seeds: list[int]) -> str:
-    """Returns the seeds in their order, three or more that follow each other as a range."""
+    """The seeds in their order, three or more consecutive ones as a range."""
     runs = [[*run] for _, run in itertools.groupby(enumerate(seeds), lambda pair: pair[1] - pair[0])]
     shown = []
     for run in runs:

@@ -19,9 +19,9 @@ from typing import Any
 from gpubench import foreign_files
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.data_sources import names_callable
-from gpubench.settings.keys import flatten
+from gpubench.settings.keys import COMMAND, REF, flatten
 
-COMMAND, DIRECTORY, REF = "program.command", "program.directory", "program.ref"
+DIRECTORY = "program.directory"
 CALLABLES = ("model.name", "data.source")
 """The settings that may be module:callable. The module is looked up in the current directory first."""
 FILE = "code_run_before"
@@ -52,7 +52,7 @@ class Code:
 
 
 def code_in(settings: Any) -> Code | None:
-    """Returns the code that the settings of a command run, beside that of gpubench; None if there is none."""
+    """The code that the settings of a command run, beside that of gpubench; None if there is none."""
     values = {key: value for key, value in flatten(settings.model_dump()).items() if value is not None}
     if values.get(COMMAND):
         parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF) if key in values}
@@ -64,7 +64,7 @@ def code_in(settings: Any) -> Code | None:
 
 
 def has_run(code: Code) -> bool:
-    """Returns whether this user has run this code before; False if that cannot be known, as without a home."""
+    """Whether this user has run this code before; False if that cannot be known, as without a home."""
     return code.digest in _digests()
 
 
@@ -93,7 +93,7 @@ def _digests() -> frozenset[str]:
 
 
 def _folder() -> Path | None:
-    """Returns the folder of gpubench's state of this user; None without one."""
+    """The folder of gpubench's state of this user; None without one."""
     given = os.environ.get("XDG_STATE_HOME", "")
     try:
         state = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"  # noqa: PTH117
@@ -103,7 +103,7 @@ def _folder() -> Path | None:
 
 
 def _is_own(path: Path) -> bool:
-    """Returns whether a file or folder, and no link, belongs to this user, and nobody else can write to it."""
+    """Whether a file or folder, and no link, belongs to this user, and nobody else can write to it."""
     try:
         found = path.lstat()
     except OSError:

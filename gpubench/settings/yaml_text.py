@@ -49,7 +49,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def parse(text: str | bytes) -> Any:
-    """Returns the value of the single document in `text`, None if there is none. Bytes must be UTF-8.
+    """The value of the single document in `text`, None if there is none. Bytes must be UTF-8.
 
     Raises ValueError with a message of one line for text that is not YAML, has a type of another program, is nested
     deeper than DEEPEST, gives a key twice, contains itself, or stands for more than MOST_VALUES values.
@@ -65,11 +65,11 @@ def parse(text: str | bytes) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what is wrong with a text in one line, without what only a programmer of Python knows."""
+    """Says what is wrong with a text in one line, without what only a programmer of Python knows."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text in UTF-8"
+        return "it is not text in UTF-8"
     if isinstance(error, yaml.reader.ReaderError):
-        return "it is no text, because it has control characters"
+        return "it is not text: it has control characters"
     if not isinstance(error, yaml.YAMLError | ValueError):
         return "a value does not fit its tag"
     return " ".join(str(error).replace('in "<unicode string>", ', "at ").split())

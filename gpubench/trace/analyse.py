@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from gpubench import units
 from gpubench.trace import ranks
 from gpubench.trace.attention import attention
-from gpubench.trace.columns import EMPTY, MISSING, HostKind, Spans, Trace, WorkKind, clip, union
+from gpubench.trace.columns import EMPTY, MISSING, SliceKind, Spans, Trace, WorkKind, clip, union
 from gpubench.trace.copies import copies, synchronisations
+from gpubench.trace.cpu import compiled, cpu_parts, modules, stretches
 from gpubench.trace.device import (
     breakdowns,
     critical_path,
@@ -24,12 +25,11 @@ from gpubench.trace.device import (
     unrecorded_launches,
 )
 from gpubench.trace.first_calls import described, first_calls
-from gpubench.trace.host import compiled, host_parts, modules, stretches
 from gpubench.trace.kernels import fusible, kernels
-from gpubench.trace.load import of_host_tool
+from gpubench.trace.load import of_cpu_tool
 from gpubench.trace.names import StepWindow, step_runs
 from gpubench.trace.operators import operators
-from gpubench.trace.phases import NAMES, Phases, host_spans, optimizing, phase_of, phases, zeroing_idle
+from gpubench.trace.phases import NAMES, Phases, cpu_spans, optimizing, phase_of, phases, zeroing_idle
 from gpubench.trace.profile import (
     CAUSES,
     ON_HOST,
@@ -49,7 +49,7 @@ from gpubench.trace.slices import ProgramSlices, launches, nearest_around, owner
 from gpubench.trace.unused import unused_gradients
 
 BEHIND = 0.05
-"""The fraction of the window's work launched outside it above which a note says that host and device differ."""
+"""The fraction of the window's work launched outside it above which a note says that CPU and device differ."""
 _LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
 NAMED = 4  # unread categories that a note names
 LOST = 0.01
@@ -60,12 +60,12 @@ is too short for a finding."""
 
 
 def missing(program: ProgramSlices) -> dict[str, str]:
-    """Returns the facts that the trace lacks, each with the option of torch.profiler that records it."""
+    """The facts that the trace lacks, each with the option of torch.profiler that records it."""
     trace = program.trace
     found = {}
     if not trace.signatures:
         found["shapes"] = "record_shapes"
-    if not ((trace.host.kind == HostKind.PYTHON).any() or (trace.host.stack != MISSING).any()):
+    if not ((trace.cpu.kind == SliceKind.PYTHON).any() or (trace.cpu.stack != MISSING).any()):
         found["stacks"] = "with_stack"
     if not program.window.steps:
         found["steps"] = "schedule"
@@ -73,25 +73,25 @@ def missing(program: ProgramSlices) -> dict[str, str]:
 
 
 def unread_of_devices(trace: Trace) -> list[str]:
-    """Returns the unread categories of events that may be a device's, those with most events first."""
+    """The unread categories of events that may be a device's, those with most events first."""
     named = sorted(trace.unread, key=lambda category: -trace.unread[category])
-    return [category for category in named if not of_host_tool(category)]
+    return [category for category in named if not of_cpu_tool(category)]
 
 
 def work_is_missing(trace: Trace) -> bool:
-    """Returns whether a trace without device work launches some, so that the work was not recorded."""
-    return trace.host_only and any(_LAUNCH.match(name) for name in trace.names)
+    """Whether a trace without device work launches some, so that the work was not recorded."""
+    return trace.cpu_only and any(_LAUNCH.match(name) for name in trace.names)
 
 
 def notes(program: ProgramSlices) -> Iterator[str]:
     """Yields the notes for the reader, one sentence each."""
     trace, window = program.trace, program.window
-    if trace.host_only:
+    if trace.cpu_only:
         lacking = "no work of CUDA, ROCm or XPU" if unread_of_devices(trace) else "no GPU work"
         launched = ", though it was launched" if work_is_missing(trace) else ""
         yield f"there is {lacking} in the trace{launched}: {ON_HOST}"
     if not window.steps:
-        span = "host slices" if trace.host_only else "GPU work"
+        span = "CPU slices" if trace.cpu_only else "GPU work"
         yield f"no ProfilerStep is marked: the window is from the first to the last of the {span}"
     steps = [len(run) for run in step_runs(trace, program.lexicon)]
     if len(steps) > 1:
@@ -122,7 +122,7 @@ def _unrecorded(program: ProgramSlices) -> Iterator[str]:
             )
     lost = unrecorded_launches(program)
     lost = lost[program.inside[lost]]
-    launches = program.lexicon.launching[program.trace.host.name] & program.inside
+    launches = program.lexicon.launching[program.trace.cpu.name] & program.inside
     if len(lost) > LOST * launches.sum():
         yield (
             f"{len(lost):,} of {int(launches.sum()):,} launches have no GPU work in the trace: it was not recorded, "
@@ -132,9 +132,9 @@ def _unrecorded(program: ProgramSlices) -> Iterator[str]:
 
 def _of_recording(program: ProgramSlices) -> Iterator[str]:
     waits = np.flatnonzero(program.recorder_waits & program.inside)
-    waited = int((program.trace.host.end - program.trace.host.start)[waits].sum())
+    waited = int((program.trace.cpu.end - program.trace.cpu.start)[waits].sum())
     if waited > WAITED * program.window.wall:
-        spent, call = units.seconds(waited / 1e9), program.trace.names[program.trace.host.name[waits[0]]]
+        spent, call = units.seconds(waited / 1e9), program.trace.names[program.trace.cpu.name[waits[0]]]
         yield f"the recording itself waited {spent} for the GPU ({call}): findings leave out the idle time after that"
 
 
@@ -168,17 +168,17 @@ def _not_described(trace: Trace) -> Iterator[str]:
 
 
 def _behind(program: ProgramSlices) -> Iterator[str]:
-    """Yields notes if the device's window differs from the host's."""
+    """Yields notes if the device's window differs from the CPU's."""
     device, linked = program.trace.device, program.links >= 0
     here = np.zeros(len(device), np.bool_)
     here[linked] = program.inside[program.links[linked]]
     elsewhere = linked & (here != program.started)
     duration = device.end - device.start
     if elsewhere.any() and duration[elsewhere].sum() > BEHIND * duration[program.started].sum():
-        late = int((device.start[elsewhere] - program.trace.host.end[program.links[elsewhere]]).max())
-        behind = f"the GPU ran up to {units.seconds(late / 1e9)} behind the host: " if late > 0 else ""
+        late = int((device.start[elsewhere] - program.trace.cpu.end[program.links[elsewhere]]).max())
+        behind = f"the GPU ran up to {units.seconds(late / 1e9)} behind the CPU: " if late > 0 else ""
         rest = "calls and GPU time are of the work that began in the window, "
-        rest += "host time is of what the host did in it"
+        rest += "CPU time is of what the CPU did in it"
         yield behind + rest
 
 
@@ -194,7 +194,7 @@ Labelled = list[tuple[Spans, str, str]]
 
 
 def timeline(program: ProgramSlices, phases: Phases, idle: Mapping[Cause, Spans]) -> StepTimeline | None:
-    """Returns the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
+    """Draws the step of median length, or without steps the window; None if it has no length. Times are nanoseconds.
 
     Spans of one kind less than 1/2000 of the step apart become one box. Smaller boxes, and the shortest of more than
     600, are left out and counted.
@@ -203,8 +203,10 @@ def timeline(program: ProgramSlices, phases: Phases, idle: Mapping[Cause, Spans]
     wall = step.end - step.start
     if wall <= 0:
         return None
-    lanes = {"host": _phases(program, phases)}
-    if program.trace.host_only:
+    lanes: dict[str, Labelled] = {
+        "host": [(spans, name, name) for name, spans in zip(NAMES, cpu_spans(program, phases), strict=True)]
+    }
+    if program.trace.cpu_only:
         lanes["operators"] = _operators(program)
     lanes |= _streams(program)
     lanes["idle"] = [(spans, cause, cause) for cause, spans in idle.items()]
@@ -222,19 +224,15 @@ def _median_step(program: ProgramSlices) -> StepWindow:
     return steps[len(steps) // 2] if steps else StepWindow(0, window.start, window.end)
 
 
-def _phases(program: ProgramSlices, phases: Phases) -> Labelled:
-    return [(spans, name, name) for name, spans in zip(NAMES, host_spans(program, phases), strict=True)]
-
-
 def _operators(program: ProgramSlices) -> Labelled:
-    """Returns the outermost phases of the main thread."""
-    host, names = program.trace.host, program.trace.names
-    top = program.operators & (host.thread == program.main_thread)
+    """The outermost operators of the main thread, by name."""
+    cpu, names = program.trace.cpu, program.trace.names
+    top = program.operators & (cpu.thread == program.main_thread)
     top &= nearest_around(program.nest, program.operator) < 0
     found: Labelled = []
-    for name in np.unique(host.name[top]).tolist():
-        ours = top & (host.name == name)
-        found.append((union(host.start[ours], program.nest.end[ours]), names[name], "operators"))
+    for name in np.unique(cpu.name[top]).tolist():
+        ours = top & (cpu.name == name)
+        found.append((union(cpu.start[ours], program.nest.end[ours]), names[name], "operators"))
     return found
 
 
@@ -251,7 +249,7 @@ def _streams(program: ProgramSlices) -> dict[str, Labelled]:
 
 
 def _styles(program: ProgramSlices) -> NDArray[np.int8]:
-    """Returns the index in _STYLES of each work."""
+    """The index in _STYLES of each work."""
     device = program.trace.device
     kernel = np.where(program.lexicon.communication_kernel[device.name], _COMMUNICATION, _COMPUTE)
     return np.where(device.kind == WorkKind.COPY, _COPY, np.where(device.kind == WorkKind.SET, _SET, kernel)).astype(
@@ -293,16 +291,16 @@ def _rank(program: ProgramSlices, beside: Sequence[str]) -> RankProfile:
     trace, lexicon, links, window = program.trace, program.lexicon, program.links, program.window
     known = phase_of(program)
     whole = (window.start, window.end)
-    sets = None if trace.host_only else device_spans(trace, lexicon)
+    sets = None if trace.cpu_only else device_spans(trace, lexicon)
     causes = idle_causes(program) if sets else dict.fromkeys(CAUSES, EMPTY)
-    parts = host_parts(program, known) if sets is None else {}
+    parts = cpu_parts(program, known) if sets is None else {}
     optimizer, launched_by = optimizing(program, known), owner(trace, program.nest, links)
     return RankProfile(
         label=trace.label,
         rank=trace.rank,
         world_size=trace.world_size,
         device_name=_device_name(trace),
-        host_only=trace.host_only,
+        host_only=trace.cpu_only,
         start=window.start,
         wall=window.wall,
         step_numbers=[step.number for step in window.steps],
@@ -327,7 +325,7 @@ def _rank(program: ProgramSlices, beside: Sequence[str]) -> RankProfile:
         first_calls=described(program, first_calls(program, drivers(program))) if sets else [],
         held=held(program, causes["python_and_launch"]) if sets else [],
         python=stretches(program, known),
-        threads=len(set(trace.host.thread[program.operators & program.inside].tolist())),
+        threads=len(set(trace.cpu.thread[program.operators & program.inside].tolist())),
         unread=unread_of_devices(trace),
         work_missing=work_is_missing(trace),
         zeroed_gradients=optimizer.zeroed_gradients,
@@ -371,6 +369,6 @@ def _lengths(parts: Mapping[HostPart, Spans], window: tuple[int, int]) -> dict[H
 
 
 def _device_name(trace: Trace) -> str | None:
-    """Returns the name of the device on which the work ran; None if there is none or it is not described."""
-    found = None if trace.host_only else trace.described(int(trace.device.device[0]))
+    """The name of the device on which the work ran; None if there is none or it is not described."""
+    found = None if trace.cpu_only else trace.described(int(trace.device.device[0]))
     return (found and found.name) or None

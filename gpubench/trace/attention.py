@@ -50,7 +50,7 @@ FLASH, EFFICIENT, CPU = "flash attention", "memory-efficient attention", "the fu
 
 
 def obstacles(signature: Signature, device: DeviceProperties | None, *, on_cpu: bool) -> list[str]:
-    """Returns a sentence for each condition that a call's inputs do not meet; none if shapes were not recorded.
+    """A sentence for each condition that a call's inputs do not meet; none if shapes were not recorded.
 
     `signature` is that of aten::_scaled_dot_product_attention_math; `device` is the GPU, None if it is not described.
     """
@@ -171,13 +171,13 @@ class _Piece:
     role: Role
     time: int
     slice: int
-    """The operator as a host slice; -1 if unknown."""
+    """The operator as a CPU slice; -1 if unknown."""
     sizes: Sequence[Tensor]
     """The inputs; empty if they were not recorded."""
 
     @property
     def largest(self) -> Tensor:
-        """Returns the shape of a softmax's scores, the largest input; a mask broadcasts to it. Sizes must be known."""
+        """The shape of a softmax's scores, the largest input; a mask broadcasts to it. Sizes must be known."""
         return max(self.sizes, key=lambda one: one.elements)
 
 
@@ -191,7 +191,7 @@ class _Found:
 
 
 def attention(program: ProgramSlices, phases: Phases) -> list[Attention]:
-    """Returns the window's attention, one entry for each set of sizes, most time first."""
+    """Finds the window's attention, one entry for each set of sizes, most time first."""
     if not any(map(_SOFTMAX.search, program.trace.names)):
         return []
     found = [one for line in _lines(program) for one in _in_order(line)]
@@ -213,10 +213,8 @@ def attention(program: ProgramSlices, phases: Phases) -> list[Attention]:
 
 
 def of_attention(operator: Operator, rank: RankProfile) -> bool:
-    """Returns whether an operator processes the scores of such attention.
-
-    It is judged by its shapes, or by its name if none were recorded.
-    """
+    """Whether an operator processes the scores of such attention, by its shapes, or by its name if none were
+    recorded."""
     if not operator.shapes:
         return bool(rank.attention and (_SOFTMAX.search(operator.name) or _BATCHED.match(operator.name)))
     ends = [f"{a}, {b}]" for one in rank.attention for a, b in ((one.queries, one.keys), (one.keys, one.queries))]
@@ -225,7 +223,7 @@ def of_attention(operator: Operator, rank: RankProfile) -> bool:
 
 
 def is_attention_product(operator: Operator, rank: RankProfile) -> bool:
-    """Returns whether an operator is one of the products of such attention, by its shapes."""
+    """Whether an operator is one of the products of such attention, by its shapes."""
     if not _BATCHED.match(operator.name):
         return False
     sizes = {int(size) for size in re.findall(r"\d+", operator.shapes)}
@@ -237,10 +235,10 @@ def _lines(program: ProgramSlices) -> Iterator[list[_Piece]]:
     """Yields sequences of work: of each stream, or in a trace without device work of each thread."""
     trace = program.trace
     sizes = [[one for one in tensors(signature) if one.shape] for signature in trace.signatures]
-    if trace.host_only:
+    if trace.cpu_only:
         roles = _roles(program)
         for thread in range(len(trace.threads)):
-            here = np.flatnonzero(program.operators & program.inside & (trace.host.thread == thread)).tolist()
+            here = np.flatnonzero(program.operators & program.inside & (trace.cpu.thread == thread)).tolist()
             yield [_Piece(roles[one], int(program.own_time[one]), one, _sizes_of(program, one, sizes)) for one in here]
         return
     device = trace.device
@@ -251,14 +249,14 @@ def _lines(program: ProgramSlices) -> Iterator[list[_Piece]]:
 
 
 def _sizes_of(program: ProgramSlices, slice_: int, sizes: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
-    signature = int(program.trace.host.signature[slice_])
+    signature = int(program.trace.cpu.signature[slice_])
     return sizes[signature] if signature >= 0 else ()
 
 
 def _roles(program: ProgramSlices) -> list[Role]:
-    """Returns the role of each slice; a slice has none if it leaves the work to a product or softmax within."""
+    """The role of each slice; a slice has none if it leaves the work to a product or softmax within."""
     trace = program.trace
-    roles = [_role_of_operator(trace.names[name]) for name in trace.host.name.tolist()]
+    roles = [_role_of_operator(trace.names[name]) for name in trace.cpu.name.tolist()]
     known = np.array([role not in ("other", "elementwise") for role in roles], np.bool_) & program.operators
     parents = program.nest.parent[known]
     around = reaching(program.nest, parents[parents >= 0])
@@ -281,7 +279,7 @@ def _work(program: ProgramSlices, work: int, sizes: Sequence[Sequence[Tensor]]) 
     time = int(program.work_time[work])
     if owner < 0:
         return _Piece(_role_of_work(trace, work), time, owner, ())
-    role = _role_of_operator(trace.names[trace.host.name[owner]])
+    role = _role_of_operator(trace.names[trace.cpu.name[owner]])
     if role in ("other", "elementwise"):
         role = _role_of_work(trace, work)
         role = "other product" if role == "product" else role
@@ -339,7 +337,7 @@ def _in_order(line: Sequence[_Piece]) -> Iterator[_Found]:
 
 
 def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int, taken: set[int]) -> list[int]:
-    """Returns the nearest products of the softmax in one direction, at most `most`."""
+    """The nearest products of the softmax in one direction, at most `most`."""
     found: list[int] = []
     passed = 0
     for place in places:
@@ -356,7 +354,7 @@ def _products(line: Sequence[_Piece], places: range, softmax: _Piece, most: int,
 
 
 def _fits(product: _Piece, softmax: _Piece) -> bool | None:
-    """Returns whether a product makes or takes the softmax's scores; None if shapes were not recorded."""
+    """Whether a product makes or takes the softmax's scores; None if shapes were not recorded."""
     if not softmax.sizes or (not product.sizes and product.slice < 0):
         return None
     if len(product.sizes) < 2:
@@ -368,7 +366,7 @@ def _fits(product: _Piece, softmax: _Piece) -> bool | None:
 
 
 def _result(product: _Piece) -> int | None:
-    """Returns the number of elements of [..., M, K] x [..., K, N]; None if these are not matrices."""
+    """The number of elements of [..., M, K] x [..., K, N]; None if these are not matrices."""
     a, b = product.sizes[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2:
         return None
@@ -376,7 +374,7 @@ def _result(product: _Piece) -> int | None:
 
 
 def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
-    """Returns whether work between the products is attention's: of the scores' size, or if unknown, elementwise."""
+    """Whether work between the products is attention's: of the scores' size, or if unknown, elementwise."""
     if piece.sizes and softmax.sizes:
         is_scores = any(one.elements == softmax.largest.elements for one in piece.sizes)
         return is_scores and piece.role in ("elementwise", "other", "view")
@@ -384,7 +382,7 @@ def _handles_scores(piece: _Piece, softmax: _Piece) -> bool:
 
 
 def _math(program: ProgramSlices, phases: Phases) -> Ids:
-    """Returns for each slice the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
+    """For each slice, the call of SDPA's math backend that contains it, or whose gradient it computes, or -1."""
     around = nearest(program.nest, program.named({MATH}))
     return np.where(around >= 0, around, at(around, phases.evaluated))
 
@@ -413,7 +411,7 @@ def _entry(program: ProgramSlices, found: _Found, call: int) -> Attention:
 
 
 def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int | None]:
-    """Returns groups, queries, keys and the head size.
+    """Groups, queries, keys and the head size.
 
     The head size is the inner size of the product that makes the scores, and of the backward product that makes the
     gradient of the probabilities.
@@ -430,12 +428,12 @@ def _dimensions(found: _Found) -> tuple[int | None, int | None, int | None, int 
 def _obstacles(program: ProgramSlices, call: int) -> list[str]:
     trace = program.trace
     signature: Signature | None = None
-    if call >= 0 and trace.host.signature[call] >= 0:
-        signature = trace.signatures[trace.host.signature[call]]
+    if call >= 0 and trace.cpu.signature[call] >= 0:
+        signature = trace.signatures[trace.cpu.signature[call]]
     if signature is None:
         return []
-    used = trace.devices[0] if trace.devices and not trace.host_only else None
-    return obstacles(signature, used, on_cpu=trace.host_only)
+    used = trace.devices[0] if trace.devices and not trace.cpu_only else None
+    return obstacles(signature, used, on_cpu=trace.cpu_only)
 
 
 def _sum(a: Attention, b: Attention) -> Attention:

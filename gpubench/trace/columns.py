@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 MISSING = -1
 
 
-class HostKind(IntEnum):
+class SliceKind(IntEnum):
     OPERATOR = 0
     """An ATen operator, an autograd node, or anything else that the dispatcher or `RecordFunction` records."""
     ANNOTATION = 1
@@ -48,13 +48,12 @@ class Intervals:
         return len(self.start)
 
     def spans(self, chosen: "Mask | Ids | NDArray[np.intp]") -> "Spans":
-        """Returns the union of the chosen intervals."""
         return union(self.start[chosen], self.end[chosen])
 
 
 @dataclass(frozen=True)
-class HostSlices(Intervals):
-    """The host's slices, sorted by thread, then start, then longest first, so that parents precede their children."""
+class CpuSlices(Intervals):
+    """The CPU's slices, sorted by thread, then start, then longest first, so that parents precede their children."""
 
     kind: NDArray[np.int8]
     name: Ids
@@ -144,7 +143,7 @@ class Trace:
     threads: list[tuple[str, str]]
     """The (process, thread) pairs, with the trace's numbers."""
     signatures: list[Signature]
-    host: HostSlices
+    cpu: CpuSlices
     device: DeviceWork
     settings: dict[str, Any]
     """The profiler's options, as far as the file has them: record_shapes, with_stack, profile_memory."""
@@ -162,7 +161,7 @@ class Trace:
     """Whether the file is truncated after its events, so that what follows them, such as settings, is incomplete."""
 
     def described(self, device: int) -> DeviceProperties | None:
-        """Returns the trace's description of the device with this number; None if it is missing or ambiguous.
+        """The trace's description of the device with this number; None if it is missing or ambiguous.
 
         If no description has the number but all describe the same kind of device, that kind is assumed: ROCm numbers
         the machine's devices in its events, and the devices visible to the program in the descriptions.
@@ -172,11 +171,11 @@ class Trace:
         return own or (self.devices[0] if alike else None)
 
     @property
-    def host_only(self) -> bool:
+    def cpu_only(self) -> bool:
         return not len(self.device)
 
     def names_where(self, chosen: Callable[[str], object]) -> Mask:
-        """Returns a mask over `names`: those for which `chosen` returns something true."""
+        """A mask over `names`: those for which `chosen` returns something true."""
         return np.fromiter((bool(chosen(name)) for name in self.names), np.bool_, len(self.names))
 
 
@@ -184,14 +183,14 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 def at(column: NDArray[Integer], places: NDArray[np.integer[Any]], otherwise: int = MISSING) -> NDArray[Integer]:
-    """Returns the value of a column at each of the places, which are indices; `otherwise` for a place of -1."""
+    """The value of a column at each of the places, which are indices; `otherwise` for a place of -1."""
     if not len(column):
         return np.full(len(places), otherwise, column.dtype)
     return np.where(places >= 0, column[places], column.dtype.type(otherwise))
 
 
 def sum_at(places: NDArray[np.integer[Any]], amounts: Ns, count: int) -> Ns:
-    """Returns the sum of the amounts at each of `count` places; amounts at -1 are left out."""
+    """The sum of the amounts at each of `count` places; amounts at -1 are left out."""
     total = np.zeros(count, np.int64)
     known = places >= 0
     np.add.at(total, places[known], amounts[known])
@@ -210,14 +209,14 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def span(start: int, end: int) -> Spans:
-    """Returns one interval; an empty set if it has no length."""
+    """One interval; an empty set if it has no length."""
     if end <= start:
         return EMPTY
     return Spans(np.array([start], np.int64), np.array([end], np.int64))
 
 
 def union(start: Ns, end: Ns) -> Spans:
-    """Returns the union of any intervals in any order; intervals without length are dropped."""
+    """The union of any intervals in any order; intervals without length are dropped."""
     real = end > start
     start, end = start[real], end[real]
     if not len(start):
@@ -247,7 +246,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """Returns the part of `a` that is not in `b`."""
+    """The part of `a` that is not in `b`."""
     if not len(a) or not len(b):
         return a
     low, high = min(int(a.start[0]), int(b.start[0])), max(int(a.end[-1]), int(b.end[-1]))
@@ -255,7 +254,7 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def complement(a: Spans, start: int, end: int) -> Spans:
-    """Returns the part of [start, end) that is not in `a`."""
+    """The part of [start, end) that is not in `a`."""
     edges_start = np.concatenate(([start], np.clip(a.end, start, end)))
     edges_end = np.concatenate((np.clip(a.start, start, end), [end]))
     real = edges_end > edges_start
@@ -263,17 +262,17 @@ def complement(a: Spans, start: int, end: int) -> Spans:
 
 
 def clip(a: Spans, start: int, end: int) -> Spans:
-    """Returns the part of `a` in [start, end)."""
+    """The part of `a` in [start, end)."""
     return intersect(a, span(start, end))
 
 
 def overlap(start: Ns, end: Ns, a: Spans) -> Ns:
-    """Returns the nanoseconds that each of the intervals [start, end) has in common with `a`."""
+    """The nanoseconds that each of the intervals [start, end) has in common with `a`."""
     return _measured_until(a, end) - _measured_until(a, start)
 
 
 def _measured_until(a: Spans, at: Ns) -> Ns:
-    """Returns the length of the part of `a` before each instant."""
+    """The length of the part of `a` before each instant."""
     if not len(a):
         return np.zeros(len(at), np.int64)
     before = np.concatenate(([0], np.cumsum(a.end - a.start)))
@@ -318,14 +317,14 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """The number of elements in memory: a dimension of stride 0 has one element."""
+        """The bytes of its elements in memory: a dimension of stride 0 has one element."""
         if self.strides is None or len(self.strides) != len(self.shape) or not self.elements:
             return self.elements * self.itemsize
         return self.itemsize * math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step)
 
 
 def tensor(signature: Signature, argument: int) -> Tensor | None:
-    """Returns the tensor at a place among the inputs, from 0; None if there is none or it is not known to be one."""
+    """The tensor at a place among the inputs, from 0; None if there is none or it is not known to be one."""
     if argument >= len(signature.dims) or argument >= len(signature.types):
         return None
     shape, known = _sizes(signature.dims[argument]), TYPES.get(signature.types[argument])
@@ -341,7 +340,7 @@ def tensors(signature: Signature) -> list[Tensor]:
 
 
 def numbers(signature: Signature, argument: int) -> list[int] | None:
-    """Returns a list of integers among the inputs, such as "[1, 1]"; None if values were not recorded."""
+    """A list of integers among the inputs, such as "[1, 1]"; None if values were not recorded."""
     match = _NUMBERS.match(_value(signature, argument))
     return [int(one) for one in match[1].split(",")] if match else None
 
@@ -351,12 +350,12 @@ def flag(signature: Signature, argument: int) -> bool | None:
 
 
 def shapes_text(signature: Signature) -> str:
-    """Returns the shapes as "[64, 3, 224, 224] [64, 3, 7, 7]", without scalars and what is not a tensor."""
+    """The shapes as "[64, 3, 224, 224] [64, 3, 7, 7]", without scalars and what is not a tensor."""
     return " ".join(str(dims) for dims in signature.dims if isinstance(dims, list) and dims)
 
 
 def dtype_text(signature: Signature) -> str:
-    """Returns the type of the first tensor."""
+    """The type of the first tensor; "" if none is known."""
     return next((TYPES[one][0] for one in signature.types if one in TYPES), "")
 
 

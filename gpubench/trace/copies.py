@@ -1,4 +1,4 @@
-"""Finds copies between host and device, and the calls that made the host wait."""
+"""Finds copies between CPU and device, and the calls that made the CPU wait."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _READING = (
     "aten::masked_select",
     "aten::equal",
 )
-"""The operators that bring a value or a size to the host, and therefore wait for it."""
+"""The operators that bring a value or a size to the CPU, and therefore wait for it."""
 _ASKING_SYNC = (
     *_READING,
     "aten::to",
@@ -42,22 +42,22 @@ class _SyncPlace(NamedTuple):
 
 
 def synchronisations(program: ProgramSlices, phases: Phases, idle_by_call: Ns) -> list[Synchronisation]:
-    """Returns the window's calls that blocked the host, longest wait first. Times are nanoseconds.
+    """The window's calls that blocked the CPU, longest wait first. Times are nanoseconds.
 
-    Waits that only the recording makes are left out. `idle_by_call` has for each host slice how long the device was
-    idle because of it. In a trace without device work, the operators that would wait for a device are listed, without
-    a call.
+    Waits that only the recording makes are left out. `idle_by_call` has for each CPU slice how long the device was idle
+    because of it. In a trace without device work, the operators that would wait for a device are listed, without a
+    call.
     """
-    host = program.trace.host
+    cpu = program.trace.cpu
     asking, waiting = program.named(_ASKING_SYNC), _waiting(program)
     asked_by = outermost(program.nest, asking)
     frames = UserFrames.of(program)
     totals: defaultdict[_SyncPlace, list[int]] = defaultdict(lambda: [0, 0, 0])
-    blocked = program.nest.end - host.start
+    blocked = program.nest.end - cpu.start
     for slice_ in np.flatnonzero(waiting & program.inside).tolist():
-        call = "" if program.trace.host_only else program.trace.names[host.name[slice_]]
+        call = "" if program.trace.cpu_only else program.trace.names[cpu.name[slice_]]
         operator = asked_by[slice_] if asked_by[slice_] >= 0 else program.operator[slice_]
-        name = program.trace.names[host.name[operator]] if operator >= 0 else call
+        name = program.trace.names[cpu.name[operator]] if operator >= 0 else call
         total = totals[_SyncPlace(name, call, frames.at(slice_), NAMES[phases.of[slice_]])]
         for place, amount in enumerate((1, blocked[slice_], idle_by_call[slice_])):
             total[place] += int(amount)
@@ -77,10 +77,10 @@ def synchronisations(program: ProgramSlices, phases: Phases, idle_by_call: Ns) -
 
 
 def _waiting(program: ProgramSlices) -> Mask:
-    host = program.trace.host
-    if program.trace.host_only:
+    cpu = program.trace.cpu
+    if program.trace.cpu_only:
         reading = program.named(_READING)
-        outer: Mask = outermost(program.nest, reading) == np.arange(len(host))
+        outer: Mask = outermost(program.nest, reading) == np.arange(len(cpu))
         return reading & outer
     return waiting_calls(program) & ~program.recorder_waits
 
@@ -111,7 +111,7 @@ class _Place(NamedTuple):
 @dataclass
 class _CopyTally:
     calls: int = 0
-    host: int = 0
+    cpu: int = 0
     device: int = 0
     bytes: int | None = 0
     example: str = ""
@@ -120,8 +120,6 @@ class _CopyTally:
 
 @dataclass(frozen=True)
 class _Call:
-    """One copy as the program requested it."""
-
     slice: int
     """The slice of aten::copy_, or of what else launched the copy; -1 if it is not in the trace."""
     kind: CopyKind
@@ -132,12 +130,12 @@ class _Call:
 
 
 def copies(program: ProgramSlices, phases: Phases) -> list[Copy]:
-    """Returns the window's copies by kind, page-locking, phase and place in the user's code, most time first.
+    """The window's copies by kind, page-locking, phase and place in the user's code, most time first.
 
     A call of aten::copy_ that launches no copy of the runtime, but a kernel or nothing, is classified by types and
     strides of its inputs. It is left out if those were not recorded, or if it copies a single number and launches
-    nothing. Times are nanoseconds; host time is that of the program's own call, such as aten::to. Bytes are those of
-    the trace, or else the size of the destination.
+    nothing. Times are nanoseconds; CPU time is that of the program's own call, such as aten::to. Bytes are those of the
+    trace, or else the size of the destination.
     """
     frames = UserFrames.of(program)
     asking = _asking(program)
@@ -147,18 +145,18 @@ def copies(program: ProgramSlices, phases: Phases) -> list[Copy]:
         known = call.slice >= 0
         phase = NAMES[phases.of[call.slice]] if known else NAMES[OTHER]
         asker = int(asking[call.slice]) if known else MISSING
-        clones = known and program.trace.names[program.trace.host.name[asker]] == CLONE
+        clones = known and program.trace.names[program.trace.cpu.name[asker]] == CLONE
         tally = tallies[_Place(call.kind, call.pinned, phase, frames.at(call.slice) if known else None, clones)]
         _add(tally, call, program, asker)
         if known and asker not in timed:  # one call may make several copies
             timed.add(asker)
-            tally.host += int(program.nest.end[asker] - program.trace.host.start[asker])
+            tally.cpu += int(program.nest.end[asker] - program.trace.cpu.start[asker])
     found = [
         Copy(
             kind=place.kind,
             pinned=place.pinned,
             calls=tally.calls,
-            host=tally.host,
+            host=tally.cpu,
             device=tally.device,
             bytes=tally.bytes,
             phase=place.phase,
@@ -171,25 +169,25 @@ def copies(program: ProgramSlices, phases: Phases) -> list[Copy]:
 
 
 def copying(program: ProgramSlices) -> Mask:
-    """Returns the program's own calls that copy more than a number, or may do so if inputs were not recorded."""
-    host = program.trace.host
+    """The program's own calls that copy more than a number, or may do so if inputs were not recorded."""
+    cpu = program.trace.cpu
     if not program.trace.signatures:
         return program.named(TYPICAL)
     calls = [call for call in np.flatnonzero(program.named(("aten::copy_",))).tolist() if not _of_number(program, call)]
-    found = np.zeros(len(host), np.bool_)
+    found = np.zeros(len(cpu), np.bool_)
     found[_asking(program)[calls]] = True
     return found
 
 
 def _asking(program: ProgramSlices) -> Ids:
-    """Returns for each slice the outermost call around it that is known to copy, else the slice itself."""
+    """For each slice, the outermost call around it that is known to copy, else the slice itself."""
     found = outermost(program.nest, program.named(_ASKING))
     return np.where(found >= 0, found, np.arange(len(found), dtype=np.int32))
 
 
 def _of_number(program: ProgramSlices, call: int) -> bool:
-    """Returns whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
-    number = program.trace.host.signature[call]
+    """Whether aten::copy_ fills a scalar tensor, as operators with a number among their inputs do."""
+    number = program.trace.cpu.signature[call]
     target = tensor(program.trace.signatures[number], 0) if number >= 0 else None
     return target is not None and not target.shape
 
@@ -220,8 +218,8 @@ def _calls(program: ProgramSlices) -> Iterator[_Call]:
         yield _runtime_copy(program, MISSING, [work])
     unrecorded = copying & program.counted
     unrecorded[recorded] = False
-    for slice_ in np.flatnonzero(unrecorded & (trace.host.signature >= 0)).tolist():
-        signature = trace.signatures[trace.host.signature[slice_]]
+    for slice_ in np.flatnonzero(unrecorded & (trace.cpu.signature >= 0)).tolist():
+        signature = trace.signatures[trace.cpu.signature[slice_]]
         target, kind = tensor(signature, 0), _kind_within_memory(signature)
         if target and kind and (target.shape or works[slice_]):
             device = int(program.work_time[works[slice_]].sum())
@@ -229,7 +227,7 @@ def _calls(program: ProgramSlices) -> Iterator[_Call]:
 
 
 def _caller(program: ProgramSlices, around: Ids) -> Ids:
-    """Returns for each work the call of aten::copy_ around its launch; for other copies the operator or the launch."""
+    """For each work, the call of aten::copy_ around its launch; for other copies the operator or the launch."""
     device, links = program.trace.device, program.links
     copy_ = at(around, links)
     other = np.where(program.owner >= 0, program.owner, links)
@@ -237,7 +235,7 @@ def _caller(program: ProgramSlices, around: Ids) -> Ids:
 
 
 def _runtime_copy(program: ProgramSlices, slice_: int, works: list[int]) -> _Call:
-    """Returns the request of all that a call launched; the first copy among it decides the kind."""
+    """Combines all that a call launched into one request; the first copy among it decides the kind."""
     device = program.trace.device
     copied = [work for work in works if device.kind[work] == WorkKind.COPY]
     name = program.trace.names[device.name[copied[0]]]
@@ -250,7 +248,7 @@ def _runtime_copy(program: ProgramSlices, slice_: int, works: list[int]) -> _Cal
 
 
 def _kind_within_memory(signature: Signature) -> CopyKind | None:
-    """Returns what aten::copy_ does within one memory; None if the inputs do not show."""
+    """What aten::copy_ does within one memory; None if the inputs do not show."""
     target, source = tensor(signature, 0), tensor(signature, 1)
     if target is None or source is None:
         return None
@@ -264,22 +262,22 @@ def _kind_within_memory(signature: Signature) -> CopyKind | None:
 
 
 def _broadcast(source: Tensor, target: Tensor) -> bool:
-    """Returns whether elements are read more than once, so that the source has no layout to keep."""
+    """Whether elements are read more than once, so that the source has no layout to keep."""
     repeated = any(size > 1 and not step for size, step in zip(source.shape, source.strides or (), strict=False))
     return repeated or source.elements != target.elements
 
 
 def _layout(one: Tensor) -> list[tuple[int, int]]:
-    """Returns the dimensions with more than one element, because the stride of the others means nothing."""
+    """The dimensions with more than one element, because the stride of the others means nothing."""
     return [(size, step) for size, step in zip(one.shape, one.strides or (), strict=False) if size != 1]
 
 
 def _example(program: ProgramSlices, call: _Call, asker: int) -> str:
     if call.slice < 0:
         return call.name
-    host, names = program.trace.host, program.trace.names
-    name = names[host.name[asker]]
-    number = host.signature[call.slice]
+    cpu, names = program.trace.cpu, program.trace.names
+    name = names[cpu.name[asker]]
+    number = cpu.signature[call.slice]
     if number < 0:
         return f"{name}: {call.name}"
     signature = program.trace.signatures[number]

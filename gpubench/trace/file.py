@@ -25,22 +25,22 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from gpubench import foreign_files
 from gpubench.errors import DataError
-from gpubench.trace.columns import HostKind, WorkKind
+from gpubench.trace.columns import SliceKind, WorkKind
 
-HOST_KINDS = {
-    "cpu_op": HostKind.OPERATOR,
-    "operator": HostKind.OPERATOR,
-    "user_annotation": HostKind.ANNOTATION,
-    "python_function": HostKind.PYTHON,
-    "cuda_runtime": HostKind.RUNTIME,
-    "cuda_driver": HostKind.RUNTIME,
-    "hip_runtime": HostKind.RUNTIME,
-    "xpu_runtime": HostKind.RUNTIME,
-    "xpu_driver": HostKind.RUNTIME,
-    "mtia_runtime": HostKind.RUNTIME,
-    "privateuse1_runtime": HostKind.RUNTIME,
-    "privateuse1_driver": HostKind.RUNTIME,
-    "runtime": HostKind.RUNTIME,
+SLICE_KINDS = {
+    "cpu_op": SliceKind.OPERATOR,
+    "operator": SliceKind.OPERATOR,
+    "user_annotation": SliceKind.ANNOTATION,
+    "python_function": SliceKind.PYTHON,
+    "cuda_runtime": SliceKind.RUNTIME,
+    "cuda_driver": SliceKind.RUNTIME,
+    "hip_runtime": SliceKind.RUNTIME,
+    "xpu_runtime": SliceKind.RUNTIME,
+    "xpu_driver": SliceKind.RUNTIME,
+    "mtia_runtime": SliceKind.RUNTIME,
+    "privateuse1_runtime": SliceKind.RUNTIME,
+    "privateuse1_driver": SliceKind.RUNTIME,
+    "runtime": SliceKind.RUNTIME,
 }
 """Kinds of events by category, in lower case: old traces write Operator and Runtime."""
 
@@ -138,13 +138,13 @@ SHORT = 10
 
 
 def decodable(found: bytes) -> str:
-    """Returns the text as JSON that can be decoded, if possible."""
+    """The text as JSON that can be decoded, if possible."""
     found = _NOT_A_NUMBER.sub(b"null", found)
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], found).decode(errors="replace")
 
 
 def sensible_events(found: bytes) -> tuple[list[ExactEvent], int] | None:
-    """Returns the valid events of an array, and the number of invalid ones; None if the array is incomplete."""
+    """The valid events of an array, and the number of invalid ones; None if the array is incomplete."""
     try:
         every = json.loads(decodable(found), strict=False, parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -161,7 +161,7 @@ class Broken(Exception):
 
 
 def value(found: str) -> tuple[Any, int]:
-    """Returns the value at the beginning of the text, and its end. Raises Broken."""
+    """The value at the beginning of the text, and where it ends. Raises Broken."""
     try:
         return _json.raw_decode(found)
     except json.JSONDecodeError as error:
@@ -175,7 +175,7 @@ def value(found: str) -> tuple[Any, int]:
 
 
 def _event(found: Any) -> ExactEvent | None:
-    """Returns the event without invalid arguments; None if nothing valid is left."""
+    """The event without invalid arguments; None if nothing valid is left."""
     if not isinstance(found, dict):
         return None
     args, name = found.get("args"), found.get("name", "")
@@ -232,7 +232,7 @@ class EventDecoders:
 
 
 def _finite(events: list[ExactEvent]) -> tuple[list[TraceEvent], int]:
-    """Returns the events with finite times and the number of others, because a NaN Decimal cannot be compared."""
+    """The events with finite times and the number of others, because a NaN Decimal cannot be compared."""
     finite = [event for event in events if event.ts.is_finite() and event.dur.is_finite()]
     return cast("list[TraceEvent]", finite), len(events) - len(finite)
 
@@ -270,7 +270,7 @@ STANDARD_INPUT_LABEL = "standard input"
 
 
 def _standard_input() -> BufferedReader:
-    """Returns standard input. Raises DataError for a terminal, on which nobody types a trace."""
+    """Raises DataError for a terminal, on which nobody types a trace."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         raise DataError("- is standard input, which is a terminal or closed", "pipe a trace into it, or name a file")
     return cast("BufferedReader", sys.stdin.buffer)
@@ -419,7 +419,7 @@ class TraceDocument(Generic[E]):
         return text[match.end() :]
 
     def _whole(self, text: bytes) -> tuple[list[E], bytes]:
-        """Returns the complete events, and the rest of the text, in which the next one begins."""
+        """The complete events, and the rest of the text, in which the next one begins."""
         if text.isspace():
             self._blank += len(text)
             if self._blank > MOST_PENDING:
@@ -445,7 +445,7 @@ class TraceDocument(Generic[E]):
                 raise
 
     def _tail(self, rest: bytes) -> list[E]:
-        """Returns the last events, and read what follows them."""
+        """Decodes the last events, and reads what follows them."""
         text = decodable(b"[" + rest)
         _, end = value(text)
         self._keep(text[end:].strip())
@@ -474,7 +474,7 @@ class TraceDocument(Generic[E]):
             )
 
     def _decoded(self, decode: Decode[E], inside: bytes) -> list[E] | None:
-        """Returns the events of a piece; None if it is incomplete or invalid."""
+        """The events of a piece; None if it is incomplete or invalid."""
         if (found := decode(b"[" + inside + b"]")) is None:
             return None
         events, dropped = found
@@ -482,12 +482,11 @@ class TraceDocument(Generic[E]):
         return events
 
     def _without_events(self, text: bytes) -> DataError:
-        """Returns the error for a file that ends before the events."""
         try:
             value(decodable(text))
         except Broken as broken:
             if broken.early:
-                return DataError(f"{self.path} ends before any traceEvents: it is cut short, or no trace", HOW)
+                return DataError(f"{self.path} ends before any traceEvents: it is cut short, or is not a trace", HOW)
         if b"www.speedscope.app" in text:
             return DataError(f"{self.path} is a profile in speedscope's format, as py-spy writes it, not a trace", HOW)
         return self._no_trace()
@@ -503,5 +502,5 @@ class TraceDocument(Generic[E]):
 
 
 def _last_borders(text: bytes) -> list[re.Match[bytes]]:
-    """Returns what look like borders between two events, the last one first."""
+    """What look like borders between two events, the last one first."""
     return list(_BETWEEN.finditer(text, max(0, len(text) - NEAR_THE_END)))[: -MOST_TRIES - 1 : -1]

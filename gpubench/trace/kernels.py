@@ -55,16 +55,16 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES
 
 @cache
 def family(kernel: str) -> Family:
-    """Returns what a kernel computes, from its name; "other" if unknown."""
+    """What a kernel computes, from its name; "other" if unknown."""
     name = kernel.removeprefix("void ")
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def moves_memory(kind: KernelKind, name: str, operator: str) -> bool:
-    """Returns whether the device's memory limits this work, so that fusing it with its neighbours saves time.
+    """Whether the device's memory limits this work, so that fusing it with its neighbours saves time.
 
     A kernel is judged by its name, or else by the operator that launches it. A copy within the device counts, one over
-    a link to the host or to another device does not. Memsets and collectives do not: no compiler fuses them.
+    a link to the CPU or to another device does not. Memsets and collectives do not: no compiler fuses them.
     """
     if kind != "compute":
         return kind == "copy" and transfer(name) is None
@@ -73,12 +73,12 @@ def moves_memory(kind: KernelKind, name: str, operator: str) -> bool:
 
 
 def memory_family(kernel: Kernel) -> Family:
-    """Returns the family of work that `moves_memory`: copies of the runtime count with those that kernels make."""
+    """The family of work that `moves_memory`: copies of the runtime count with those that kernels make."""
     return "copy" if kernel.kind == "copy" else family(kernel.name)
 
 
 def fusible(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> int:
-    """Returns an upper limit for the nanoseconds that fusing neighbours saves: see `Rank.fusible`.
+    """An upper limit for the nanoseconds that fusing neighbours saves: see `RankProfile.fusible`.
 
     `owner` is as for `kernels`. A kernel that does the work of a whole run takes at least as long as the longest of its
     kernels, if that one reads and writes no more than the run's inputs and outputs.
@@ -111,7 +111,7 @@ def fusible(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> int:
 
 
 def kernels(trace: Trace, lexicon: Lexicon, owner: Ids, window: Window) -> list[Kernel]:
-    """Returns all work that starts in the window by name, most time first.
+    """All work that starts in the window by name, most time first.
 
     `owner` has for each work of the device the index into `Trace.names` of the operator that launched it, or -1.
     """
@@ -149,20 +149,20 @@ def _kind(trace: Trace, communicates: Mask, work: int) -> KernelKind:
 
 
 def _groups(major: Ids, minor: NDArray[np.int8] | Ids) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Returns the index of each distinct pair's first element, and for each element the index of its pair."""
+    """The index of each distinct pair's first element, and for each element the index of its pair."""
     pairs = major.astype(np.int64) << 32 | minor
     _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
     return first, group.reshape(-1)
 
 
 def _median(in_order: Ns) -> int:
-    """Returns the medians, rounded down to a nanosecond."""
+    """The median, rounded down to a nanosecond."""
     middle = len(in_order) // 2
     return int(in_order[middle]) if len(in_order) % 2 else int(in_order[middle - 1] + in_order[middle]) // 2
 
 
 def _most_frequent(group: NDArray[np.intp], owner: Ids, groups: int) -> list[int]:
-    """Returns the most frequent owner of each group; -1 only if no work of the group has one."""
+    """The most frequent owner of each group; -1 only if no work of the group has one."""
     found = np.full(groups, MISSING, np.int64)
     known = np.flatnonzero(owner != MISSING)
     group, owner = group[known], owner[known]

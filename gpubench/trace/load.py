@@ -22,22 +22,22 @@ from gpubench.errors import DataError
 from gpubench.trace.columns import (
     MISSING,
     CollectiveMessage,
+    CpuSlices,
     DeviceProperties,
     DeviceWork,
-    HostKind,
-    HostSlices,
     Mask,
     Ns,
     Signature,
+    SliceKind,
     Trace,
 )
 from gpubench.trace.file import (
     ANNOTATIONS,
     ELEMENT_BYTES,
-    HOST_KINDS,
     HOW,
     LEFT_OUT,
     OF_DEVICES,
+    SLICE_KINDS,
     STANDARD_INPUT,
     STANDARD_INPUT_LABEL,
     WORK_KINDS,
@@ -65,7 +65,7 @@ _CATEGORIES = (
     (r"(Session|Node|Api)$", "ONNX Runtime's profiler"),
     (r"action processing|bazel|general information", "Bazel"),
 )
-_OF_HOST_TOOLS = r"FEE$|nvtx"
+_OF_CPU_TOOLS = r"FEE$|nvtx"
 _PROCESSES = (
     (r"(/job:.*)?/(device|host):", _XLA),
     (
@@ -102,7 +102,7 @@ class Signs:
                     self.processes.add(event.pid)
 
     def unreadable(self, about: Mapping[str, Any]) -> str | None:
-        """Returns why nothing in the file can be read, and the likely program; None if no event has a duration.
+        """Why nothing in the file can be read, and the likely program; None if no event has a duration.
 
         `about` is what the file has besides the events.
         """
@@ -136,9 +136,9 @@ class Signs:
         return next(iter(every), None)
 
 
-def of_host_tool(category: str) -> bool:
-    """Returns whether a category is of a tool that records the host beside torch.profiler, and so not of a device."""
-    return bool(re.match(_OF_HOST_TOOLS, category))
+def of_cpu_tool(category: str) -> bool:
+    """Whether a category is of a tool that records the CPU beside torch.profiler, and so not of a device."""
+    return bool(re.match(_OF_CPU_TOOLS, category))
 
 
 def _matching(known: Iterable[tuple[str, str]], found: Iterable[str]) -> list[str]:
@@ -167,7 +167,7 @@ def read(path: Path) -> Trace:
     about = document.metadata
     if not builder.kept:
         raise _nothing(path, builder, events, about)
-    host, device = builder.host_slices(), builder.device_work()
+    cpu, device = builder.cpu_slices(), builder.device_work()
     distributed = about.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
@@ -179,7 +179,7 @@ def read(path: Path) -> Trace:
         names=list(builder.names),
         threads=[(str(process), str(thread)) for process, thread in builder.threads],
         signatures=[_signature(*parts) for parts in builder.signatures],
-        host=host,
+        cpu=cpu,
         device=device,
         settings={key: about[key] for key in RECORDED if key in about},
         events=events,
@@ -192,7 +192,7 @@ def read(path: Path) -> Trace:
 
 
 def _nothing(path: Path, builder: "_Builder", events: int, about: dict[str, Any]) -> DataError:
-    """Returns the error for a file without any event that is read."""
+    """The error for a file without any event that is read."""
     if why := builder.signs.unreadable(about):
         return DataError(f"{path} cannot be read: {why}", HOW)
     if not events:
@@ -216,12 +216,12 @@ class _Builder:
     signs: Signs = field(default_factory=Signs)
     """The facts that identify the program, collected up to the first event that is read."""
     messages: dict[CollectiveMessage, int] = field(default_factory=dict)
-    host: list[dict[str, Any]] = field(default_factory=list)
+    cpu: list[dict[str, Any]] = field(default_factory=list)
     device: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
-        return any(len(part["start"]) for part in (*self.host, *self.device))
+        return any(len(part["start"]) for part in (*self.cpu, *self.device))
 
     def add(self, batch: list[TraceEvent]) -> None:
         self.events += len(batch)
@@ -230,25 +230,25 @@ class _Builder:
         self.timeless += len(spans) - len(complete)
         if not self.kept:
             self.signs.add(batch)
-        known = HOST_KINDS.keys() | WORK_KINDS.keys() | LEFT_OUT
+        known = SLICE_KINDS.keys() | WORK_KINDS.keys() | LEFT_OUT
         self.unread.update(event.cat for event in complete if event.cat.lower() not in known)
-        self.host.append(self._host_columns([event for event in complete if event.cat.lower() in HOST_KINDS]))
+        self.cpu.append(self._cpu_columns([event for event in complete if event.cat.lower() in SLICE_KINDS]))
         self.device.append(self._device_columns([event for event in complete if event.cat.lower() in WORK_KINDS]))
 
     @property
     def correlated(self) -> bool:
         """Whether a call or a work has a correlation number. Old traces of ROCm pair them by "External id" instead."""
-        return any((part["correlation"] > 0).any() for part in (*self.host, *self.device))
+        return any((part["correlation"] > 0).any() for part in (*self.cpu, *self.device))
 
-    def host_slices(self) -> HostSlices:
-        columns = self._once(_joined(self.host))
+    def cpu_slices(self) -> CpuSlices:
+        columns = self._once(_joined(self.cpu))
         identity = columns.pop("identity")
         if not self.correlated:
-            columns["correlation"] = _paired(identity, columns["kind"] == HostKind.RUNTIME)
+            columns["correlation"] = _paired(identity, columns["kind"] == SliceKind.RUNTIME)
         annotations = np.fromiter((name.startswith(ANNOTATIONS) for name in self.names), np.bool_, len(self.names))
-        columns["kind"][annotations[columns["name"]]] = HostKind.ANNOTATION
+        columns["kind"][annotations[columns["name"]]] = SliceKind.ANNOTATION
         order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
-        return HostSlices(**{name: column[order] for name, column in columns.items()})
+        return CpuSlices(**{name: column[order] for name, column in columns.items()})
 
     def device_work(self) -> DeviceWork:
         columns = self._once(_joined(self.device))
@@ -259,16 +259,16 @@ class _Builder:
         return DeviceWork(**{name: column[order] for name, column in columns.items()})
 
     def _once(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Returns the columns without rows equal to an earlier one."""
+        """Drops rows equal to an earlier one."""
         new = ~_repeated(columns)
         self.repeated += int((~new).sum())
         return {name: column[new] for name, column in columns.items()} if not new.all() else columns
 
-    def _host_columns(self, events: list[TraceEvent]) -> dict[str, Any]:
+    def _cpu_columns(self, events: list[TraceEvent]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         start, end = _times(events)
         columns = {
-            "kind": [HOST_KINDS[event.cat.lower()] for event in events],
+            "kind": [SLICE_KINDS[event.cat.lower()] for event in events],
             "name": [_number(self.names, event.name) for event in events],
             "thread": [_number(self.threads, (event.pid, event.tid)) for event in events],
             "start": start,
@@ -311,7 +311,8 @@ class _Builder:
 
 
 def _paired(identity: Ns, calls: Mask) -> Ns:
-    """Returns the numbers of the calls that no other call has; -1 elsewhere. A number of several is an operator's."""
+    """The numbers of the calls that no other call has; -1 elsewhere. A number that several calls have is an
+    operator's."""
     numbers, count = np.unique(identity[calls], return_counts=True)
     found: Ns = np.where(calls & np.isin(identity, numbers[count == 1]), identity, MISSING)
     return found
@@ -322,7 +323,7 @@ def _has_time(event: TraceEvent) -> bool:
 
 
 def _times(events: list[TraceEvent]) -> tuple[Ns, Ns]:
-    """Returns start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
+    """Start and end in nanoseconds; below `file.EXACT_BELOW` a float has the exact nanosecond."""
     if events and not isinstance(events[0].ts, float):  # ExactEvent
         start = np.array([round(event.ts * 1000) for event in events], np.int64)
         return start, start + np.array([round(event.dur * 1000) for event in events], np.int64)
@@ -333,7 +334,7 @@ def _times(events: list[TraceEvent]) -> tuple[Ns, Ns]:
 
 
 def nanoseconds(microseconds: np.ndarray[Any, np.dtype[np.float64]]) -> Ns:
-    """Returns times in nanoseconds: whole microseconds and the rest separately, since a product would round."""
+    """Converts whole microseconds and the rest separately, since a product would round."""
     whole = np.floor(microseconds)
     found: Ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
     return found
@@ -348,7 +349,7 @@ def _or_missing(value: int | None) -> int:
 
 
 def _short(number: int | None) -> int:
-    """Returns the number of a stream. Some runtimes use addresses, which are shortened to fit into a column."""
+    """Some runtimes use addresses as numbers of streams, which are shortened to fit into a column."""
     return MISSING if number is None or number < 0 else number % (2**31 - 1)
 
 
@@ -372,7 +373,7 @@ def _message(args: Args) -> CollectiveMessage:
 
 
 def _message_bytes(args: Args) -> int | None:
-    """Returns the bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
+    """The bytes of a collective's larger side: a rank's input of a reduction, or its output of a gathering."""
     size = ELEMENT_BYTES.get(args.dtype) if isinstance(args.dtype, str) else None
     if size is None or args.elements_in is None:
         return None
@@ -388,7 +389,6 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(columns: dict[str, Any]) -> Mask:
-    """Returns which rows are equal to an earlier one."""
     found = np.zeros(len(columns["start"]), np.bool_)
     key = np.zeros(len(found), np.uint64)
     for column in columns.values():

@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, overlap
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, overlap
 
 _DATA_LOADER = r"enumerate\(DataLoader\)"
 _PROFILER_STEP = r"ProfilerStep#\d"
@@ -28,7 +28,7 @@ COMPILING = rf"{COMPILATION}|entire_(frame|backward)_compile( |$)|.*\(dynamo_tim
 _LAUNCHING = r"(cu|cuda|hip)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)|urEnqueueKernel|zeCommandListAppendLaunch"
 _DEVICE_WIDE = r"(cuda|hip)DeviceSynchronize|(cu|hip)CtxSynchronize|urQueueFinish$|zeCommandQueueSynchronize"
 _COMMUNICATION = r"_?c10d(_functional)?::|(nccl|rccl|gloo|mpi|ucc|xccl|hccl):|symm_mem::|ProcessGroup"
-# Few of these block the host: collectives on a device are enqueued and return at once.
+# Few of these block the CPU: collectives on a device are enqueued and return at once.
 _COMMUNICATION_WAIT = (
     r"(gloo|mpi|ucc):|_?c10d(_functional)?::(wait_tensor|work_wait|barrier|monitored_barrier)|ProcessGroup\w*::?wait"
 )
@@ -55,13 +55,13 @@ _PATTERNS = {kind: re.compile(pattern) for kind, pattern in _TRANSFERS.items()}
 
 
 def transfer(copy: str) -> Transfer | None:
-    """Returns over which link a copy goes, by its name; None for one within a device, or if the name does not say."""
+    """Over which link a copy goes, by its name; None for one within a device, or if the name does not say."""
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.match(copy)), None)
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Masks over `Trace.names`: `lexicon.blocking[trace.host.name]` is one over slices."""
+    """Masks over `Trace.names`: `lexicon.blocking[trace.cpu.name]` is one over slices."""
 
     data_loader: Mask
     """Names that fetch a batch."""
@@ -80,7 +80,7 @@ class Lexicon:
     """Names of what torch.compile does once for each graph."""
     device_wide: Mask
     """Blocking calls that wait for all work of the device, such as torch.cuda.synchronize."""
-    communication_host: Mask
+    communication_cpu: Mask
     communication_wait: Mask
     """Calls that return when the other ranks are done."""
     communication_kernel: Mask
@@ -89,9 +89,9 @@ class Lexicon:
     pageable_download: Mask
     """Copies from the device to memory that is not page-locked, whose calls block."""
     upload: Mask
-    """Copies from any memory of the host to the device."""
+    """Copies from any CPU memory to the device."""
     download: Mask
-    """Copies from the device to any memory of the host."""
+    """Copies from the device to any CPU memory."""
     transfer: Mask
     """Copies over a link: see `Transfer`."""
 
@@ -108,7 +108,7 @@ class Lexicon:
             copying=_mask(_COPYING, trace),
             compiling=_mask(COMPILING, trace),
             device_wide=_mask(_DEVICE_WIDE, trace),
-            communication_host=_mask(_COMMUNICATION, trace),
+            communication_cpu=_mask(_COMMUNICATION, trace),
             communication_wait=_mask(_COMMUNICATION_WAIT, trace),
             communication_kernel=_mask(_COMMUNICATION_KERNEL, trace),
             pageable_upload=_mask(r".*Memcpy.*\(Pageable -> ", trace),
@@ -152,35 +152,34 @@ class Window:
 
 
 def window(trace: Trace, lexicon: Lexicon) -> Window:
-    """Returns the window: the longest run of steps with consecutive numbers, from its first ProfilerStep to its last
-    end.
+    """The longest run of steps with consecutive numbers, from its first ProfilerStep to its last end.
 
     Time between other steps was not recorded. Without steps it is from the first to the last work of the device, or in
-    a trace without such work of the host.
+    a trace without such work of the CPU.
     """
     runs = step_runs(trace, lexicon)
     if runs:
         steps = max(runs, key=len)
         return Window(steps[0].start, steps[-1].end, steps)
-    start, end = (trace.host.start, trace.host.end) if trace.host_only else (trace.device.start, trace.device.end)
+    start, end = (trace.cpu.start, trace.cpu.end) if trace.cpu_only else (trace.device.start, trace.device.end)
     if not len(start):
         return Window(0, 0, [])
     return Window(int(start.min()), int(end.max()), [])
 
 
 def step_runs(trace: Trace, lexicon: Lexicon) -> list[list[StepWindow]]:
-    """Returns the steps, split where numbers are not consecutive; nested steps are left out."""
-    host = trace.host
-    found = np.flatnonzero(lexicon.profiler_step[host.name] & (host.end > host.start))
+    """The steps, split where numbers are not consecutive; nested steps are left out."""
+    cpu = trace.cpu
+    found = np.flatnonzero(lexicon.profiler_step[cpu.name] & (cpu.end > cpu.start))
     if not len(found):
         return []
-    found = found[np.lexsort((-host.end[found], host.start[found]))]
-    reach = np.maximum.accumulate(host.end[found])
+    found = found[np.lexsort((-cpu.end[found], cpu.start[found]))]
+    reach = np.maximum.accumulate(cpu.end[found])
     found = found[np.concatenate(([True], reach[1:] > reach[:-1]))]
-    numbers = np.array([_number(trace.names[name]) for name in host.name[found].tolist()], np.int64)
+    numbers = np.array([_number(trace.names[name]) for name in cpu.name[found].tolist()], np.int64)
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     runs = zip(np.split(found, breaks), np.split(numbers, breaks), strict=True)
-    return [_tiled(host.start[run].tolist(), int(host.end[run[-1]]), named.tolist()) for run, named in runs]
+    return [_tiled(cpu.start[run].tolist(), int(cpu.end[run[-1]]), named.tolist()) for run, named in runs]
 
 
 def _tiled(starts: list[int], last: int, numbers: list[int]) -> list[StepWindow]:
@@ -198,41 +197,44 @@ _PROFILER = ("torch/profiler/", "torch/autograd/profiler.py")
 
 
 def recorder_waits(trace: Trace, lexicon: Lexicon, links: Ids, window: Window) -> Mask:
-    """Returns a mask over `Trace.host`: blocking calls of the recording, in no operator or annotation of the program.
+    """A mask over `Trace.cpu`: blocking calls of the recording, in no operator or annotation of the program.
 
     They are one of these:
 
     - calls outside every ProfilerStep, on the steps' thread: only `profile.step()` and the profiler's start and stop
-      run there;
+    run there;
+
     - calls under a Python frame of torch.profiler;
+
     - synchronisations of the whole device before all that the program does in the first step, or after all that it does
-      in the last of several, if no other step has one in the same place;
+    in the last of several, if no other step has one in the same place;
+
     - without steps, those before or after all that the program does.
     """
-    host = trace.host
-    found = np.zeros(len(host), np.bool_)
-    blocking = lexicon.blocking[host.name] & (host.kind == HostKind.RUNTIME)
-    marks = lexicon.profiler_step[host.name]
-    program = (host.kind == HostKind.OPERATOR) | (host.kind == HostKind.ANNOTATION)
+    cpu = trace.cpu
+    found = np.zeros(len(cpu), np.bool_)
+    blocking = lexicon.blocking[cpu.name] & (cpu.kind == SliceKind.RUNTIME)
+    marks = lexicon.profiler_step[cpu.name]
+    program = (cpu.kind == SliceKind.OPERATOR) | (cpu.kind == SliceKind.ANNOTATION)
     program &= ~marks
     program[links[links != MISSING]] = True
     framed = trace.names_where(lambda name: any(part in name for part in _PROFILER))
-    frames = framed[host.name] & (host.kind == HostKind.PYTHON)
-    for thread in np.unique(host.thread[marks if marks.any() else blocking]).tolist():
-        here = host.thread == thread
-        doing, own = host.spans(here & program), host.spans(here & frames)
+    frames = framed[cpu.name] & (cpu.kind == SliceKind.PYTHON)
+    for thread in np.unique(cpu.thread[marks if marks.any() else blocking]).tolist():
+        here = cpu.thread == thread
+        doing, own = cpu.spans(here & program), cpu.spans(here & frames)
         calls = np.flatnonzero(here & blocking)
-        calls = calls[~_within(host.start[calls], doing)]
-        found[calls[_within(host.start[calls], own)]] = True
+        calls = calls[~_within(cpu.start[calls], doing)]
+        found[calls[_within(cpu.start[calls], own)]] = True
         if window.steps:
-            found[calls[~_within(host.start[calls], host.spans(here & marks))]] = True
-        wide = calls[lexicon.device_wide[host.name[calls]]]
-        found[_at_borders(host.start[wide], host.end[wide], doing, window.steps, wide)] = True
+            found[calls[~_within(cpu.start[calls], cpu.spans(here & marks))]] = True
+        wide = calls[lexicon.device_wide[cpu.name[calls]]]
+        found[_at_borders(cpu.start[wide], cpu.end[wide], doing, window.steps, wide)] = True
     return found
 
 
 def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls: Places) -> Places:
-    """Returns those of `calls` at the beginning of only the first step, or at the end of only the last one."""
+    """The `calls` at the beginning of only the first step, or at the end of only the last one."""
     everything = (int(min(start.min(initial=0), doing.start.min(initial=0))), int(np.iinfo(np.int64).max))
     bounds = np.array([(step.start, step.end) for step in steps] or [everything], np.int64)
     step = np.searchsorted(bounds[:, 0], start, side="right") - 1
@@ -248,7 +250,6 @@ def _at_borders(start: Ns, end: Ns, doing: Spans, steps: list[StepWindow], calls
 
 
 def _within(at: Ns, spans: Spans) -> Mask:
-    """Returns whether each instant is in one of the spans."""
     if not len(spans):
         return np.zeros(len(at), np.bool_)
     place = np.searchsorted(spans.start, at, side="right") - 1

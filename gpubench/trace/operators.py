@@ -42,23 +42,23 @@ class OperatorCost:
 
 
 def cost(name: str, signature: Signature) -> OperatorCost | None:
-    """Returns the work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
+    """The work of one call of `name`; None if it is unknown, or needs values that were not recorded."""
     formula = _FORMULAS.get(name.removeprefix("aten::"))
     return formula(signature) if formula else None
 
 
 def has_formula(name: str) -> bool:
-    """Returns whether the work of the operator `name` follows from its inputs, if all of them were recorded."""
+    """Whether the work of the operator `name` follows from its inputs, if all of them were recorded."""
     return name.removeprefix("aten::") in _FORMULAS
 
 
 def only_moves_memory(name: str) -> bool:
-    """Returns whether the operator `name` is known to do too little arithmetic to matter beside its traffic."""
+    """Whether the operator `name` is known to do too little arithmetic to matter beside its traffic."""
     return name.removeprefix("aten::") in _ONLY_TRAFFIC
 
 
 def _matmul(first: int) -> Callable[[Signature], OperatorCost | None]:
-    """Returns the formula of [..., M, K] x [..., K, N], from argument `first` on: 2 * batch * M * K * N (BLAS gemm)."""
+    """The formula of [..., M, K] x [..., K, N], from argument `first` on: 2 * batch * M * K * N (BLAS gemm)."""
 
     def formula(signature: Signature) -> OperatorCost | None:
         a, b = tensor(signature, first), tensor(signature, first + 1)
@@ -74,7 +74,7 @@ def _matmul(first: int) -> Callable[[Signature], OperatorCost | None]:
 
 
 def _linear(signature: Signature) -> OperatorCost | None:
-    """Returns the cost of [..., K] x transposed [N, K], as a matrix product of all rows."""
+    """The cost of [..., K] x transposed [N, K], as a matrix product of all rows."""
     a, weight = tensor(signature, 0), tensor(signature, 1)
     if a is None or weight is None or not a.shape or len(weight.shape) != 2 or a.shape[-1] != weight.shape[-1]:
         return None
@@ -85,7 +85,7 @@ def _linear(signature: Signature) -> OperatorCost | None:
 def _convolution(
     stride: int, padding: int, dilation: int, transposed: int | None = None
 ) -> Callable[..., OperatorCost | None]:
-    """Returns the formula of a convolution: 2 * output elements * weight elements per output channel.
+    """The formula of a convolution: 2 * output elements * weight elements per output channel.
 
     The output size is that of torch.nn.Conv2d's docs. The arguments are the positions of the settings among the
     operator's arguments.
@@ -119,7 +119,7 @@ def _broadcast(values: list[int], length: int) -> list[int]:
 
 
 def _convolution_backward(signature: Signature) -> OperatorCost | None:
-    """Returns the cost of the requested gradients, of input and weight; each costs as much as the forward pass."""
+    """The cost of the requested gradients, of input and weight; each costs as much as the forward pass."""
     gradient, a, weight = (tensor(signature, place) for place in range(3))
     wanted = str(signature.concrete[10]) if len(signature.concrete) > 10 else ""
     if gradient is None or a is None or weight is None or flag(signature, 7) is not False or not wanted.startswith("["):
@@ -131,7 +131,7 @@ def _convolution_backward(signature: Signature) -> OperatorCost | None:
 
 
 def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signature], OperatorCost | None]:
-    """Returns the formula of attention, with products of [L, E] and [S, E]: 2 forward, 5 backward, half if causal.
+    """The formula of attention, with products of [L, E] and [S, E]: 2 forward, 5 backward, half if causal.
 
     Source: Dao, "FlashAttention-2" (2023), section 4.1. `query` and `causal` are positions among the inputs, which in a
     backward operator begin with the gradient; `sequence` is the dimension of L and S.
@@ -151,7 +151,7 @@ def _attention(query: int, causal: int, sequence: int = -2) -> Callable[[Signatu
 
 
 def _traffic(*places: int) -> Callable[[Signature], OperatorCost | None]:
-    """Returns the bytes of the tensors at these positions, which are repeated for each read or write."""
+    """The bytes of the tensors at these positions; a position is repeated for each read or write."""
 
     def formula(signature: Signature) -> OperatorCost | None:
         found = [tensor(signature, place) for place in places]
@@ -161,7 +161,7 @@ def _traffic(*places: int) -> Callable[[Signature], OperatorCost | None]:
 
 
 def _elementwise(signature: Signature) -> OperatorCost | None:
-    """Returns the traffic of all inputs, and of an output of their common shape with the widest type."""
+    """The traffic of all inputs, and of an output of their common shape with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
@@ -170,7 +170,7 @@ def _elementwise(signature: Signature) -> OperatorCost | None:
 
 
 def _norm(signature: Signature) -> OperatorCost | None:
-    """Returns the traffic of all inputs, and of an output as large as the largest input with the widest type."""
+    """The traffic of all inputs, and of an output as large as the largest input with the widest type."""
     found = _arrays(signature)
     if not found:
         return None
@@ -179,13 +179,13 @@ def _norm(signature: Signature) -> OperatorCost | None:
 
 
 def _arrays(signature: Signature) -> list[Tensor]:
-    """Returns the inputs without Python numbers, which come as scalar tensors and do not decide the type."""
+    """The inputs without Python numbers, which come as scalar tensors and do not decide the type."""
     found = tensors(signature)
     return [one for one in found if one.shape] or found
 
 
 def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
-    """Returns the broadcast shape, or the largest one if the shapes do not fit."""
+    """The broadcast shape, or the largest one if the shapes do not fit."""
     try:
         return np.broadcast_shapes(*(one.shape for one in found))
     except ValueError:
@@ -193,13 +193,13 @@ def _common_shape(found: list[Tensor]) -> tuple[int, ...]:
 
 
 def _in_place(signature: Signature) -> OperatorCost | None:
-    """Returns the traffic of all inputs, of which the first one is also written."""
+    """The traffic of all inputs, of which the first one is also written."""
     found = _arrays(signature)
     return OperatorCost(None, sum(one.bytes for one in found) + found[0].bytes) if found else None
 
 
 def _reduction(signature: Signature) -> OperatorCost | None:
-    """Returns the traffic of the input, because the output is small."""
+    """The traffic of the input, because the output is small."""
     found: Tensor | None = tensor(signature, 0)
     return OperatorCost(None, found.bytes) if found else None
 
@@ -269,7 +269,7 @@ UNKNOWN = Ceiling("insufficient data", None)
 
 
 def ceiling(cost: OperatorCost | None, seconds: float, peak: float | None, bandwidth: float | None) -> Ceiling:
-    """Returns the ceiling that the arithmetic intensity selects, and how close `seconds` come to it.
+    """The ceiling that the arithmetic intensity selects, and how close `seconds` come to it.
 
     `peak` is in FLOP/s, `bandwidth` in bytes/s. Memory-bound work that is faster than the bandwidth allows had its
     bytes in a cache: the fraction is then unknown. Arithmetic faster than the peak is of another kind than the peak:
@@ -287,7 +287,7 @@ def ceiling(cost: OperatorCost | None, seconds: float, peak: float | None, bandw
 
 
 def peak_of(accelerator: Accelerator | None, dtype: str, kernels: Iterable[str]) -> float | None:
-    """Returns FLOP/s of matrix arithmetic in `dtype`; None if the device or the arithmetic is unknown.
+    """The FLOP/s of matrix arithmetic in `dtype`; None if the device or the arithmetic is unknown.
 
     Matrix products of float32 run in fp32 or TF32. On a device with TF32, the names of the kernels decide.
     """
@@ -312,10 +312,10 @@ Kind = tuple[str, Signature | None]
 
 
 def operators(program: ProgramSlices) -> list[Operator]:
-    """Returns every operator of the window, one entry for each set of inputs, most device time first.
+    """Every operator of the window, one entry for each set of inputs, most device time first.
 
     Times are nanoseconds of all calls together. Calls, arithmetic and device time are of operators whose work starts in
-    the window, whenever it was launched; calls without device work, and host time, are of those that began in it.
+    the window, whenever it was launched; calls without device work, and CPU time, are of those that began in it.
     Arithmetic counts only for the innermost operator that does it.
     """
     kinds, of = _kinds(program)
@@ -323,7 +323,7 @@ def operators(program: ProgramSlices) -> list[Operator]:
     launcher = at(of, program.owner)
     working = _calls(of, program.counted & program.launching, len(kinds))
     arithmetic = np.where(working > 0, working, calls)
-    host = sum_at(at(of, program.operator), program.own_time, len(kinds))
+    cpu = sum_at(at(of, program.operator), program.own_time, len(kinds))
     device = sum_at(launcher, program.work_time, len(kinds))
     works = sum_at(launcher, program.started.astype(np.int64), len(kinds))
     costs = _without_wrappers(program, of, [cost(name, signature) if signature else None for name, signature in kinds])
@@ -336,7 +336,7 @@ def operators(program: ProgramSlices) -> list[Operator]:
             shapes=shapes_text(signature) if signature else "",
             dtype=dtype_text(signature) if signature else "",
             calls=int(calls[number]),
-            host=int(host[number]),
+            host=int(cpu[number]),
             device=int(device[number]),
             kernels=int(works[number]),
             flops=price.flops * times if price and price.flops is not None else None,
@@ -349,13 +349,13 @@ def operators(program: ProgramSlices) -> list[Operator]:
 
 
 def _kinds(program: ProgramSlices) -> tuple[list[Kind], Ids]:
-    """Returns all kinds of operators in the window, and each slice's kind, -1 for other slices."""
+    """All kinds of operators in the window, and each slice's kind, -1 for other slices."""
     trace = program.trace
     counted = np.flatnonzero(program.operators & (program.inside | program.counted))
     signatures: list[Signature | None] = [None, *trace.signatures]
-    keys = trace.host.name[counted].astype(np.int64) * len(signatures) + trace.host.signature[counted] + 1
+    keys = trace.cpu.name[counted].astype(np.int64) * len(signatures) + trace.cpu.signature[counted] + 1
     distinct, inverse = np.unique(keys, return_inverse=True)
-    of = np.full(len(trace.host), MISSING, np.int32)
+    of = np.full(len(trace.cpu), MISSING, np.int32)
     of[counted] = inverse
     places = (divmod(key, len(signatures)) for key in distinct.tolist())
     return [(trace.names[name], signatures[signature]) for name, signature in places], of
@@ -366,7 +366,7 @@ def _calls(of: Ids, chosen: Mask, count: int) -> Ns:
 
 
 def _without_wrappers(program: ProgramSlices, of: Ids, costs: list[OperatorCost | None]) -> list[OperatorCost | None]:
-    """Returns the work; None for kinds that contain an operator with arithmetic, as aten::linear contains addmm."""
+    """Drops the work of kinds that contain an operator with arithmetic, as aten::linear contains addmm."""
     arithmetic = np.array([one is not None and one.flops is not None for one in costs] + [False])
     counted = (of >= 0) & arithmetic[of]
     around = nearest_around(program.nest, nearest(program.nest, counted))[counted]
@@ -394,14 +394,14 @@ def _ceilings(
 
 
 def transfers(program: ProgramSlices) -> Mask:
-    """Returns a mask over `Trace.device` of the copies over a link, which the device's bandwidth does not limit."""
+    """A mask over `Trace.device` of the copies over a link, which the device's bandwidth does not limit."""
     device = program.trace.device
     found: Mask = (device.kind == WorkKind.COPY) & program.lexicon.transfer[device.name]
     return found
 
 
 def _kernels(trace: Trace, launcher: Ids) -> dict[int, Sequence[str]]:
-    """Returns the names of what each kind launched."""
+    """The names of what each kind launched."""
     pairs = np.unique(np.stack((launcher, trace.device.name), axis=1), axis=0).tolist()
     found: dict[int, list[str]] = {}
     for kind, name in pairs:
@@ -410,7 +410,7 @@ def _kernels(trace: Trace, launcher: Ids) -> dict[int, Sequence[str]]:
 
 
 def _accelerator(trace: Trace) -> Accelerator | None:
-    """Returns the device on which the work ran, if it is known and all of it is of one kind."""
+    """The device on which the work ran, if it is known and all of it is of one kind."""
     used = [trace.described(one) for one in np.unique(trace.device.device).tolist()]
     names = {one.name if one else "" for one in used}
     return find_accelerator(names.pop()) if len(names) == 1 else None

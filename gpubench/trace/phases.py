@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from gpubench.trace.columns import (
     EMPTY,
     MISSING,
-    HostKind,
     Ids,
     Mask,
+    SliceKind,
     Spans,
     Trace,
     WorkKind,
@@ -48,7 +48,7 @@ class ModuleCalls:
     """The classes of the modules."""
     qualified: bool
     of: Ids
-    """The module of which each host slice is a call; -1 for most slices."""
+    """The module of which each CPU slice is a call; -1 for most slices."""
 
     @property
     def mask(self) -> Mask:
@@ -56,20 +56,20 @@ class ModuleCalls:
 
     @classmethod
     def of_trace(cls, trace: Trace) -> Self:
-        """Returns the calls, from annotations "module: <path> (<class>)" if any, else from the frames of with_stack."""
-        annotated = cls._matching(trace, _ANNOTATION, HostKind.ANNOTATION)
-        return annotated if annotated.names else cls._matching(trace, _FRAME, HostKind.PYTHON)
+        """Finds calls by annotations "module: <path> (<class>)" if any, else by the frames of with_stack."""
+        annotated = cls._matching(trace, _ANNOTATION, SliceKind.ANNOTATION)
+        return annotated if annotated.names else cls._matching(trace, _FRAME, SliceKind.PYTHON)
 
     @classmethod
-    def _matching(cls, trace: Trace, pattern: re.Pattern[str], kind: HostKind) -> Self:
-        candidates = np.unique(trace.host.name[trace.host.kind == kind]).tolist()
+    def _matching(cls, trace: Trace, pattern: re.Pattern[str], kind: SliceKind) -> Self:
+        candidates = np.unique(trace.cpu.name[trace.cpu.kind == kind]).tolist()
         matches = [(name, match) for name in candidates if (match := pattern.match(trace.names[name]))]
         modules: dict[str, str] = {match["name"]: match["kind"] for _, match in matches}
         numbers = {name: number for number, name in enumerate(modules)}
         by_name = np.full(len(trace.names), MISSING, np.int32)
         for name, match in matches:
             by_name[name] = numbers[match["name"]]
-        of = np.where(trace.host.kind == kind, by_name[trace.host.name], np.int32(MISSING))
+        of = np.where(trace.cpu.kind == kind, by_name[trace.cpu.name], np.int32(MISSING))
         return cls(list(modules), list(modules.values()), pattern is _ANNOTATION, of)
 
 
@@ -79,47 +79,47 @@ _NODE = ("autograd::engine::evaluate_function: ", "torch::autograd::")
 
 
 def evaluations(trace: Trace) -> Mask:
-    """Returns slices that evaluate an autograd node, by their names or by the forward's thread."""
+    """Slices that evaluate an autograd node, by their names or by the forward's thread."""
     names = trace.names_where(lambda name: name.startswith(_NODE))
-    return names[trace.host.name] | (trace.host.forward_thread > 0)
+    return names[trace.cpu.name] | (trace.cpu.forward_thread > 0)
 
 
 def forward_of(trace: Trace, backward: Mask) -> Ids:
-    """Returns for each slice of `backward` the forward operator of its node, as a slice; -1 for others and if unknown.
+    """The forward operator of the node of each slice of `backward`, as a slice; -1 for others and if unknown.
 
     Operators that make no node have the number of the next one made, so that the last operator with the number before
     the evaluation counts.
     """
-    host = trace.host
-    forward = np.flatnonzero((host.sequence >= 0) & (host.forward_thread <= 0) & ~backward)
-    nodes = np.flatnonzero(backward & (host.sequence >= 0))
-    found = np.full(len(host), MISSING, np.int32)
-    for number in np.unique(host.forward_thread[nodes]).tolist():
-        ours = nodes[host.forward_thread[nodes] == number]
+    cpu = trace.cpu
+    forward = np.flatnonzero((cpu.sequence >= 0) & (cpu.forward_thread <= 0) & ~backward)
+    nodes = np.flatnonzero(backward & (cpu.sequence >= 0))
+    found = np.full(len(cpu), MISSING, np.int32)
+    for number in np.unique(cpu.forward_thread[nodes]).tolist():
+        ours = nodes[cpu.forward_thread[nodes] == number]
         thread = _forward_thread(trace, forward, ours)
-        found[ours] = _last_before(trace, forward[host.thread[forward] == thread], ours)
+        found[ours] = _last_before(trace, forward[cpu.thread[forward] == thread], ours)
     return found
 
 
 def _forward_thread(trace: Trace, forward: Places, nodes: Places) -> int:
-    """Returns the thread whose operators have most of the numbers of `nodes`."""
-    host = trace.host
-    candidates = forward[np.isin(host.sequence[forward], host.sequence[nodes])]
-    pairs = np.unique(np.stack((host.thread[candidates].astype(np.int64), host.sequence[candidates])), axis=1)
+    """The thread whose operators have most of the numbers of `nodes`."""
+    cpu = trace.cpu
+    candidates = forward[np.isin(cpu.sequence[forward], cpu.sequence[nodes])]
+    pairs = np.unique(np.stack((cpu.thread[candidates].astype(np.int64), cpu.sequence[candidates])), axis=1)
     return int(np.bincount(pairs[0]).argmax()) if pairs.size else MISSING
 
 
 def _last_before(trace: Trace, forward: Places, nodes: Places) -> Ids:
-    """Returns for each of `nodes` the last of `forward` with its number that began before it, else -1."""
+    """For each of `nodes`, the last of `forward` with its number that began before it, else -1."""
     if not len(forward):
         return np.full(len(nodes), MISSING, np.int32)
-    host = trace.host
+    cpu = trace.cpu
     both = np.concatenate((forward, nodes))
     is_node = np.arange(len(both)) >= len(forward)
-    order = np.lexsort((is_node, host.start[both], host.sequence[both]))
+    order = np.lexsort((is_node, cpu.start[both], cpu.sequence[both]))
     last = np.maximum.accumulate(np.where(is_node[order], MISSING, np.arange(len(both))))
     candidate = both[order][np.maximum(last, 0)]
-    known = (last >= 0) & (host.sequence[candidate] == host.sequence[both[order]])
+    known = (last >= 0) & (cpu.sequence[candidate] == cpu.sequence[both[order]])
     found = np.empty(len(both), np.int32)
     found[order] = np.where(known, candidate, MISSING)
     return found[len(forward) :]
@@ -132,7 +132,7 @@ _CHECKPOINT = re.compile(
 
 
 def recomputed(program: ProgramSlices, evaluation: Ids, calls: ModuleCalls) -> Mask:
-    """Returns slices of forward work within the evaluation of an autograd node.
+    """Slices of forward work within the evaluation of an autograd node.
 
     They are within a call of a module or of torch.utils.checkpoint; otherwise they are operators that record gradients
     in a node that also has operators that do not, because a backward pass records gradients only with create_graph, and
@@ -140,7 +140,7 @@ def recomputed(program: ProgramSlices, evaluation: Ids, calls: ModuleCalls) -> M
     """
     trace, nest = program.trace, program.nest
     known = trace.names_where(_CHECKPOINT.match)
-    roots = calls.mask | known[trace.host.name] | _recording(program)
+    roots = calls.mask | known[trace.cpu.name] | _recording(program)
     around = nearest(nest, roots & (evaluation >= 0))
     again = around >= 0
     # Reentrant checkpoints run a backward pass of their own inside, which is not part of the forward pass.
@@ -148,18 +148,18 @@ def recomputed(program: ProgramSlices, evaluation: Ids, calls: ModuleCalls) -> M
 
 
 def _recording(program: ProgramSlices) -> Mask:
-    """Returns operators with a sequence number directly in a node that also has operators without one."""
-    host = program.trace.host
+    """Operators with a sequence number directly in a node that also has operators without one."""
+    cpu = program.trace.cpu
     node = nearest_around(program.nest, program.operator)
-    direct = program.operators & (node >= 0) & (host.forward_thread[node] > 0)
-    recording = direct & (host.sequence >= 0) & (host.forward_thread <= 0)
-    mixed = np.zeros(len(host), np.bool_)
-    mixed[node[direct & (host.sequence < 0)]] = True
+    direct = program.operators & (node >= 0) & (cpu.forward_thread[node] > 0)
+    recording = direct & (cpu.sequence >= 0) & (cpu.forward_thread <= 0)
+    mixed = np.zeros(len(cpu), np.bool_)
+    mixed[node[direct & (cpu.sequence < 0)]] = True
     return recording & mixed[node]
 
 
 def for_autograd(program: ProgramSlices, evaluating: Mask, idle: Segments) -> Spans:
-    """Returns waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
+    """Waits in `backward()` for autograd's thread: per piece, from that thread's first to its last slice."""
     working = _elsewhere(program, evaluating)
     if not len(working):
         return EMPTY
@@ -171,14 +171,14 @@ def for_autograd(program: ProgramSlices, evaluating: Mask, idle: Segments) -> Sp
 
 
 def for_other_ranks(program: ProgramSlices, idle: Segments) -> Spans:
-    """Returns waits for collectives that run on a thread of their own, such as gloo's."""
-    communicating = _elsewhere(program, program.lexicon.communication_wait[program.trace.host.name])
+    """Waits for collectives that run on a thread of their own, such as gloo's."""
+    communicating = _elsewhere(program, program.lexicon.communication_wait[program.trace.cpu.name])
     return intersect(union(idle.start, idle.end), communicating)
 
 
 def _elsewhere(program: ProgramSlices, mask: Mask) -> Spans:
-    host = program.trace.host
-    return host.spans(mask & (host.thread != program.main_thread))
+    cpu = program.trace.cpu
+    return cpu.spans(mask & (cpu.thread != program.main_thread))
 
 
 NAMES = (
@@ -211,7 +211,7 @@ _UPLOADING = ("aten::to", "aten::copy_", "aten::_to_copy")
 
 @dataclass(frozen=True)
 class Phases:
-    """The phase of each host slice, and what it belongs to. Each column has one entry per slice."""
+    """The phase of each CPU slice, and what it belongs to. Each column has one entry per slice."""
 
     of: PhaseIds
     calls: ModuleCalls
@@ -229,7 +229,7 @@ class Phases:
 
 
 def phase_of(program: ProgramSlices) -> Phases:
-    """Returns the phase of every slice.
+    """Determines the phase of every slice.
 
     It is that of the innermost slice around it that has one: an annotation's name, autograd's evaluation of a node, or
     the marks of optimizer and data loader. In other programs, modules and operators that make autograd nodes are
@@ -251,33 +251,33 @@ def phase_of(program: ProgramSlices) -> Phases:
 
 
 def phases(program: ProgramSlices, known: Phases) -> list[StepPhase]:
-    """Returns the nanoseconds of each phase: host time adds up to the window, including `other`, which comes last.
+    """The nanoseconds of each phase: CPU time adds up to the window, including `other`, which comes last.
 
     Device time is the part of the window under work that starts in it and was launched in the phase, so that two phases
     may overlap. In a trace without device work it is 0, and recomputation is the operators' own time.
     """
-    host = host_spans(program, known)
-    again_on_host = np.where(known.recompute, program.effort, 0) if program.trace.host_only else None
+    cpu = cpu_spans(program, known)
+    again_on_cpu = np.where(known.recompute, program.effort, 0) if program.trace.cpu_only else None
     linked = np.flatnonzero((program.links >= 0) & program.started)
     launcher = program.links[linked]
     of, again = known.of[launcher], known.recompute[launcher]
     found = [
         StepPhase(
             name=name,
-            host=host[number].length,
+            host=cpu[number].length,
             device=_length(program, linked[of == number]),
             launches=int((of == number).sum()),
             recompute=_length(program, linked[(of == number) & again])
-            if again_on_host is None
-            else int(again_on_host[known.of == number].sum()),
+            if again_on_cpu is None
+            else int(again_on_cpu[known.of == number].sum()),
         )
         for number, name in (*enumerate(NAMES[1:], 1), (OTHER, NAMES[OTHER]))
     ]
     return [phase for phase in found if phase.host or phase.launches]
 
 
-def host_spans(program: ProgramSlices, known: Phases) -> list[Spans]:
-    """Returns for each of NAMES when the main thread was in it; together they are the window.
+def cpu_spans(program: ProgramSlices, known: Phases) -> list[Spans]:
+    """For each of NAMES, when the main thread was in it; together they are the window.
 
     Where the main thread is in no other phase, or in Python within the backward pass, waiting for autograd's own thread
     is backward, and waiting for collectives on a thread of their own is exposed communication.
@@ -285,7 +285,7 @@ def host_spans(program: ProgramSlices, known: Phases) -> list[Spans]:
     pieces = program.main
     of = at(known.of, pieces.slice, OTHER)
     spans = [union(pieces.start[of == number], pieces.end[of == number]) for number in range(len(NAMES))]
-    in_engine = (known.evaluation < 0) & (program.trace.host.kind == HostKind.PYTHON)
+    in_engine = (known.evaluation < 0) & (program.trace.cpu.kind == SliceKind.PYTHON)
     idle = pieces.only((of == OTHER) | ((of == BACKWARD) & (at(in_engine.astype(np.int8), pieces.slice, 0) > 0)))
     autograd = for_autograd(program, known.evaluation >= 0, idle)
     ranks = subtract(for_other_ranks(program, idle), autograd)
@@ -301,14 +301,14 @@ def _length(program: ProgramSlices, works: Ids) -> int:
 
 
 def _announced(trace: Trace) -> PhaseIds:
-    """Returns the phase that each slice's name tells, if it is an annotation; old traces call annotations operators."""
+    """The phase that each slice's name states, if it is an annotation; old traces call annotations operators."""
     by_name = np.fromiter((_named(name) for name in trace.names), np.int8, len(trace.names))
-    may = (trace.host.kind == HostKind.ANNOTATION) | (trace.host.kind == HostKind.OPERATOR)
-    return np.where(may, by_name[trace.host.name], np.int8(OTHER))
+    may = (trace.cpu.kind == SliceKind.ANNOTATION) | (trace.cpu.kind == SliceKind.OPERATOR)
+    return np.where(may, by_name[trace.cpu.name], np.int8(OTHER))
 
 
 def _named(name: str) -> int:
-    """Returns the phase of a name such as "forward", "## forward:embeddings ##" and "[pl][profile]..."."""
+    """The phase of a name such as "forward", "## forward:embeddings ##" and "[pl][profile]..."."""
     bare = _TAG.sub("", name).strip("#. ").lower()
     for word in (bare, bare.split(":")[0]):
         for phase, pattern in _PATTERNS.items():
@@ -318,32 +318,32 @@ def _named(name: str) -> int:
 
 
 def _guessed(program: ProgramSlices, calls: ModuleCalls, backward: Mask, forward: Ids) -> PhaseIds:
-    """Returns the phase of modules and operators that are outside all others, and of nothing else."""
+    """The phase of modules and operators that are outside all others, and of nothing else."""
     top = program.operators & (nearest_around(program.nest, program.operator) < 0)
-    guesses = np.zeros(len(program.trace.host), np.int8)
+    guesses = np.zeros(len(program.trace.cpu), np.int8)
     guesses[calls.mask | (top & (_used_by_backward(program, forward) | _before_backward(program, backward)))] = FORWARD
     guesses[top & _uploads(program)] = HOST_TO_DEVICE
     return guesses
 
 
 def _of_autograd(program: ProgramSlices, marks: PhaseIds) -> Mask:
-    """Returns slices of threads other than the main one that evaluate nodes and have no other phase."""
-    host = program.trace.host
+    """Slices of threads other than the main one that evaluate nodes and have no other phase."""
+    cpu = program.trace.cpu
     threads = np.arange(len(program.trace.threads))
-    own = np.isin(threads, host.thread[marks == BACKWARD]) & (threads != program.main_thread)
-    own &= ~np.isin(threads, host.thread[(marks != OTHER) & (marks != BACKWARD)])
-    found: Mask = own[host.thread]
+    own = np.isin(threads, cpu.thread[marks == BACKWARD]) & (threads != program.main_thread)
+    own &= ~np.isin(threads, cpu.thread[(marks != OTHER) & (marks != BACKWARD)])
+    found: Mask = own[cpu.thread]
     return found
 
 
 def _in_engine(program: ProgramSlices) -> Mask:
-    """Returns slices within Python's call of autograd's engine, from stacks."""
-    host, known = program.trace.host, program.trace.names_where(_ENGINE.match)
-    return nearest(program.nest, known[host.name] & (host.kind == HostKind.PYTHON)) >= 0
+    """Slices within Python's call of autograd's engine, from stacks."""
+    cpu, known = program.trace.cpu, program.trace.names_where(_ENGINE.match)
+    return nearest(program.nest, known[cpu.name] & (cpu.kind == SliceKind.PYTHON)) >= 0
 
 
 def _used_by_backward(program: ProgramSlices, forward: Ids) -> Mask:
-    """Returns outermost operators that made a node that is evaluated."""
+    """Outermost operators that made a node that is evaluated."""
     top = outermost(program.nest, program.operators)[forward[forward >= 0]]
     used = np.zeros(len(forward), np.bool_)
     used[top] = True
@@ -351,25 +351,25 @@ def _used_by_backward(program: ProgramSlices, forward: Ids) -> Mask:
 
 
 def _before_backward(program: ProgramSlices, backward: Mask) -> Mask:
-    """Returns operators that record gradients before the first backward slice of their step."""
-    host = program.trace.host
+    """Operators that record gradients before the first backward slice of their step."""
+    cpu = program.trace.cpu
     edges = np.array([step.start for step in program.window.steps], np.int64)
-    step = np.searchsorted(edges, host.start, side="right")
+    step = np.searchsorted(edges, cpu.start, side="right")
     first = np.full(len(edges) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, step[backward], host.start[backward])
-    return (host.sequence >= 0) & (host.forward_thread <= 0) & (host.start < first[step])
+    np.minimum.at(first, step[backward], cpu.start[backward])
+    return (cpu.sequence >= 0) & (cpu.forward_thread <= 0) & (cpu.start < first[step])
 
 
 def _uploads(program: ProgramSlices) -> Mask:
-    """Returns operators of a copy that bring something to the device."""
+    """Operators of a copy that bring something to the device."""
     trace = program.trace
     names = trace.names_where(_UPLOADING.__contains__)
     uploads = (trace.device.kind == WorkKind.COPY) & program.lexicon.upload[trace.device.name]
     works = np.flatnonzero((program.links >= 0) & uploads)
     top = outermost(program.nest, program.operators)[program.links[works]]
-    found = np.zeros(len(trace.host), np.bool_)
+    found = np.zeros(len(trace.cpu), np.bool_)
     found[top[top >= 0]] = True
-    return found & names[trace.host.name]
+    return found & names[trace.cpu.name]
 
 
 ZEROING = ("aten::zero_", "aten::_foreach_zero_", "aten::fill_")
@@ -380,7 +380,7 @@ class Optimizing:
     """The optimizer's work in the window."""
 
     steps: int
-    """The number of optimizer steps that the host executed."""
+    """The number of optimizer steps that the CPU executed."""
     kernels: int
     """The number of launches in the optimizer's phase; without device work, the number of operators there."""
     zeroed_gradients: int
@@ -390,18 +390,18 @@ class Optimizing:
 
 
 def optimizing(program: ProgramSlices, phases: Phases) -> Optimizing:
-    """Counts steps and launches both on the host, so that their ratio holds if the device is behind."""
-    host, lexicon = program.trace.host, program.lexicon
+    """Counts steps and launches both on the CPU, so that their ratio holds if the device is behind."""
+    cpu, lexicon = program.trace.cpu, program.lexicon
     ours = (phases.of == OPTIMIZER) & program.inside
     launches = program.operators.copy()
-    if not program.trace.host_only:
+    if not program.trace.cpu_only:
         launches[:] = False
         launches[program.links[program.links >= 0]] = True
-    in_zero_grad = nearest(program.nest, lexicon.zero_grad[host.name]) >= 0
+    in_zero_grad = nearest(program.nest, lexicon.zero_grad[cpu.name]) >= 0
     zeroing = nearest(program.nest, program.named(ZEROING) & in_zero_grad)
-    calls = (zeroing == np.arange(len(host))) & (nearest_around(program.nest, zeroing) < 0)  # zero_ calls fill_
+    calls = (zeroing == np.arange(len(cpu))) & (nearest_around(program.nest, zeroing) < 0)  # zero_ calls fill_
     return Optimizing(
-        steps=int((lexicon.optimizer[host.name] & program.inside).sum()),
+        steps=int((lexicon.optimizer[cpu.name] & program.inside).sum()),
         kernels=int((ours & launches).sum()),
         zeroed_gradients=int((calls & program.counted).sum()),
         zeroing=int(program.effort[zeroing >= 0].sum()),
@@ -409,8 +409,8 @@ def optimizing(program: ProgramSlices, phases: Phases) -> Optimizing:
 
 
 def zeroing_idle(program: ProgramSlices, waiting: Spans) -> int:
-    """Returns the part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
-    host = program.trace.host
-    zero_grad = nearest(program.nest, program.lexicon.zero_grad[host.name])
+    """The part of `waiting`, when the device waits for Python and launches, in which zero_grad writes zeros."""
+    cpu = program.trace.cpu
+    zero_grad = nearest(program.nest, program.lexicon.zero_grad[cpu.name])
     filling = zero_grad[program.named(ZEROING) & (zero_grad >= 0)]
-    return intersect(union(host.start[filling], program.nest.end[filling]), waiting).length
+    return intersect(union(cpu.start[filling], program.nest.end[filling]), waiting).length

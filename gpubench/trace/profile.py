@@ -1,7 +1,8 @@
-"""The profile of a rank: everything that the analysis of its trace found. It is persisted as profile.json.
+"""The profile of a rank: everything that the analysis of its trace found. It is stored as profile.json.
 
 Times are integer nanoseconds of the profiled run; parts add up to their whole exactly. They show where time went, not
-how fast the program is, because recording costs time. Sizes are bytes. None means unknown.
+how fast the program is, because recording costs time. Sizes are bytes. None means unknown. Fields named `host` are
+times of the CPU.
 """
 
 import re
@@ -17,10 +18,10 @@ Cause = Literal[
     "first_calls", "data_loader", "allocator", "pageable_copy", "communication_wait", "synchronisation",
     "python_and_launch", "recording", "queued", "backlog", "unknown",
 ]  # fmt: skip
-"""Causes of idle time: what the host did while it had not launched the next work.
+"""Causes of idle time: what the CPU did while it had not launched the next work.
 
 `first_calls` is what a program does only once, such as loading code; see trace/first_calls.py.
-`recording` is a wait that only the recording makes. From `queued` on, the host is not known to be the cause: `queued`
+`recording` is a wait that only the recording makes. From `queued` on, the CPU is not known to be the cause: `queued`
 is time after the next work was launched (it was in a queue, or the device did work that was not recorded), and
 `backlog` is time before work that was launched before the trace began."""
 
@@ -88,7 +89,7 @@ class UnusedGradients(Struct, frozen=True):
 
     calls: int
     total: int
-    """The device time of these calls, or on a CPU their host time."""
+    """The device time of these calls, or on a CPU their CPU time."""
     modules: list[str]
     """The classes of the modules."""
     where: str | None
@@ -103,7 +104,7 @@ class Module(Struct, frozen=True):
     """The name of the class, if known."""
     calls: int
     host: int
-    """The host time of the calls of its forward."""
+    """The CPU time of the calls of its forward."""
     forward: int
     """The device time of the forward pass, or on a CPU the operators' own time; so in the next two fields."""
     backward: int
@@ -121,7 +122,7 @@ class Operator(Struct, frozen=True):
     dtype: str
     calls: int
     host: int
-    """The operator's own host time, without the operators that it called."""
+    """The operator's own CPU time, without the operators that it called."""
     device: int
     kernels: int
     flops: float | None
@@ -139,7 +140,7 @@ LONG_SHAPES = 80
 
 
 def short_shapes(shapes: str) -> str:
-    """Returns the shapes of an operator, of which an optimizer's may have hundreds, cut after the first ones."""
+    """The shapes of an operator, of which an optimizer's may have hundreds, cut after the first ones."""
     if len(shapes) <= LONG_SHAPES:
         return shapes
     end = max(shapes.rfind("]", 0, LONG_SHAPES), shapes.find("]")) + 1
@@ -200,11 +201,11 @@ class Kernel(Struct, frozen=True):
 ON_HOST = "all times below are of the host"
 """The end of the note on a trace without work of a device."""
 SHORT_KERNEL = 10_000
-"""Nanoseconds: about the cost of a launch on the host; a run of shorter kernels cannot keep the device busy."""
+"""Nanoseconds: about the cost of a launch on the CPU; a run of shorter kernels cannot keep the device busy."""
 
 
 class Launches(Struct, frozen=True):
-    """Launches of device work by the host, and the queue between the two."""
+    """Launches of device work by the CPU, and the queue between the two."""
 
     calls: int
     """The number of launches whose device work is in the trace."""
@@ -214,7 +215,7 @@ class Launches(Struct, frozen=True):
     """The median time from the end of the launch call to the start of the work, at least 0."""
     delay_p95: int
     late: int
-    """The number of works that began at once because the queue was empty: the device had waited for the host."""
+    """The number of works that began at once because the queue was empty: the device had waited for the CPU."""
     queue_mean: float
     """The mean number of works that are launched and have not begun."""
     queue_longest: int
@@ -234,10 +235,10 @@ class Copy(Struct, frozen=True):
 
     kind: CopyKind
     pinned: bool | None
-    """Whether the host's memory was page-locked; None if no host memory is involved or it is unknown."""
+    """Whether the CPU memory was page-locked; None if no CPU memory is involved or it is unknown."""
     calls: int
     host: int
-    """The time for which the calls blocked the host."""
+    """The time for which the calls blocked the CPU."""
     device: int
     bytes: int | None
     phase: str
@@ -248,7 +249,7 @@ class Copy(Struct, frozen=True):
 
 
 class Synchronisation(Struct, frozen=True):
-    """The waits of the host for the device in one place."""
+    """The waits of the CPU for the device in one place."""
 
     operator: str
     """The operator that asked for the wait, such as aten::item, or the call itself."""
@@ -256,7 +257,7 @@ class Synchronisation(Struct, frozen=True):
     where: str | None
     calls: int
     blocked: int
-    """The time for which the host waited."""
+    """The time for which the CPU waited."""
     idle: int
     """The time for which the device was idle because of the wait."""
     phase: str
@@ -282,7 +283,7 @@ class Compiled(Struct, frozen=True):
     compilations: int
     """The number of compilations in the window, all of which are recompilations."""
     compiling: int
-    """The host time of the compilations."""
+    """The CPU time of the compilations."""
 
 
 class PythonStretch(Struct, frozen=True):
@@ -307,18 +308,18 @@ FirstKind = Literal["load", "initialise", "operator", "autotune", "capture", "co
 
 
 class FirstCall(Struct, frozen=True):
-    """Calls of the host that a program makes only in its first steps."""
+    """Calls of the CPU that a program makes only in its first steps."""
 
     kind: FirstKind
     what: str
     """The name of the call, and of the kernel whose code it loads."""
     calls: int
     host: int
-    """The time of the host in them."""
+    """The time of the CPU in them."""
 
 
 class Held(Struct, frozen=True):
-    """What the host was in during long waits of the device for the next launch."""
+    """What the CPU was in during long waits of the device for the next launch."""
 
     name: str
     """The operator, or the call of the runtime; empty for the rest of these waits."""
@@ -366,7 +367,7 @@ class Reservations(Struct, frozen=True):
     host: int
     """The time that all of them take."""
     page_locked: int
-    """The part of `host` in calls for page-locked memory of the host."""
+    """The part of `host` in calls for page-locked CPU memory."""
     given: int
     """The number of calls that get memory."""
     freed: int
@@ -431,13 +432,13 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     first_calls: list[FirstCall] = []
     """What the window has of calls that a program makes only in its first steps, most time first."""
     held: list[Held] = []
-    """The long waits that count as python_and_launch, by what the host was in, most time first."""
+    """The long waits that count as python_and_launch, by what the CPU was in, most time first."""
     python: Python | None = None
-    """The time outside operators; None without slices of the host."""
+    """The time outside operators; None without slices of the CPU."""
     code: SampledCode | None = None
     """The samples of the program's own code; None if it was not sampled, as for a trace from elsewhere."""
     threads: int
-    """The number of host threads with operators."""
+    """The number of CPU threads with operators."""
     unread: list[str] = []
     """The unread categories, such as those of devices other than CUDA's, ROCm's and XPU's; most events first."""
     work_missing: bool = False
@@ -489,7 +490,7 @@ class Profile(Struct, frozen=True):
 
 
 def shares(profile: Profile) -> dict[str, float]:
-    """Returns the breakdown of the lowest rank by tag, as fractions of its wall time; the step time is in seconds.
+    """The breakdown of the lowest rank by tag, as fractions of its wall time; the step time is in seconds.
 
     Tags are "profile/device/compute", "profile/idle/data_loader", "profile/host/python" and so on.
     """
@@ -505,6 +506,10 @@ def shares(profile: Profile) -> dict[str, float]:
     return found | ({"profile/step_time": rank.wall / 1e9 / len(rank.steps)} if rank.steps else {})
 
 
+_NUMBER = re.compile(r"(^|(?<=_))\d+$")
+"""The last number of a part of a path, if it is the whole part or follows an underscore."""
+
+
 def folded(found: Sequence[Module]) -> list[tuple[Module, int]]:
     """Combines equal layers, those of one class whose paths differ only in numbers, and returns each with its count.
 
@@ -517,7 +522,7 @@ def folded(found: Sequence[Module]) -> list[tuple[Module, int]]:
 
 
 def without_numbers(kind: str, path: str) -> list[str]:
-    """Returns the parts of the path of a module of class `kind`, which are the same for equal layers.
+    """The parts of the path of a module of class `kind`, which are the same for equal layers.
 
     A star replaces numbers of a qualified path, and the numbers by which the profiler distinguishes modules of a class.
     """
@@ -527,7 +532,7 @@ def without_numbers(kind: str, path: str) -> list[str]:
 
 
 def common_path(paths: Sequence[str]) -> str:
-    """Returns the common path of equal layers, with a star for each number in which they differ."""
+    """The common path of equal layers, with a star for each number in which they differ."""
     separator = "/" if "/" in paths[0] else "."
     parts = [path.split(separator) for path in paths]
     if len({len(one) for one in parts}) > 1:
@@ -535,10 +540,6 @@ def common_path(paths: Sequence[str]) -> str:
     return separator.join(
         same[0] if len(set(same)) == 1 else _NUMBER.sub("*", same[0]) for same in zip(*parts, strict=True)
     )
-
-
-_NUMBER = re.compile(r"(^|(?<=_))\d+$")
-"""The last number of a part of a path, if it is the whole part or follows an underscore."""
 
 
 def _sum(group: Sequence[Module]) -> Module:
@@ -555,7 +556,7 @@ def _sum(group: Sequence[Module]) -> Module:
 
 
 def kernel_changes(before: RankProfile, after: RankProfile) -> list[KernelChange]:
-    """Returns the changes per step, largest change first.
+    """The changes per step, largest change first.
 
     Kernels are identified by name; a name in only one trace counts 0 in the other. A trace without steps counts as one
     step.
@@ -577,7 +578,6 @@ def kernel_changes(before: RankProfile, after: RankProfile) -> list[KernelChange
 
 
 def _by_name(kernels: list[Kernel]) -> dict[str, tuple[int, int]]:
-    """Returns {name: (nanoseconds, calls)}."""
     found: dict[str, tuple[int, int]] = {}
     for kernel in kernels:
         total, calls = found.get(kernel.name, (0, 0))

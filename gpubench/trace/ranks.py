@@ -2,7 +2,7 @@
 
 Clocks of different machines differ, so that starts cannot be compared. Durations can be: the kernels of a collective
 spin until the last rank arrives, and all end together, so that the rank with the shortest kernel came last. The same
-applies to slices of collectives that run on the host, such as gloo's, in traces without device work.
+applies to slices of collectives that run on the CPU, such as gloo's, in traces without device work.
 """
 
 import re
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Spans, Trace, at, clip, intersect, union
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, at, clip, intersect, union
 from gpubench.trace.device import communication_work
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
@@ -38,23 +38,23 @@ OTHER = KINDS.index("other")
 
 
 def kind_of(name: str) -> CollectiveKind:
-    """Returns the kind of a kernel's, operator's or backend's name."""
+    """The kind of a kernel's, operator's or backend's name."""
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, name.lower())), "other")
 
 
 def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
-    """Returns for each work of the device the index of its kind in KINDS, OTHER for work that does not communicate.
+    """For each work of the device, the index of its kind in KINDS, OTHER for work that does not communicate.
 
     It is what the program requested, from the collective's description, or else from the operator or annotation around
     its launch. If both are missing, it is the kind of other kernels of the same name, if they are of one kind, or else
     what the name says. NCCL runs an all-to-all as SendRecv, and some versions give other collectives that name too.
     """
-    device, host = trace.device, trace.host
-    named = lexicon.communication_kernel | lexicon.communication_host
+    device, cpu = trace.device, trace.cpu
+    named = lexicon.communication_kernel | lexicon.communication_cpu
     known = np.full(len(trace.names), OTHER, np.int8)
     known[named] = [KINDS.index(kind_of(trace.names[name])) for name in np.flatnonzero(named).tolist()]
-    telling = (lexicon.communication_host & (known != OTHER))[host.name] & (host.kind != HostKind.PYTHON)
-    around = at(host.name, _around(trace, telling, launchers(trace)))
+    telling = (lexicon.communication_cpu & (known != OTHER))[cpu.name] & (cpu.kind != SliceKind.PYTHON)
+    around = at(cpu.name, _around(trace, telling, launchers(trace)))
     described = np.array([KINDS.index(kind_of(one.name)) for one in trace.messages], np.int8)
     asked = at(known, around, OTHER)
     stated = at(described, messages(trace), OTHER)
@@ -67,7 +67,7 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
 
 
 def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) -> list[Collective]:
-    """Returns the collectives by kind and kernel name, most exposed first. `exposed` is `Sets.exposed_communication`.
+    """The collectives by kind and kernel name, most exposed first. `exposed` is `Sets.exposed_communication`.
 
     If two with different names run at once, the time is in the `exposed` of both. Bytes are those of the messages on
     this rank, and known if the trace has them for every call.
@@ -93,30 +93,30 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
 
 
 def messages(trace: Trace) -> Ids:
-    """Returns for each work the index of its description in `Trace.messages`, or -1.
+    """For each work, the index of its description in `Trace.messages`, or -1.
 
-    It is the one of the kernel, or else the one of the host's slice around the launch (record_param_comms).
+    It is the one of the kernel, or else the one of the CPU slice around the launch (record_param_comms).
     """
-    described = trace.host.message != MISSING
-    around = at(trace.host.message, _around(trace, described, launchers(trace)))
+    described = trace.cpu.message != MISSING
+    around = at(trace.cpu.message, _around(trace, described, launchers(trace)))
     return np.where(trace.device.message != MISSING, trace.device.message, around).astype(np.int32)
 
 
 def _around(trace: Trace, chosen: Mask, links: Ids) -> Ids:
-    """Returns for each work the outermost of the chosen slices around its launch, or -1."""
-    host = trace.host
+    """For each work, the outermost of the chosen slices around its launch, or -1."""
+    cpu = trace.cpu
     slices = np.flatnonzero(chosen)
     found = np.full(len(links), MISSING, np.int32)
     works = np.flatnonzero(links != MISSING)
-    for thread in np.unique(host.thread[slices]).tolist():
-        own = slices[host.thread[slices] == thread]
-        reach = np.maximum.accumulate(host.end[own])
-        outer = own[np.concatenate(([True], host.end[own[1:]] > reach[:-1]))]
-        here = works[host.thread[links[works]] == thread]
-        launched = host.start[links[here]]
-        place = np.searchsorted(host.start[outer], launched, side="right") - 1
+    for thread in np.unique(cpu.thread[slices]).tolist():
+        own = slices[cpu.thread[slices] == thread]
+        reach = np.maximum.accumulate(cpu.end[own])
+        outer = own[np.concatenate(([True], cpu.end[own[1:]] > reach[:-1]))]
+        here = works[cpu.thread[links[works]] == thread]
+        launched = cpu.start[links[here]]
+        place = np.searchsorted(cpu.start[outer], launched, side="right") - 1
         around = outer[np.maximum(place, 0)]
-        inside = (place >= 0) & (host.end[around] >= launched)
+        inside = (place >= 0) & (cpu.end[around] >= launched)
         found[here[inside]] = around[inside]
     return found
 
@@ -172,7 +172,7 @@ def check(traces: Sequence[Trace], lexicons: Sequence[Lexicon]) -> None:
 
 
 def apart(traces: Sequence[Trace], windows: Sequence[Window]) -> list[str]:
-    """Returns a note if two traces were not recorded at the same time."""
+    """Notes that two traces were not recorded at the same time."""
     early = min(range(len(traces)), key=lambda place: windows[place].end)
     late = max(range(len(traces)), key=lambda place: windows[place].start)
     gap = windows[late].start - windows[early].end
@@ -185,7 +185,7 @@ def apart(traces: Sequence[Trace], windows: Sequence[Window]) -> list[str]:
 
 
 def stragglers(traces: Sequence[Trace], windows: Sequence[Window], lexicons: Sequence[Lexicon]) -> list[Straggler]:
-    """Returns each rank whose collectives can be matched with those of other ranks, latest first.
+    """Each rank whose collectives can be matched with those of other ranks, latest first.
 
     Ranks wait in a collective if the durations of its kernels differ by more than noise.
 
@@ -246,8 +246,6 @@ class _RankTally:
 
 
 class _ProcessGroup(NamedTuple):
-    """A process group."""
-
     name: str
     ranks: str
     """The numbers of its ranks, as recorded."""
@@ -330,7 +328,7 @@ def _confirmed(found: Sequence[tuple[bool, list[_Calls]]], world_size: int | Non
 
 
 def _members(group: _ProcessGroup | None, traces: Sequence[Trace]) -> list[int]:
-    """Returns the places of the traces whose ranks are in the group; none if its ranks are not known."""
+    """The places of the traces whose ranks are in the group; none if its ranks are not known."""
     if group is None:
         return list(range(len(traces)))
     numbers = [int(number) for number in re.findall(r"\d+", group.ranks)]
@@ -340,7 +338,7 @@ def _members(group: _ProcessGroup | None, traces: Sequence[Trace]) -> list[int]:
 
 
 def _of_common_numbers(calls: Sequence[_Calls]) -> list[_Calls]:
-    """Returns the calls whose numbers all ranks have, without those that share a number."""
+    """The calls whose numbers all ranks have, without those that share a number."""
     once = []
     for one in calls:
         number, count = np.unique(one.number, return_counts=True)
@@ -362,9 +360,9 @@ TOLERANCE = 0.25
 
 
 def _coincide(durations: Ns, ends: Ns) -> Mask:
-    """Returns which columns of [rank, collective] may each be one collective, because their kernels end together.
+    """Which columns of [rank, collective] may each be one collective, because their kernels end together.
 
-    What the clocks of two ranks differ by is taken to be the median difference of all their ends.
+    The difference between the clocks of two ranks is taken to be the median difference of all their ends.
     """
     apart = ends - ends[0]
     apart = apart - np.median(apart, axis=1, keepdims=True).astype(np.int64)
@@ -377,7 +375,7 @@ class _Launched(NamedTuple):
     """The collectives of a rank in which ranks wait for each other, in the order in which they began."""
 
     launched: Ns
-    """By the launch, because a device behind its host starts kernels long after the next step has begun."""
+    """By the launch, because a device behind the CPU starts kernels long after the next step has begun."""
     calls: _Calls
     kind: NDArray[np.int8]
     name: Ids
@@ -387,8 +385,8 @@ class _Launched(NamedTuple):
 
 
 def _collectives(trace: Trace, window: Window, lexicon: Lexicon) -> dict[_Key, _Calls]:
-    """Returns the collectives that were launched in the window, in their order."""
-    found = _on_host(trace, lexicon) if trace.host_only else _on_device(trace, lexicon)
+    """The collectives that were launched in the window, in their order."""
+    found = _on_cpu(trace, lexicon) if trace.cpu_only else _on_device(trace, lexicon)
     starts = np.array([step.start for step in window.steps], np.int64)
     numbers = np.array([MISSING, *(step.number for step in window.steps)], np.int64)
     step = numbers[np.searchsorted(starts, found.launched, side="right")]
@@ -420,34 +418,31 @@ def _on_device(trace: Trace, lexicon: Lexicon) -> _Launched:
     waits = barrier | (np.isin(kind, [KINDS.index(one) for one in _WAITING]) & ~one_sided)
     works = np.flatnonzero(communication_work(trace, lexicon) & waits)
     _, stream = np.unique(device.stream[works], return_inverse=True)
-    number = at(np.array([_or_missing(one.number) for one in trace.messages], np.int64), message[works])
+    numbers = [MISSING if one.number is None else one.number for one in trace.messages]
+    number = at(np.array(numbers, np.int64), message[works])
     calls = _Calls(device.end[works] - device.start[works], device.end[works], number)
     launched = _launch_times(trace)[works]
     return _Launched(launched, calls, kind[works], device.name[works], stream.reshape(-1), message[works])
 
 
-def _on_host(trace: Trace, lexicon: Lexicon) -> _Launched:
-    host = trace.host
+def _on_cpu(trace: Trace, lexicon: Lexicon) -> _Launched:
+    cpu = trace.cpu
     kind, waits = np.full(len(trace.names), OTHER, np.int8), np.zeros(len(trace.names), np.bool_)
     for each in np.flatnonzero(lexicon.communication_wait).tolist():
         kind[each] = KINDS.index(kind_of(trace.names[each]))
         waits[each] = KINDS[kind[each]] in _WAITING or re.search(_BARRIER, trace.names[each])
-    slices = np.flatnonzero(waits[host.name] & (host.kind != HostKind.PYTHON))
-    slices = slices[np.argsort(host.start[slices], kind="stable")]  # the backend has several threads
+    slices = np.flatnonzero(waits[cpu.name] & (cpu.kind != SliceKind.PYTHON))
+    slices = slices[np.argsort(cpu.start[slices], kind="stable")]  # the backend has several threads
     unknown = np.full(len(slices), MISSING, np.int64)
-    calls = _Calls(host.end[slices] - host.start[slices], host.end[slices], unknown)
-    name = host.name[slices]
-    return _Launched(host.start[slices], calls, kind[name], name, unknown, unknown.astype(np.int32))
-
-
-def _or_missing(number: int | None) -> int:
-    return MISSING if number is None else number
+    calls = _Calls(cpu.end[slices] - cpu.start[slices], cpu.end[slices], unknown)
+    name = cpu.name[slices]
+    return _Launched(cpu.start[slices], calls, kind[name], name, unknown, unknown.astype(np.int32))
 
 
 def _launch_times(trace: Trace) -> Ns:
     links = launchers(trace)
     times = trace.device.start.copy()
-    times[links != MISSING] = trace.host.start[links[links != MISSING]]
+    times[links != MISSING] = trace.cpu.start[links[links != MISSING]]
     return times
 
 
@@ -460,12 +455,12 @@ def _check_differing(trace: Trace, before: Sequence[Trace]) -> None:
 
 
 def _same(one: Trace, other: Trace) -> bool:
-    """Returns whether all times are equal, which two different processes never have to the nanosecond."""
+    """Whether all times are equal, which those of two different processes never are to the nanosecond."""
     return all(
         np.array_equal(ours, theirs)
         for ours, theirs in (
-            (one.host.start, other.host.start),
-            (one.host.end, other.host.end),
+            (one.cpu.start, other.cpu.start),
+            (one.cpu.end, other.cpu.end),
             (one.device.start, other.device.start),
             (one.device.end, other.device.end),
         )
@@ -473,17 +468,17 @@ def _same(one: Trace, other: Trace) -> bool:
 
 
 def _communicates(lexicon: Lexicon) -> bool:
-    return bool(lexicon.communication_kernel.any() or lexicon.communication_host.any())
+    return bool(lexicon.communication_kernel.any() or lexicon.communication_cpu.any())
 
 
 def _processes(trace: Trace) -> set[str]:
-    """Returns the processes that call the runtime, each of which has its own correlation numbers.
+    """The processes that call the runtime, each of which has its own correlation numbers.
 
     Devices also appear as processes in which the runtime is called: a program has operators or Python too.
     """
-    calls = trace.host.kind == HostKind.RUNTIME
+    calls = trace.cpu.kind == SliceKind.RUNTIME
     calling, programs = (
-        {trace.threads[thread][0] for thread in np.unique(trace.host.thread[chosen]).tolist()}
+        {trace.threads[thread][0] for thread in np.unique(trace.cpu.thread[chosen]).tolist()}
         for chosen in (calls, ~calls)
     )
     return calling & programs or calling

@@ -11,33 +11,34 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, HostKind, Ids, Mask, Ns, Trace, WorkKind, at, sum_at
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Trace, WorkKind, at, sum_at
 from gpubench.trace.names import Lexicon, Window, recorder_waits, window
 from gpubench.trace.profile import SHORT_KERNEL, Launches
 
 
 def launchers(trace: Trace) -> Ids:
-    """Returns for each work of the device the index of the runtime slice that launched it, -1 if the trace has none.
+    """For each work of the device, the index of the runtime slice that launched it, -1 if the trace has none.
 
     Correlations of 0 and below mean none. The works of a CUDA graph have the same launch. Of several calls with one
     number (a runtime call and the driver call in it) the one that began first counts.
     """
-    host, device = trace.host, trace.device
-    calls = np.flatnonzero((host.kind == HostKind.RUNTIME) & (host.correlation > 0))
-    calls = calls[np.lexsort((host.start[calls], host.correlation[calls]))]
+    cpu, device = trace.cpu, trace.device
+    calls = np.flatnonzero((cpu.kind == SliceKind.RUNTIME) & (cpu.correlation > 0))
+    calls = calls[np.lexsort((cpu.start[calls], cpu.correlation[calls]))]
     if not len(calls):
         return np.full(len(device), MISSING, np.int32)
-    numbers = host.correlation[calls]
+    numbers = cpu.correlation[calls]
     place = np.minimum(np.searchsorted(numbers, device.correlation), len(calls) - 1)
     return np.where(numbers[place] == device.correlation, calls[place], MISSING).astype(np.int32)
 
 
-_EVER = np.iinfo(np.int64).min
+NEVER = np.iinfo(np.int64).min
+"""Before all times of a trace."""
 
 
 @dataclass(frozen=True)
 class Nest:
-    """The forest of a trace's host slices, by thread. All arrays are aligned with `Trace.host`."""
+    """The forest of a trace's CPU slices, by thread. All arrays are aligned with `Trace.cpu`."""
 
     parent: Ids
     """Index of the slice around it, -1 for a root; always less than its own index."""
@@ -60,22 +61,22 @@ class Segments:
 
 
 def nest(trace: Trace) -> Nest:
-    """Returns the forest of `trace`.
+    """Builds the forest of `trace`.
 
     A slice that outlasts the one in which it began has no right nesting: it is cut to that one, or if most of it is
     beyond, the earlier one ends where it begins. An annotation is always cut to the operator in which it began: an
     exception may leave it open, while operators always close.
     """
-    host = trace.host
-    starts, ends, kinds = host.start.tolist(), host.end.tolist(), host.kind.tolist()
-    parents = [MISSING] * len(host)
-    edges = np.searchsorted(host.thread, np.arange(len(trace.threads) + 1)).tolist()
+    cpu = trace.cpu
+    starts, ends, kinds = cpu.start.tolist(), cpu.end.tolist(), cpu.kind.tolist()
+    parents = [MISSING] * len(cpu)
+    edges = np.searchsorted(cpu.thread, np.arange(len(trace.threads) + 1)).tolist()
     for first, beyond in pairwise(edges):
         _nest_thread(range(first, beyond), starts, ends, kinds, parents)
     parent, end = np.array(parents, np.int32), np.array(ends, np.int64)
-    own = end - host.start
+    own = end - cpu.start
     inner = np.flatnonzero(parent >= 0)
-    np.subtract.at(own, parent[inner], end[inner] - host.start[inner])
+    np.subtract.at(own, parent[inner], end[inner] - cpu.start[inner])
     return Nest(parent, end, own)
 
 
@@ -86,7 +87,7 @@ def _nest_thread(slices: range, starts: list[int], ends: list[int], kinds: list[
         while open_:
             around = open_[-1]
             inside = ends[around] - start
-            left_open = kinds[index] == HostKind.ANNOTATION and kinds[around] == HostKind.OPERATOR
+            left_open = kinds[index] == SliceKind.ANNOTATION and kinds[around] == SliceKind.OPERATOR
             if inside > 0 and (2 * inside >= end - start or left_open):
                 parents[index] = around
                 ends[index] = min(end, ends[around])
@@ -97,7 +98,7 @@ def _nest_thread(slices: range, starts: list[int], ends: list[int], kinds: list[
 
 
 def nearest(nest: Nest, mask: Mask) -> Ids:
-    """Returns for each slice the innermost one of `mask` at or around it, else -1."""
+    """For each slice, the innermost one of `mask` at or around it, else -1."""
     found = np.where(mask, np.arange(len(mask), dtype=np.int32), nest.parent)
     # Each round doubles the distance of every open search, because the slices that it jumps to have jumped as far.
     searching = np.flatnonzero((found >= 0) & ~mask[found])
@@ -109,19 +110,19 @@ def nearest(nest: Nest, mask: Mask) -> Ids:
 
 
 def nearest_around(nest: Nest, found: Ids) -> Ids:
-    """Returns for each slice its parent's value in `found`, made by `nearest`: the innermost one around it."""
+    """For each slice, its parent's value in `found`, made by `nearest`: the innermost one around it."""
     return at(found, nest.parent)
 
 
 def outermost(nest: Nest, mask: Mask) -> Ids:
-    """Returns for each slice the outermost one of `mask` at or around it, else -1."""
+    """For each slice, the outermost one of `mask` at or around it, else -1."""
     found = nearest(nest, mask)
     roots = mask & (nearest_around(nest, found) < 0)
     return nearest(nest, roots)
 
 
 def reaching(nest: Nest, slices: Ids) -> Mask:
-    """Returns a mask over all slices: those that are in `slices`, or around one of them."""
+    """A mask over all slices: those that are in `slices`, or around one of them."""
     found = np.zeros(len(nest.parent), np.bool_)
     rising = np.unique(slices)
     while len(rising):
@@ -133,11 +134,11 @@ def reaching(nest: Nest, slices: Ids) -> Mask:
 
 
 def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Segments:
-    """Returns what `thread` did in each part of [start, end), which the segments tile."""
+    """What `thread` did in each part of [start, end), which the segments tile."""
     if end <= start:
         return Segments(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
-    here = np.flatnonzero((trace.host.thread == thread) & (nest.end > trace.host.start)).astype(np.int32)
-    times = np.concatenate(([_EVER], nest.end[here], trace.host.start[here]))
+    here = np.flatnonzero((trace.cpu.thread == thread) & (nest.end > trace.cpu.start)).astype(np.int32)
+    times = np.concatenate(([NEVER], nest.end[here], trace.cpu.start[here]))
     opens = np.repeat([0, 0, 1], (1, len(here), len(here)))
     opened = np.concatenate(([MISSING], nest.parent[here], here)).astype(np.int32)
     # At one instant slices end before others start: inner ones end first, and outer ones start first.
@@ -149,24 +150,21 @@ def innermost(trace: Trace, nest: Nest, thread: int, start: int, end: int) -> Se
 
 
 def owner_slice(trace: Trace, nest: Nest, links: Ids) -> Ids:
-    """Returns for each work of the device the innermost operator of its launch, as an index of `Trace.host`, or -1."""
-    return at(nearest(nest, trace.host.kind == HostKind.OPERATOR), links)
+    """For each work of the device, the innermost operator of its launch, as an index of `Trace.cpu`, or -1."""
+    return at(nearest(nest, trace.cpu.kind == SliceKind.OPERATOR), links)
 
 
 def owner(trace: Trace, nest: Nest, links: Ids) -> Ids:
-    """Returns the name of the same operator for each work, as an index of `Trace.names`, or -1."""
-    return at(trace.host.name, owner_slice(trace, nest, links))
-
-
-NEVER = np.iinfo(np.int64).min
+    """The name of the same operator for each work, as an index of `Trace.names`, or -1."""
+    return at(trace.cpu.name, owner_slice(trace, nest, links))
 
 
 def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
-    """Returns the launches of work that starts in the window; None if there is none.
+    """The launches of work that starts in the window; None if there is none.
 
-    Work is in the queue from the end of its launch call, when the host is free for the next call, to its start.
+    Work is in the queue from the end of its launch call, when the CPU is free for the next call, to its start.
     """
-    device, host = trace.device, trace.host
+    device, cpu = trace.device, trace.cpu
     inside = started_in(trace, window)
     if not inside.any():
         return None
@@ -174,14 +172,14 @@ def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
     unlinked = inside & (links == MISSING)
     duration = device.end - device.start
     short = inside & (device.kind == WorkKind.KERNEL) & (duration < SHORT_KERNEL)
-    launched = host.end[links[linked]]
+    launched = cpu.end[links[linked]]
     started = np.maximum(device.start[linked], launched)
     delay = started - launched
     calls = np.unique(links[linked])
     mean, longest = _queue(launched, started, window)
     return Launches(
         calls=len(calls),
-        host=int((host.end[calls] - host.start[calls]).sum()),
+        host=int((cpu.end[calls] - cpu.start[calls]).sum()),
         delay_median=_quantile(delay, 0.5),
         delay_p95=_quantile(delay, 0.95),
         late=int((_launched_late(trace, links) & linked).sum()),
@@ -196,26 +194,26 @@ def launches(trace: Trace, links: Ids, window: Window) -> Launches | None:
 
 
 def started_in(trace: Trace, window: Window) -> Mask:
-    """Returns a mask over `Trace.device`: work belongs to the window, and to the step, in which it starts."""
+    """A mask over `Trace.device`: work belongs to the window, and to the step, in which it starts."""
     inside: Mask = (trace.device.start >= window.start) & (trace.device.start < window.end)
     return inside
 
 
 def ready(trace: Trace, links: Ids) -> Ns:
-    """Returns for each work the instant after which the host did not delay it: the end of its launch call.
+    """For each work, the instant after which the CPU did not delay it: the end of its launch call.
 
     If the work began earlier, it is the beginning of the call, and without a launch in the trace the least integer.
     """
     times = np.full(len(links), NEVER)
     linked = links != MISSING
-    start, end = trace.host.start[links[linked]], trace.host.end[links[linked]]
+    start, end = trace.cpu.start[links[linked]], trace.cpu.end[links[linked]]
     began = trace.device.start[linked]
     times[linked] = np.where(end <= began, end, np.minimum(start, began))
     return times
 
 
 def previous_on_stream(trace: Trace) -> tuple[Ids, Ns]:
-    """Returns for each work the previous one on its stream that ended last (-1: none), and that end."""
+    """For each work, the previous one on its stream that ended last (-1: none), and that end."""
     device = trace.device
     previous = np.full(len(device), MISSING, np.int32)
     ended = np.zeros(len(device), np.int64)
@@ -227,7 +225,7 @@ def previous_on_stream(trace: Trace) -> tuple[Ids, Ns]:
 
 
 def by_stream(trace: Trace) -> list[NDArray[np.intp]]:
-    """Yields the works of each stream of each device, as indices into `Trace.device`, ordered by start."""
+    """The works of each stream of each device, as indices into `Trace.device`, ordered by start."""
     device = trace.device
     order = np.lexsort((np.arange(len(device)), device.stream, device.device))
     borders = (np.diff(device.stream[order]) != 0) | (np.diff(device.device[order]) != 0)
@@ -235,7 +233,7 @@ def by_stream(trace: Trace) -> list[NDArray[np.intp]]:
 
 
 def _launched_late(trace: Trace, links: Ids) -> Mask:
-    """Returns work whose stream was empty when it was launched."""
+    """Work whose stream was empty when it was launched."""
     previous, ended = previous_on_stream(trace)
     late: Mask = links != MISSING
     late[late] = (ready(trace, links)[late] >= ended[late]) | (previous[late] == MISSING)
@@ -243,7 +241,7 @@ def _launched_late(trace: Trace, links: Ids) -> Mask:
 
 
 def _queue(launched: Ns, started: Ns, window: Window) -> tuple[float, int]:
-    """Returns the queue's mean length over the window, and its largest length."""
+    """The queue's mean length over the window, and its largest length."""
     times = np.concatenate((launched, started))
     changes = np.repeat((1, -1), (len(launched), len(started)))
     order = np.lexsort((changes, times))  # at one instant, starts leave the queue before launches enter it
@@ -254,13 +252,13 @@ def _queue(launched: Ns, started: Ns, window: Window) -> tuple[float, int]:
 
 
 def _quantile(values: Ns, part: float) -> int:
-    """Returns the nearest of the values; 0 if there are none."""
+    """The nearest of the values; 0 if there are none."""
     return int(np.quantile(values, part, method="nearest")) if len(values) else 0
 
 
 @dataclass(frozen=True)
 class ProgramSlices:
-    """A trace within its window, with the nesting of its host's slices and the links to the work they launched."""
+    """A trace within its window, with the nesting of the CPU's slices and the links to the work they launched."""
 
     trace: Trace
     lexicon: Lexicon
@@ -276,12 +274,11 @@ class ProgramSlices:
 
     @cached_property
     def operators(self) -> Mask:
-        return np.equal(self.trace.host.kind, HostKind.OPERATOR)
+        return np.equal(self.trace.cpu.kind, SliceKind.OPERATOR)
 
     def named(self, names: Collection[str]) -> Mask:
-        """Returns operators with one of these names."""
         known = self.trace.names_where(lambda name: name in names)
-        found: Mask = known[self.trace.host.name] & self.operators
+        found: Mask = known[self.trace.cpu.name] & self.operators
         return found
 
     @cached_property
@@ -302,7 +299,7 @@ class ProgramSlices:
     @cached_property
     def inside(self) -> Mask:
         """The slices that begin in the window."""
-        start = self.trace.host.start
+        start = self.trace.cpu.start
         return (start >= self.window.start) & (start < self.window.end)
 
     @cached_property
@@ -319,7 +316,7 @@ class ProgramSlices:
     def counted(self) -> Mask:
         """The slices whose calls count: they launched work that counts, or launched none and begin in the window.
 
-        A device may be far behind its host, so that calls and device time are of the same work.
+        A device may be far behind the CPU, so that calls and device time are of the same work.
         """
         counting = reaching(self.nest, self.links[(self.links >= 0) & self.started])
         return np.where(self.launching, counting, self.inside)
@@ -332,7 +329,7 @@ class ProgramSlices:
     @cached_property
     def launched_time(self) -> Ns:
         """The time of the counted work that each slice launched itself."""
-        return sum_at(self.links, self.work_time, len(self.trace.host))
+        return sum_at(self.links, self.work_time, len(self.trace.cpu))
 
     @cached_property
     def own_time(self) -> Ns:
@@ -342,18 +339,18 @@ class ProgramSlices:
     @cached_property
     def effort(self) -> Ns:
         """The time attributed to each slice: of the work that it launched, or on a CPU its own."""
-        return np.where(self.operators, self.own_time, 0) if self.trace.host_only else self.launched_time
+        return np.where(self.operators, self.own_time, 0) if self.trace.cpu_only else self.launched_time
 
     @cached_property
     def main_thread(self) -> int:
-        """The thread with the steps, or else that with most time in operators; -1 without host slices."""
-        host = self.trace.host
-        steps = np.flatnonzero(self.lexicon.profiler_step[host.name])
+        """The thread with the steps, or else that with most time in operators; -1 without CPU slices."""
+        cpu = self.trace.cpu
+        steps = np.flatnonzero(self.lexicon.profiler_step[cpu.name])
         if len(steps):
-            return int(host.thread[steps[0]])
+            return int(cpu.thread[steps[0]])
         busy = np.zeros(len(self.trace.threads), np.int64)
-        np.add.at(busy, host.thread[self.operators], self.nest.own[self.operators])
-        return int(busy.argmax()) if len(host) else MISSING
+        np.add.at(busy, cpu.thread[self.operators], self.nest.own[self.operators])
+        return int(busy.argmax()) if len(cpu) else MISSING
 
     @cached_property
     def main(self) -> Segments:
@@ -383,26 +380,26 @@ class UserFrames:
     @classmethod
     def of(cls, program: ProgramSlices) -> Self:
         trace = program.trace
-        return cls(trace, innermost_frames(program), nearest(program.nest, trace.host.stack >= 0))
+        return cls(trace, innermost_frames(program), nearest(program.nest, trace.cpu.stack >= 0))
 
     def at(self, slice_: int) -> str | None:
-        """Returns the place as "train.py:25 in step"; None without a stack or without a function of the user's."""
+        """The place as "train.py:25 in step"; None without a stack or without a function of the user's."""
         if (frame := self._frame[slice_]) >= 0:
-            return user_frame(self._trace.names[self._trace.host.name[frame]])
+            return user_frame(self._trace.names[self._trace.cpu.name[frame]])
         if (operator := self._stack[slice_]) < 0:
             return None
-        frames = re.split(r"[;\n]", self._trace.names[self._trace.host.stack[operator]])
+        frames = re.split(r"[;\n]", self._trace.names[self._trace.cpu.stack[operator]])
         return next((found for one in frames if (found := user_frame(one.strip()))), None)
 
 
 def innermost_frames(program: ProgramSlices) -> Ids:
-    """Returns for each slice the user's innermost function around it, as a slice, or -1."""
-    host, users = program.trace.host, program.trace.names_where(user_frame)
-    return nearest(program.nest, users[host.name] & (host.kind == HostKind.PYTHON))
+    """For each slice, the user's innermost function around it, as a slice, or -1."""
+    cpu, users = program.trace.cpu, program.trace.names_where(user_frame)
+    return nearest(program.nest, users[cpu.name] & (cpu.kind == SliceKind.PYTHON))
 
 
 def user_frame(name: str) -> str | None:
-    """Returns the place in a frame's name, such as "train.py(25): step"; None for libraries and other names."""
+    """The place in a frame's name, such as "train.py(25): step"; None for libraries and other names."""
     match = _FRAME.match(name)
     if not match or _NOT_THE_USERS.match(match["path"]):
         return None

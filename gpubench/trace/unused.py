@@ -12,30 +12,30 @@ MODULE = " in <module>"
 
 
 def unused_gradients(program: ProgramSlices, phases: Phases) -> UnusedGradients | None:
-    """Returns the calls of outermost modules in the window that made nodes of which autograd evaluates none.
+    """The calls of outermost modules in the window that made nodes of which autograd evaluates none.
 
     Operators have a sequence number if gradients are on, which is that of the next node to be made: where it does not
-    grow until the next operator, as in a model whose parameters are frozen, none was made. Returns None unless there
-    are other calls whose nodes are evaluated, or if all calls come after the last backward pass, as the trace may then
-    end before theirs. What is recomputed in a backward pass belongs to it.
+    grow until the next operator, as in a model whose parameters are frozen, none was made. None unless there are other
+    calls whose nodes are evaluated, or if all calls come after the last backward pass, as the trace may then end before
+    theirs. What is recomputed in a backward pass belongs to it.
     """
-    host, calls = program.trace.host, phases.calls
+    cpu, calls = program.trace.cpu, phases.calls
     around = outermost(program.nest, calls.mask)
     inside = calls.mask & program.inside & (phases.evaluation < 0) & ~phases.recompute
-    roots = np.flatnonzero(inside & (around == np.arange(len(host))))
+    roots = np.flatnonzero(inside & (around == np.arange(len(cpu))))
     used = np.unique(at(around, phases.forward[phases.forward >= 0]))
     if not len(roots) or not np.isin(roots, used).any():
         return None
-    numbered = np.flatnonzero(program.operators & (host.sequence >= 0) & (host.forward_thread <= 0))
+    numbered = np.flatnonzero(program.operators & (cpu.sequence >= 0) & (cpu.forward_thread <= 0))
     one, following = numbered[:-1], numbered[1:]  # by thread, and in the order in which they began
-    grows = (host.thread[one] == host.thread[following]) & (host.sequence[one] < host.sequence[following])
+    grows = (cpu.thread[one] == cpu.thread[following]) & (cpu.sequence[one] < cpu.sequence[following])
     making = np.unique(around[one[grows]])
     unused = roots[np.isin(roots, making) & ~np.isin(roots, used)]
-    last = host.start[phases.forward >= 0].max()
-    if not (host.start[unused] < last).any():  # their backward pass may come after the window
+    last = cpu.start[phases.forward >= 0].max()
+    if not (cpu.start[unused] < last).any():  # their backward pass may come after the window
         return None
-    if program.trace.host_only:
-        total = int((program.nest.end[unused] - host.start[unused]).sum())
+    if program.trace.cpu_only:
+        total = int((program.nest.end[unused] - cpu.start[unused]).sum())
     else:
         launched = at(around, program.links)
         total = int(program.work_time[np.isin(launched, unused)].sum())

@@ -20,7 +20,7 @@ USER_ERRORS = (Exception, SystemExit)
 def find_callable(
     setting: str, name: str, refused: type[GpubenchError], arguments: Mapping[str, Any] | None = None
 ) -> Callable[[], Any]:
-    """Returns a function that calls the callable with the name `name`, the value of `setting`, with `arguments`.
+    """Makes a function that calls the callable with the name `name`, the value of `setting`, with `arguments`.
 
     Its module may be in the current directory. Raises `refused` if it cannot be imported, or not be called with these
     arguments. The returned function also raises `refused` if the user's code raises an exception; that exception is the

@@ -18,7 +18,7 @@ SUGGESTIONS = 3
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Returns the repeated parts of a network: transformer layers, ResNet blocks, levels of a UNet.
+    """Finds the repeated parts of a network: transformer layers, ResNet blocks, levels of a UNet.
 
     FSDP2 shards block by block, and activation checkpointing recomputes block by block. Blocks are the members of the
     outermost nn.ModuleLists, and of nn.Sequentials with several members that have parameters. A block that only
@@ -82,7 +82,7 @@ def _every(module: nn.Module, step: int) -> list[nn.Module]:
 
 
 def _named(module: nn.Module, patterns: str) -> list[nn.Module]:
-    """Returns the modules whose path matches one of the comma-separated patterns."""
+    """The modules whose path matches one of the comma-separated patterns."""
     paths = _paths(module)
     found: dict[str, nn.Module] = {}
     for pattern in map(str.strip, patterns.split(",")):
@@ -94,7 +94,7 @@ def _named(module: nn.Module, patterns: str) -> list[nn.Module]:
 
 
 def _paths(module: nn.Module) -> dict[str, nn.Module]:
-    """Returns the submodules by path, without torch's containers of modules, which are never called."""
+    """The submodules by path, without torch's containers of modules, which are never called."""
     lists = (nn.ModuleList, nn.ModuleDict)
     return {path: part for path, part in module.named_modules() if path and not isinstance(part, lists)}
 
@@ -115,12 +115,12 @@ def _no_such(module: nn.Module, pattern: str) -> ModelError:
 
 
 def _blocks_of(module: nn.Module) -> str:
-    """Returns the paths of the module's blocks with the number of each, such as "transformer.h.* (12)"."""
+    """The paths of the module's blocks with the number of each, such as "transformer.h.* (12)"."""
     known = set(map(id, blocks(module)))
     families = Counter(_family(path) for path, part in module.named_modules() if id(part) in known)
     return ", ".join(f"{family} ({count})" for family, count in families.items())
 
 
 def _family(path: str) -> str:
-    """Returns the path with a wildcard for each number."""
+    """The path with a wildcard for each number."""
     return ".".join("*" if name.isdecimal() else name for name in path.split("."))

@@ -1,4 +1,4 @@
-"""Measures outside the training loop: the FLOPs of a step, the peak rate of the device, the reference workload."""
+"""Measurements outside the training loop: the FLOPs of a step, the peak rate of the device, the reference workload."""
 
 import time
 from collections.abc import Callable
@@ -29,12 +29,12 @@ class MeasuredPeak:
 
 
 def _attention_forward(query: list[int], key: list[int], value: list[int], *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of Q @ K^T and P @ V for shapes (batch, heads, tokens, width), whatever the mask."""
+    """FLOPs of Q @ K^T and P @ V for shapes (batch, heads, tokens, width), whatever the mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _attention_backward(_: list[int], query: list[int], key: list[int], value: list[int], *__: Any, **___: Any) -> int:
-    """Returns the FLOPs of the gradients of Q, K, V and P, without the scores that fused kernels recompute."""
+    """FLOPs of the gradients of Q, K, V and P, without the scores that fused kernels recompute."""
     return 2 * _attention_forward(query, key, value)
 
 
@@ -95,7 +95,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float | None
             torch.mm(left, right, out=out)
 
     on_cuda = device.type == "cuda"
-    duration = _cuda_duration if on_cuda else _host_duration
+    duration = _cuda_duration if on_cuda else _cpu_duration
     duration(device, products, 3)  # warm-up: library handles, workspaces
     limit = (5.0 if on_cuda else 1.0) if seconds is None else seconds
     count = max(1, round(limit / MOST_BLOCKS / (duration(device, products, 3) / 3)))
@@ -104,7 +104,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float | None
 
 
 def settled(block: Callable[[], float]) -> float:
-    """Returns the duration of a block once it has settled: the median of the last WINDOW blocks.
+    """The duration of a block once it has settled: the median of the last WINDOW blocks.
 
     It has settled when that differs from the median of the WINDOW blocks before by at most SETTLED. After MOST_BLOCKS
     blocks it is taken as it is.
@@ -134,7 +134,7 @@ def _cuda_duration(device: torch.device, products: Callable[[int], None], count:
     return milliseconds / 1e3
 
 
-def _host_duration(_: torch.device, products: Callable[[int], None], count: int) -> float:
+def _cpu_duration(_: torch.device, products: Callable[[int], None], count: int) -> float:
     start = time.perf_counter()
     products(count)
     return time.perf_counter() - start
@@ -146,7 +146,7 @@ COPIED = 4_000_000  # 16 MB of fp32, more than most caches hold
 
 
 def time_reference_workload(seconds: float = 0.1) -> float:
-    """Returns the mean time of one pass of the reference workload in seconds, measured for about `seconds`.
+    """The mean time of one pass of the reference workload in seconds, measured for about `seconds`.
 
     One pass consists of PRODUCTS fp32 products of SIDE x SIDE matrices and a copy of COPIED numbers. The mean, unlike
     the minimum, shows the load by other processes. The function draws no random numbers, which would change the run.

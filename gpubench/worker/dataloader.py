@@ -19,7 +19,7 @@ from gpubench.settings.sections import DataSettings
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """Returns `batch` with `function` applied to every tensor. Other leaves are unchanged; mappings become dicts."""
+    """Applies `function` to every tensor in `batch`. Other leaves are unchanged; mappings become dicts."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def load(source: str) -> Data:
-    """Returns what the callable named `source` returns: a dataset, (dataset, collate_fn) or a DataLoader.
+    """Calls the callable named `source`, which returns a dataset, (dataset, collate_fn) or a DataLoader.
 
     Raises DataError if it cannot be called or returns something else.
     """
@@ -123,7 +123,7 @@ class NoisyImages(Dataset[dict[str, torch.Tensor]]):
 
 
 def random_view(name: str, size: int) -> torch.Tensor:
-    """Returns a random crop of the image file `name`, flipped with probability 1/2: float32 [3, size, size] in 0..1."""
+    """A random crop of the image file `name`, flipped with probability 1/2: float32 [3, size, size] in 0..1."""
     image = random_resized_crop(decode(name), size)
     if torch.rand(()) < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -131,7 +131,7 @@ def random_view(name: str, size: int) -> torch.Tensor:
 
 
 def decode(name: str) -> Image.Image:
-    """Returns the image in the file `name` as RGB. Raises DataError with the name if it cannot be decoded."""
+    """Reads the image in the file `name` as RGB. Raises DataError with the name if it cannot be decoded."""
     try:
         with Image.open(name) as image:
             return image.convert("RGB")
@@ -142,7 +142,7 @@ def decode(name: str) -> Image.Image:
 
 
 def random_resized_crop(image: Image.Image, size: int) -> Image.Image:
-    """Returns a random part of `image`, resized to size x size pixels with bilinear filtering.
+    """Resizes a random part of `image` to size x size pixels with bilinear filtering.
 
     Area and shape are drawn as in Szegedy et al. 2015 (arXiv:1409.4842), section 6, and torchvision's
     RandomResizedCrop: ten attempts, then the largest centred crop of an allowed shape.
@@ -199,7 +199,7 @@ class TokenFiles:
         return self.ends[-1] if self.ends else 0
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Returns the tokens in [start, stop) as int64, across file borders."""
+        """The tokens in [start, stop) as int64, across file borders."""
         tokens = np.empty(stop - start, np.int64)
         position = start
         for file in range(bisect_right(self.ends, start), len(self.files)):
@@ -219,12 +219,12 @@ def _map(name: str, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
 
 
 def read_bytes(path: Path) -> TokenFiles:
-    """Returns the text of the file or folder `path` with one token per byte."""
+    """The text of the file or folder `path` with one token per byte."""
     return TokenFiles(list(text_files(path)), np.uint8)
 
 
 def load_tokenizer(folder: Path) -> "Tokenizer":
-    """Returns the tokenizer in `folder`/tokenizer.json. Raises DataError if it cannot be read."""
+    """Reads `folder`/tokenizer.json. Raises DataError if it cannot be read."""
     from tokenizers import Tokenizer
 
     try:
@@ -235,7 +235,6 @@ def load_tokenizer(folder: Path) -> "Tokenizer":
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
-    """Returns the vocabulary of `tokenizer`."""
     known = (tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>"))
     mask_token = next((token for token in known if token is not None), None)
     return Vocabulary(max(tokenizer.get_vocab().values(), default=-1) + 1, mask_token)

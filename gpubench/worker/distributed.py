@@ -55,7 +55,7 @@ def open_store(ranks: Ranks, timeout: float) -> Store | None:
 
 
 def pick_device(device: Device, ranks: Ranks, *, may_share: bool = False) -> torch.device:
-    """Returns this rank's device and makes it the current one. Raises DeviceError if torch cannot use it.
+    """Chooses this rank's device and makes it the current one. Raises DeviceError if torch cannot use it.
 
     The device is the GPU with the number of the rank on this machine, or the only one that this process sees. If there
     are fewer GPUs than ranks and ranks `may_share` them, they take turns.
@@ -83,7 +83,7 @@ def refuse_without_gpu() -> None:
 
 
 def choose_backend(wanted: str | None, ranks: Ranks, store: Store, device: torch.device) -> str:
-    """Returns the wanted communication library, or else NCCL if each rank has a GPU of its own, and gloo if not.
+    """The wanted communication library, or else NCCL if each rank has a GPU of its own, and gloo if not.
 
     All ranks must call it. Raises DeviceError on all of them if NCCL is wanted and two ranks use the same GPU.
     """
@@ -103,7 +103,7 @@ def choose_backend(wanted: str | None, ranks: Ranks, store: Store, device: torch
 
 
 def _first_sharing(ranks: Ranks, store: Store, device: torch.device) -> tuple[str, str] | None:
-    """Returns the numbers of the first two ranks that use the same GPU; None if there are none, or uuids are unknown.
+    """The numbers of the first two ranks that use the same GPU; None if there are none, or uuids are unknown.
 
     Rank 0 compares the uuids, so that the number of messages is proportional to that of the ranks.
     """
@@ -150,7 +150,7 @@ def setup_ddp(
 
 
 def decided(settings: DistributedSettings) -> dict[str, str]:
-    """Returns the settings that `setup_ddp` has decided, by dot-key."""
+    """The settings that `setup_ddp` has decided, by dot-key."""
     return {} if settings.backend or not dist.is_initialized() else {"distributed.backend": dist.get_backend()}
 
 
@@ -162,7 +162,7 @@ def limit_collectives(seconds: float) -> None:
 
 
 def setup_control(ranks: Ranks, store: Store | None) -> None:
-    """Joins a process group for control messages in host memory, which `cleanup_ddp` leaves.
+    """Joins a process group for control messages in CPU memory, which `cleanup_ddp` leaves.
 
     Does nothing for a single rank. The group has practically no time limit, because ranks wait in it for others that
     measure; the host detects a rank that has stopped.
@@ -179,7 +179,7 @@ def setup_control(ranks: Ranks, store: Store | None) -> None:
 
 
 def introduce(ranks: Ranks, device: torch.device, **work: Any) -> None:
-    """Logs the host, process and device of this rank, with `work` as further fields."""
+    """Logs the machine, process and device of this rank, with `work` as further fields."""
     identity = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -248,7 +248,7 @@ def _shard(module: nn.Module, settings: DistributedSettings, precision: Precisio
 
 
 def without_sync(module: nn.Module) -> AbstractContextManager[None]:
-    """Returns a context manager in which gradients are not communicated.
+    """A context in which gradients are not communicated.
 
     It is for all but the last backward pass of a gradient accumulation.
     """
@@ -271,7 +271,7 @@ def _sharded_without_sync(module: nn.Module) -> Iterator[None]:
 
 
 def broadcast(value: int, device: torch.device) -> int:
-    """Returns the `value` of rank 0 on every rank. All ranks must call it."""
+    """The `value` of rank 0 on every rank. All ranks must call it."""
     if not dist.is_initialized():
         return value
     shared = torch.tensor(value, device=device)
@@ -296,7 +296,7 @@ def release_collectives() -> None:
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Returns whether `error` is that of a broken collective, most likely because another rank failed."""
+    """Whether `error` is that of a broken collective, most likely because another rank failed."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)

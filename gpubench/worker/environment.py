@@ -13,7 +13,7 @@ from gpubench.probe.facts import facts
 
 
 def capture_env_metadata() -> dict[str, Any]:
-    """Returns the facts as a dict that can be written as JSON; sizes are in bytes, clocks in MHz and power in watts.
+    """Collects the facts as a dict that can be written as JSON; sizes are in bytes, clocks in MHz and power in watts.
 
     Threads, math settings and GPUs are those of this process now. The function does not initialise CUDA; the number of
     multiprocessors is included only if CUDA is already initialised.
@@ -37,7 +37,7 @@ def _properties() -> list[Any]:
 
 
 def _from_torch(found: Any) -> dict[str, Any]:
-    """Returns the facts of an AMD GPU, which NVIDIA's libraries do not know."""
+    """The facts of an AMD GPU, which NVIDIA's libraries do not know."""
     facts = {
         "name": found.name,
         "uuid": str(found.uuid) if hasattr(found, "uuid") else None,

@@ -44,8 +44,6 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(ABC):
-    """Everything that the steps of a loop need."""
-
     PASSES: ClassVar[str]
     """What a step computes on one batch, in words."""
     settings: CompletedTrainSettings
@@ -72,8 +70,6 @@ class Loop(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(Loop):
-    """Everything that a training step needs."""
-
     PASSES = "one real forward and backward pass"
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None = None
@@ -150,7 +146,7 @@ class Predictor(Loop):
 
 
 def checked_loss(loss: object) -> Tensor:
-    """Returns `loss` if it is a scalar tensor with a gradient. Raises ModelError otherwise."""
+    """Raises ModelError unless `loss` is a scalar tensor with a gradient; returns it without dimensions."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss.reshape(())
     found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -228,7 +224,6 @@ def placed(module: nn.Module, performance: PerformanceSettings, device: torch.de
 
 
 def compiled(module: nn.Module, performance: PerformanceSettings) -> nn.Module:
-    """Returns the module, compiled if the settings say so."""
     if not performance.compile:
         return module
     return cast("nn.Module", torch.compile(module, mode=performance.compile_mode))
@@ -247,7 +242,7 @@ def to_channels_last(module: nn.Module) -> None:
 
 
 def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
-    """Returns `training.optimizer_impl`, or the fastest implementation if it is auto.
+    """The value of `training.optimizer_impl`, or the fastest implementation if it is auto.
 
     On a GPU the fastest is fused, or foreach for SGD on parameters that FSDP2 has sharded, because PyTorch has no fused
     SGD for DTensors. On a CPU it is the loop, PyTorch's default.
@@ -260,7 +255,6 @@ def optimizer_impl(settings: TrainSettings, on_gpu: bool) -> str:
 
 
 def make_optimizer(settings: CompletedTrainSettings, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Returns the optimizer for all parameters that require gradients."""
     training, chosen = settings.training, optimizer_impl(settings, device.type == "cuda")
     options: dict[str, Any] = {
         "lr": training.learning_rate,
@@ -282,7 +276,8 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
 def own_optimizer(
     make: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter]
 ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
-    """Returns the user's own optimizer, and its scheduler or None. Raises ModelError if `make` returns neither."""
+    """Makes the user's own optimizer, and its scheduler if there is one. Raises ModelError if `make` returns something
+    else."""
     try:
         returned = make(parameters)
     except USER_ERRORS as error:
@@ -324,7 +319,7 @@ class Undecided:
 
 
 def length_of(training: TrainingSettings, batches_per_epoch: int | None, seconds: float | None) -> Length | Undecided:
-    """Returns how long a repeat is by the settings. `seconds` is the time of its steps, if their number is open."""
+    """How long a repeat is by the settings. `seconds` is the time of its steps, if their number is open."""
     if training.seconds is not None:
         limit, decided = training.seconds, max(training.warmup, CALIBRATION_STEPS)
 
@@ -343,10 +338,9 @@ def length_of(training: TrainingSettings, batches_per_epoch: int | None, seconds
 def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, length: Length | Undecided) -> Iterator[Event]:
     """Runs the steps of a repeat, and yields events as the device finishes them.
 
-    The host passes every event to the `Recorder` of the run.
-
-    `unix_time` is the current time in seconds since the epoch, from the clock for the times of the steps. Raises
-    NonFiniteLoss with the number of the step, and DataError if the data does not fill one step.
+    The host passes every event to the `Recorder` of the run. `unix_time` is the current time in seconds since the
+    epoch, from the clock for the times of the steps. Raises NonFiniteLoss with the number of the step, and DataError if
+    the data does not fill one step.
     """
     called = time.perf_counter()
     rank = loop.ranks.rank
@@ -415,14 +409,13 @@ def _steps(
 
 
 def _planned(rank: int, repeat: int, length: Length | Undecided) -> events.Planned:
-    """Returns the event that tells the length of a repeat."""
     if isinstance(length, Undecided):
         return events.Planned(rank=rank, repeat=repeat, steps=0)
     return events.Planned(rank=rank, repeat=repeat, steps=length.steps, warmup=length.warmup)
 
 
 def _agreed(length: Length | None, device: torch.device) -> Length | None:
-    """Returns the length that rank 0 has found, on every rank. All ranks must call it."""
+    """The length that rank 0 has found, on every rank. All ranks must call it."""
     steps = distributed.broadcast(length.steps if length else 0, device)
     return Length(distributed.broadcast(length.warmup if length else 0, device), steps) if steps else None
 
@@ -481,7 +474,7 @@ class StepReader:
         self._diverged: NonFiniteLoss | None = None
 
     def read(self, timer: StepTimer[Any]) -> list[Step]:
-        """Returns the steps that the device has finished since the last call."""
+        """The steps that the device has finished since the last call."""
         return [self._judge(step, *readings) for step, readings in timer.collect()]
 
     def raise_if_diverged(self) -> None:

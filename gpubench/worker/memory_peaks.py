@@ -27,7 +27,7 @@ class SetupPeaks(TypedDict):
 
 
 def peaks(device: torch.device) -> Peaks:
-    """Returns the peaks of host memory since the start of the process, and of GPU memory since their last reset."""
+    """The peaks of CPU memory since the start of the process, and of GPU memory since their last reset."""
     cuda = device.type == "cuda"
     return Peaks(
         peak_allocated=torch.cuda.max_memory_allocated(device) if cuda else None,
@@ -38,7 +38,7 @@ def peaks(device: torch.device) -> Peaks:
 
 
 def end_of_setup(device: torch.device) -> SetupPeaks:
-    """Returns the peaks of GPU memory until now, and resets them.
+    """Reads the peaks of GPU memory until now, and resets them.
 
     During the first steps, cuDNN's search for the fastest convolutions and the tuning of compiled kernels use much more
     memory than any later step. Reading and resetting the allocator's counters does not synchronise.

@@ -7,9 +7,8 @@ and `loss(module, batch)` runs the forward pass and returns a scalar tensor. The
 wrapper (DistributedDataParallel, torch.compile) of the module that was returned; the batch is on the same device. A
 fourth element may be `optimizer(parameters)`, which returns a torch.optim.Optimizer or (optimizer, scheduler).
 
-For inference the callable may return (module, make_batch): the module is called with the batch, of which a tuple or
-a list is passed as `*args` and a dict as `**kwargs`. A loss that is returned is called instead, because it knows how to
-call the module.
+For inference the callable may return (module, make_batch). A tuple or list is passed to the module as `*args`, a dict
+as `**kwargs`. If it returns a loss as well, the loss is called instead, because it knows how to call the module.
 """
 
 import functools
@@ -274,5 +273,5 @@ def _diffusers(
 
 
 def _side(size: Any) -> int:
-    """Returns the side of a square image that holds the size in a configuration: a number or (height, width)."""
+    """The side of a square image that holds the size in a configuration: a number or (height, width)."""
     return size if isinstance(size, int) else int(max(size))

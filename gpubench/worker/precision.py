@@ -34,7 +34,7 @@ class Arithmetic:
         optimizer.step()
 
     def scale(self) -> Tensor | None:
-        """Returns the gradient scale as a device scalar, without synchronising; None if nothing is scaled."""
+        """The gradient scale as a device scalar, without synchronising; None if nothing is scaled."""
         return None
 
 
@@ -81,7 +81,7 @@ class ScaledAutocast(HalfAutocast):
 
 
 def arithmetic(precision: Precision, device: torch.device, *, inference: bool = False) -> Arithmetic:
-    """Returns the implementation of `precision`, which `refuse` must have accepted."""
+    """The implementation of `precision`, which `refuse` must have accepted."""
     if precision is Precision.amp:
         return HalfAutocast(device) if inference else ScaledAutocast(device)
     if precision is Precision.bf16:
@@ -140,7 +140,7 @@ def restore_float32_matmul(precision: Precision, requested: str | None) -> None:
 
 
 def _float32_matmul() -> tuple[str, bool] | None:
-    """Returns (precision of products, whether convolutions use TF32); None if torch's two interfaces disagree."""
+    """The precision of products, and whether convolutions use TF32; None if torch's two interfaces disagree."""
     try:
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     except RuntimeError:

@@ -49,7 +49,7 @@ log = logging.getLogger("gpubench.worker")
 
 
 def main() -> int:
-    """Runs this process as one rank. Returns its exit code."""
+    """Runs this process as one rank, and returns its exit code."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     ranks, activity = Ranks.from_environment(), Activity()
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def report_to_host(ranks: Ranks, activity: Activity) -> tuple[Channel, events.Job, Store | None]:
-    """Connects to the host. Returns (channel, job, rendezvous store); the store is None for a single rank.
+    """Connects to the host, and returns the channel, the job and the rendezvous store, None for a single rank.
 
     The address of the host is in the environment. Ranks that the user's own torchrun has started find it in the
     rendezvous store, where rank 0 has put it. Raises HostLost if the host is unreachable or refuses this rank.
@@ -93,7 +93,7 @@ def report_to_host(ranks: Ranks, activity: Activity) -> tuple[Channel, events.Jo
 
 
 def failure(error: BaseException, ranks: Ranks, activity: Activity, lighter: str) -> events.Failed:
-    """Returns the event that reports `error` to the host. An unexpected error keeps its traceback."""
+    """The event that reports `error` to the host. An unexpected error keeps its traceback."""
     expected = isinstance(error, GpubenchError)
     if not expected and is_out_of_memory(error):
         error = out_of_memory(error, activity, lighter)
@@ -112,12 +112,12 @@ def failure(error: BaseException, ranks: Ranks, activity: Activity, lighter: str
 
 
 def _where(activity: Activity) -> str:
-    """Returns the current activity in words, such as "backward of step 3"."""
+    """The current activity in words, such as "backward of step 3"."""
     return units.words(activity.doing) + ("" if activity.step is None else f" of step {activity.step}")
 
 
 def gist(error: BaseException) -> str:
-    """Returns the most informative line of an exception's text.
+    """The most informative line of an exception's text.
 
     It is the first line, except for an exception in a DataLoader worker, whose text has the traceback before the
     message: then it is the last one.
@@ -129,7 +129,7 @@ def gist(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether the error means that host or device memory is exhausted."""
+    """Whether the error means that CPU or device memory is exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("can't allocate memory", "out of memory", "_STATUS_ALLOC_FAILED")  # CPU allocator; driver; cuBLAS, cuDNN
@@ -137,7 +137,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException, activity: Activity, lighter: str) -> OutOfMemory:
-    """Returns the error with the activity in which it occurred and the peak memory; `lighter` is its hint."""
+    """Makes an error with the activity in which it occurred and the peak memory; `lighter` is its hint."""
     where = _where(activity)
     peak = ""
     if torch.cuda.is_available():
@@ -148,7 +148,7 @@ def out_of_memory(error: BaseException, activity: Activity, lighter: str) -> Out
 
 
 class _ToHost(logging.Handler):
-    """Sends log records to the host."""
+    """A log handler that sends records to the host."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()

@@ -68,7 +68,6 @@ class Recording:
             self._profile.step()
 
     def files(self) -> list[Path]:
-        """Returns the trace files in order of time."""
         return sorted(self._folder.glob(TRACE_FILES))
 
     def __enter__(self) -> Self:

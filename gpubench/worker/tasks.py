@@ -33,7 +33,7 @@ def tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor
 
 
 def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str, Tensor]:
-    """Returns a random masked-lm batch, in which 15 % of each sequence, but at least one token, are to be predicted.
+    """A random masked-lm batch, in which 15 % of each sequence, but at least one token, are to be predicted.
 
     The last id of the vocabulary is the mask token, which replaces all of them; BERT's 80/10/10 split would not change
     any shape. Every sequence has the same number of masked tokens, so that every batch has a loss.
@@ -44,7 +44,7 @@ def masked_tokens(batch_size: int, *, vocabulary: int, length: int) -> dict[str,
 
 
 def alpha_bar() -> Tensor:
-    """Returns the share of the signal in the variance of a noisy image at each timestep, float32 [DIFFUSION_STEPS].
+    """The share of the signal in the variance of a noisy image at each timestep, float32 [DIFFUSION_STEPS].
 
     Source: the linear schedule of Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", section 4.
     """
@@ -64,7 +64,7 @@ def noise(batch_size: int, *, channels: int, size: int, text_shape: tuple[int, i
 
 
 def supervised_loss(module: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
-    """Returns the loss of `module(inputs)`, or of its `.logits`, against the targets.
+    """The loss of `module(inputs)`, or of its `.logits`, against the targets.
 
     The loss is cross-entropy for integer targets and mean squared error for floating targets. Raises ModelError if
     floating targets do not have the output's shape, because broadcasting would give a wrong loss.
@@ -111,7 +111,7 @@ def no_loss(module: nn.Module, batch: Any) -> Tensor:
 
 
 def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the cross-entropy for the labels of the batch, or for each next token if it has no labels.
+    """The cross-entropy for the labels of the batch, or for each next token if it has no labels.
 
     transformers shifts the labels and converts the logits to float32.
     """
@@ -121,7 +121,7 @@ def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def denoising_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Returns the mean squared error of the predicted noise in sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise.
+    """The mean squared error of the predicted noise in sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise.
 
     Source: Ho, Jain and Abbeel 2020, "Denoising Diffusion Probabilistic Models", equation 14.
     """

@@ -39,19 +39,19 @@ class Clock(Protocol[Mark]):
     """The timeline of a device, whose marks are of type `Mark`."""
 
     def mark(self) -> Mark:
-        """Returns a mark that the device passes when all work issued so far is done."""
+        """Sets a mark that the device passes when all work issued so far is done."""
 
     def passed(self, mark: Mark) -> bool:
-        """Returns whether the device has passed `mark`, without waiting."""
+        """Whether the device has passed `mark`, without waiting."""
 
     def idle_after(self, mark: Mark) -> bool | None:
-        """Returns whether the device is idle if `mark` was the last work issued; None on a CPU."""
+        """Whether the device is idle if `mark` was the last work issued; None on a CPU."""
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Returns the time between two passed marks in seconds."""
+        """The time between two passed marks in seconds."""
 
     def read(self, values: Sequence[Tensor]) -> list[float]:
-        """Returns the values of scalars that were computed before a passed mark, without waiting for later work."""
+        """The values of scalars that were computed before a passed mark, without waiting for later work."""
 
     def release(self, mark: Mark) -> None:
         """Allows `mark` to be reused. The caller must not use it again."""
@@ -60,7 +60,7 @@ class Clock(Protocol[Mark]):
         """Waits until all work issued so far is done."""
 
 
-class HostClock:
+class CpuClock:
     """The timeline of a CPU, where work is done when its call returns. Marks are values of `perf_counter_ns`."""
 
     def mark(self) -> int:
@@ -123,12 +123,12 @@ class CudaClock:
 
 
 def clock_of(device: torch.device) -> Clock[Any]:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else CpuClock()
 
 
 @dataclass
 class _UnfinishedStep(Generic[Mark]):
-    """A step that the device has not finished yet. `starved` tells whether the device was idle when the step began."""
+    """A step that the device has not finished yet. `starved` is whether the device was idle when the step began."""
 
     step: int
     marks: list[tuple[str, Mark]]

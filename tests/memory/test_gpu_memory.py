@@ -115,10 +115,10 @@ def test_allocated_is_what_torch_counts(tmp_path: Path) -> None:
     settings, _ = complete_memory(load(MemorySettings, None, given).settings)
     tracker = AllocationTracker(DEVICE)
     measure(settings, Ranks(0, 0, 1, 1), DEVICE, Activity(), tracker, 3)
-    history = tracker.history()
-    found = footprint(history, source="measured", device=None, capacity=None)
-    assert found.peak.level.allocated == max(one.peak_allocated for one in history.readings)
-    assert not found.notes, "the history holds no more than the allocator counted"
+    log = tracker.allocation_log()
+    found = footprint(log, source="measured", device=None, capacity=None)
+    assert found.peak.level.allocated == max(one.peak_allocated for one in log.readings)
+    assert not found.notes, "the log holds no more than the allocator counted"
 
 
 def test_the_allocators_counts_are_those_of_its_snapshot(language: Finished) -> None:
@@ -143,11 +143,11 @@ def test_a_tensor_is_seen_when_it_comes_and_when_it_goes() -> None:
         counted = torch.cuda.memory_allocated(DEVICE)
         tracker.close()
     assert counted == before + kept.nbytes
-    history: AllocationLog = tracker.history()
-    assert [one.size for one in history.allocations] == [10 * MIB, 30 * MIB]
-    assert [one.end is None for one in history.allocations] == [True, False]
+    log: AllocationLog = tracker.allocation_log()
+    assert [one.size for one in log.allocations] == [10 * MIB, 30 * MIB]
+    assert [one.end is None for one in log.allocations] == [True, False]
     (model,) = (
-        one for one in footprint(history, source="measured", device=None, capacity=None).phases if one.phase == "model"
+        one for one in footprint(log, source="measured", device=None, capacity=None).phases if one.phase == "model"
     )
     assert model.level.allocated == counted + 30 * MIB
 

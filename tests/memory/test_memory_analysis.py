@@ -95,7 +95,7 @@ def test_of_micro_batches_the_highest_peak_and_the_last_end_stay() -> None:
         script.release(script.hold(size, "temporaries"))
         script.hold(rest, "activations")
         script.phase("backward", 0)
-    forward = row(of(script.history()), "first", "forward")
+    forward = row(of(script.log()), "first", "forward")
     assert forward.peak == {"temporaries": 500, "activations": 7}
     assert forward.end == {"activations": 7 + 5 + 6}
 
@@ -129,7 +129,7 @@ def test_a_peak_in_a_step_in_between_is_called_steady() -> None:
     for step, size in enumerate((1, 5, 2)):
         script.phase("forward", step)
         script.release(script.hold(size, "activations"))
-    found = of(script.history())
+    found = of(script.log())
     assert (found.peak.stage, found.peak.phase, found.peak.amounts) == ("steady", "forward", {"activations": 5})
     assert row(found, "steady", "forward").peak == {"activations": 2}
 
@@ -140,7 +140,7 @@ def test_what_comes_after_a_step_and_belongs_to_none_has_no_row_and_can_hold_the
     script.hold(1, "activations")
     script.phase("unknown")
     script.hold(2, "unknown")
-    found = of(script.history())
+    found = of(script.log())
     assert names(found) == [("first", "forward")]
     assert (found.peak.stage, found.peak.phase) == ("first", "unknown")
 
@@ -149,7 +149,7 @@ def test_a_history_that_begins_in_a_later_step_has_no_first() -> None:
     script = Script()
     script.phase("forward", 5)
     script.hold(1, "activations")
-    assert names(of(script.history())) == [("steady", "forward")]
+    assert names(of(script.log())) == [("steady", "forward")]
 
 
 def test_a_mark_that_only_closes_the_history_is_no_phase() -> None:
@@ -162,7 +162,7 @@ def test_without_steps_all_is_set_up() -> None:
     script = Script()
     script.phase("unknown")
     script.hold(3, "before")
-    found = of(script.history())
+    found = of(script.log())
     assert names(found) == [("setup", "unknown")]
     assert found.peak.amounts == {"before": 3}
 
@@ -174,7 +174,7 @@ def test_under_rules_what_a_block_has_over_is_fragmentation() -> None:
     script = Script()
     script.phase("model")
     script.hold(25 * MIB - 100, "parameters")
-    found = of(script.history(), "predicted", rules=Rules(), other=400 * MIB)
+    found = of(script.log(), "predicted", rules=Rules(), other=400 * MIB)
     assert found.peak.amounts == {"parameters": 25 * MIB, "fragmentation": MIB, "other": 400 * MIB}
     level = found.peak.level
     assert (level.requested, level.allocated, level.reserved) == (25 * MIB - 100, 26 * MIB, 26 * MIB)
@@ -186,7 +186,7 @@ def test_under_rules_what_is_kept_back_is_fragmentation() -> None:
     script.phase("forward", 0)
     script.release(script.hold(30 * MIB, "temporaries"))
     script.hold(513, "activations")
-    found = row(of(script.history(), "predicted", rules=Rules()), "first", "forward")
+    found = row(of(script.log(), "predicted", rules=Rules()), "first", "forward")
     assert found.peak == {"temporaries": 30 * MIB}
     assert found.end == {"activations": 1024, "fragmentation": 32 * MIB - 1024}
 
@@ -208,7 +208,7 @@ def _read(*readings: tuple[int, int, int, int]) -> AllocationLog:
     script.release(script.hold(2048, "temporaries"))
     script.phase("backward", 0)
     script.release(kept)
-    history = script.history()
+    history = script.log()
     ats = [*(mark.at for mark in history.marks), history.length]
     history.readings = [AllocatorReading(at, *one) for at, one in zip(ats, readings, strict=False)]
     return history
@@ -240,7 +240,7 @@ def test_a_reading_tells_a_peak_at_the_end_of_a_phase_from_the_end() -> None:
     script = Script()
     script.phase("optimizer", 0)
     script.hold(1024, "optimizer_state")
-    history = script.history()
+    history = script.log()
     history.readings = [AllocatorReading(0, 0, 0, 0, 0), AllocatorReading(1, 1024, 4096, 3000, 4096)]
     optimizer = row(of(history), "first", "optimizer")
     assert optimizer.peak == {"optimizer_state": 1024, "workspaces": 3000 - 1024, "fragmentation": 4096 - 3000}
@@ -260,8 +260,8 @@ def test_a_reading_of_less_than_the_history_holds_is_doubted() -> None:
     assert (level.allocated, level.reserved) == (5120, 5120)
     assert "workspaces" not in row(found, "first", "forward").peak
     assert found.notes == [
-        "in a forward phase the history holds 1 KiB more than the allocator counted; the footprint shows what the "
-        "history holds"
+        "in a forward phase the recorded allocations hold 1 KiB more than the allocator counted; the footprint shows "
+        "the recorded allocations"
     ]
 
 
@@ -372,7 +372,7 @@ def test_the_smallest_of_very_many_modules_and_holders_are_taken_together() -> N
     script.phase("model")
     for number in range(MODULES + 50):
         script.hold(1000 + number, "parameters", module=f"layer.{number}")
-    found = of(script.history())
+    found = of(script.log())
     assert len(found.modules) == MODULES + 1
     assert found.modules[0].path == f"layer.{MODULES + 49}"
     assert found.modules[-1].path == OTHERS
@@ -388,7 +388,7 @@ def test_allocations_that_are_alike_are_one_holder() -> None:
     for _ in range(3):
         script.hold(100, "activations", module="a", operator="aten::mm", shape="float32[25]", where="train.py:3")
     script.hold(100, "activations", module="a", operator="aten::mm", shape="float32[5, 5]", where="train.py:3")
-    first, second = of(script.history()).holders
+    first, second = of(script.log()).holders
     assert (first.shape, first.count, first.size) == ("float32[25]", 3, 300)
     assert (second.shape, second.count, second.size) == ("float32[5, 5]", 1, 100)
 
@@ -404,7 +404,7 @@ def _saw(teeth: int) -> AllocationLog:
     for number in range(teeth):
         script.phase("forward", number)
         script.release(script.hold(10 * teeth if number == teeth // 2 else number, "activations"))
-    return script.history()
+    return script.log()
 
 
 def test_a_short_history_is_drawn_whole() -> None:
@@ -491,7 +491,7 @@ def test_what_was_there_before_was_not_allocated_in_the_history() -> None:
 
 
 def test_a_history_without_allocations_is_refused() -> None:
-    with pytest.raises(DataError, match="the snapshot history holds no allocations") as error:
+    with pytest.raises(DataError, match="no allocations were recorded \\(source: snapshot\\)") as error:
         of(AllocationLog([], [PhaseStart(0, "start")], 0), "snapshot")
     assert error.value.hint
 
@@ -506,6 +506,6 @@ def test_what_a_step_leaves_counts_if_it_outlives_the_second_step_after_it() -> 
         left.append(script.hold(100, "inputs"))
         script.phase("forward", step)
         script.hold(1000 + step, "activations", where="train.py:3")
-    found = footprint(script.history(), source="measured", device="cpu", capacity=None)
+    found = footprint(script.log(), source="measured", device="cpu", capacity=None)
     assert found.kept == [1001, 1002]
     assert [(one.where, one.size) for one in found.keepers] == [("train.py:3", 2003)]

@@ -18,7 +18,7 @@ def test_what_forward_hands_to_the_backward_pass_is_an_activation() -> None:
     script.release(scratch)
     script.phase("backward", 0)
     script.release(kept)
-    assert categories(script.history()) == ["activations", "temporaries"]
+    assert categories(script.log()) == ["activations", "temporaries"]
 
 
 def test_what_is_given_back_between_forward_and_backward_is_temporary() -> None:
@@ -30,7 +30,7 @@ def test_what_is_given_back_between_forward_and_backward_is_temporary() -> None:
     script.release(probabilities)
     script.phase("backward", 0)
     script.release(loss)
-    assert categories(script.history()) == ["temporaries", "activations"]
+    assert categories(script.log()) == ["temporaries", "activations"]
 
 
 def test_outputs_that_the_loop_still_names_in_the_next_step_are_activations() -> None:
@@ -42,7 +42,7 @@ def test_outputs_that_the_loop_still_names_in_the_next_step_are_activations() ->
     script.phase("forward", 1)
     script.release(logits)
     script.phase("backward", 1)
-    assert categories(script.history()) == ["activations"]
+    assert categories(script.log()) == ["activations"]
 
 
 def test_without_a_backward_pass_only_what_outlives_the_step_is_an_activation() -> None:
@@ -53,7 +53,7 @@ def test_without_a_backward_pass_only_what_outlives_the_step_is_an_activation() 
     script.phase("data", 0)
     script.phase("forward", 1)
     script.release(result)
-    assert categories(script.history()) == ["temporaries", "activations", "activations"]
+    assert categories(script.log()) == ["temporaries", "activations", "activations"]
     assert last.end is None
 
 
@@ -66,7 +66,7 @@ def test_gradients_are_those_wherever_they_are_removed(removed_in: Phase) -> Non
     script.phase("optimizer", 0)
     script.phase(removed_in, 1)
     script.release(gradient)
-    assert categories(script.history()) == ["gradients", "temporaries"]
+    assert categories(script.log()) == ["gradients", "temporaries"]
 
 
 def test_what_the_backward_pass_does_again_of_forward_is_temporary() -> None:
@@ -77,7 +77,7 @@ def test_what_the_backward_pass_does_again_of_forward_is_temporary() -> None:
     again = script.hold(8)
     script.release(again, checkpoint)
     script.phase("optimizer", 0)
-    assert categories(script.history()) == ["activations", "temporaries"]
+    assert categories(script.log()) == ["activations", "temporaries"]
 
 
 def test_the_optimizer_s_state_is_what_it_keeps() -> None:
@@ -87,7 +87,7 @@ def test_the_optimizer_s_state_is_what_it_keeps() -> None:
     foreach = script.hold(4)
     script.release(foreach)
     script.phase("data", 1)
-    assert categories(script.history()) == ["optimizer_state", "temporaries"]
+    assert categories(script.log()) == ["optimizer_state", "temporaries"]
 
 
 def test_a_batch_is_inputs_and_a_model_parameters() -> None:
@@ -99,14 +99,14 @@ def test_a_batch_is_inputs_and_a_model_parameters() -> None:
     script.phase("data", 0)
     script.release(script.hold(4))
     script.hold(4)
-    assert categories(script.history()) == ["temporaries", "parameters", "inputs", "inputs"]
+    assert categories(script.log()) == ["temporaries", "parameters", "inputs", "inputs"]
 
 
 def test_a_category_that_is_known_stays() -> None:
     script = Script()
     script.phase("forward", 0)
     script.hold(8, "workspaces")
-    assert categories(script.history()) == ["workspaces"]
+    assert categories(script.log()) == ["workspaces"]
 
 
 @pytest.mark.parametrize("phase", ["unknown", "start", "zero_grad"])
@@ -115,7 +115,7 @@ def test_of_a_phase_that_tells_nothing_nothing_is_claimed(phase: Phase) -> None:
     script.phase(phase)
     script.release(script.hold(8))
     script.hold(8)
-    assert categories(script.history()) == ["unknown", "unknown"]
+    assert categories(script.log()) == ["unknown", "unknown"]
 
 
 @st.composite
@@ -128,7 +128,7 @@ def scripts(draw: st.DrawFn) -> AllocationLog:
                 held.append(script.hold(1))
             else:
                 script.release(held.pop(draw(st.integers(0, len(held) - 1))))
-    return script.history()
+    return script.log()
 
 
 @given(scripts())

@@ -35,7 +35,7 @@ class Script:
             one.end = self._length
             self._length += 1
 
-    def history(self, **parts: Any) -> AllocationLog:
+    def log(self, **parts: Any) -> AllocationLog:
         return AllocationLog(self._allocations, self._marks, self._length, **parts)
 
 
@@ -71,7 +71,7 @@ def adamw(elements: int, *, steps: int = 2, batches: int = 1, activations: int =
         script.phase("zero_grad", step)
         script.release(*gradient)
         gradient = []
-    return script.history()
+    return script.log()
 
 
 def with_readings(history: AllocationLog, rules: Rules, beyond: int = 0) -> AllocationLog:
@@ -105,7 +105,7 @@ def histories(draw: st.DrawFn) -> AllocationLog:
             script.phase(phase, step)
             _happenings(draw, script, held)
     script.hold(draw(st.integers(1, 10**9)), "workspaces")
-    return script.history()
+    return script.log()
 
 
 def _happenings(draw: st.DrawFn, script: Script, held: list[Allocation]) -> None:

@@ -20,7 +20,7 @@ PUBLIC = ROOT.parent / "shared" / "traces"
 
 
 def slice_(name: str, start: float, end: float, cat: str = "cpu_op", thread: int = 1, **args: Any) -> Record:
-    """Something on the host."""
+    """Something on the CPU."""
     return {
         "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": round(end - start, 3),
         "args": args,

@@ -45,7 +45,7 @@ def main(rank: int, folder: Path) -> None:
     for name, settings in found:
         tracker = Patient(cpu)
         measure(settings, ranks, cpu, Activity(), tracker, STEPS)
-        (folder / f"{name}-{rank}.history.json").write_bytes(msgspec.json.encode(tracker.history()))
+        (folder / f"{name}-{rank}.history.json").write_bytes(msgspec.json.encode(tracker.allocation_log()))
     distributed.cleanup_ddp()
 
 

@@ -3,7 +3,7 @@
 import pytest
 from traces_made import PUBLIC, Record, made, slice_, step
 
-from gpubench.trace.host import compiled
+from gpubench.trace.cpu import compiled
 from gpubench.trace.load import read
 from gpubench.trace.profile import Compiled
 from gpubench.trace.slices import ProgramSlices

@@ -228,7 +228,7 @@ def test_each_wait_is_given_the_idle_time_it_opened_or_covered() -> None:
     )
     _, causes = causes_of(trace)
     found = idle_by_call(ProgramSlices.of(trace), causes)
-    named = {(trace.names[trace.host.name[place]], int(found[place])) for place in found.nonzero()[0].tolist()}
+    named = {(trace.names[trace.cpu.name[place]], int(found[place])) for place in found.nonzero()[0].tolist()}
     assert named == {
         ("cudaStreamSynchronize", 6_000),
         ("cudaDeviceSynchronize", 2_000),
@@ -268,7 +268,7 @@ def test_no_wait_and_no_loader_has_a_moment_after_the_next_work_was_launched(fou
         for instant in causes[cause].start.tolist():
             following = ((works.start > instant) & (works.end > works.start)).nonzero()[0]
             if len(following) and links[following[0]] >= 0:
-                assert trace.host.end[links[following[0]]] > instant
+                assert trace.cpu.end[links[following[0]]] > instant
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")

@@ -3,7 +3,7 @@
 import pytest
 from traces_made import PUBLIC, Record, launched, made, numbered, slice_, step, work
 
-from gpubench.trace.host import modules
+from gpubench.trace.cpu import modules
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Module, folded

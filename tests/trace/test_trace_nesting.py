@@ -1,4 +1,4 @@
-"""Which host slice stands in which."""
+"""Which CPU slice stands in which."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import Record, call, launched, made, slice_
 
-from gpubench.trace.columns import HostKind, Trace
+from gpubench.trace.columns import SliceKind, Trace
 from gpubench.trace.slices import innermost, launchers, nearest, nest, outermost, owner, owner_slice, reaching
 
 SLICES = st.lists(
@@ -21,12 +21,12 @@ SLICES = st.lists(
 def parents(trace: Trace) -> dict[str, str | None]:
     """By name: the name of the slice around each."""
     found = nest(trace).parent.tolist()
-    names = [trace.names[name] for name in trace.host.name.tolist()]
+    names = [trace.names[name] for name in trace.cpu.name.tolist()]
     return {name: names[parent] if parent >= 0 else None for name, parent in zip(names, found, strict=True)}
 
 
 def own(trace: Trace) -> dict[str, float]:
-    names = [trace.names[name] for name in trace.host.name.tolist()]
+    names = [trace.names[name] for name in trace.cpu.name.tolist()]
     return dict(zip(names, (nest(trace).own / 1000).tolist(), strict=True))
 
 
@@ -68,7 +68,7 @@ def test_a_slice_of_no_length_holds_nothing() -> None:
 
 def test_the_nearest_is_the_slice_itself_or_the_innermost_around() -> None:
     trace = made(slice_("x", 0, 10), slice_("y", 1, 9), slice_("x", 2, 8), slice_("y", 3, 4), slice_("y", 20, 21))
-    is_x = np.array([trace.names[name] == "x" for name in trace.host.name])
+    is_x = np.array([trace.names[name] == "x" for name in trace.cpu.name])
     assert nearest(nest(trace), is_x).tolist() == [0, 0, 2, 2, -1]
     assert outermost(nest(trace), is_x).tolist() == [0, 0, 0, 0, -1]
 
@@ -101,8 +101,8 @@ def test_work_without_a_host_has_no_owner() -> None:
 
 def test_a_trace_of_runtime_calls_has_no_operators() -> None:
     trace = made(call("cudaLaunchKernel", 0, 1, 1))
-    assert (trace.host.kind == HostKind.RUNTIME).all()
-    assert nearest(nest(trace), trace.host.kind == HostKind.OPERATOR).tolist() == [-1]
+    assert (trace.cpu.kind == SliceKind.RUNTIME).all()
+    assert nearest(nest(trace), trace.cpu.kind == SliceKind.OPERATOR).tolist() == [-1]
 
 
 def recorded(slices: list[tuple[int, int, int, str]]) -> list[Record]:
@@ -121,14 +121,14 @@ def test_what_is_reached_from_a_slice_is_it_and_all_around_it() -> None:
 @given(SLICES)
 def test_own_times_of_any_slices_sum_to_their_trees(slices: list[tuple[int, int, int, str]]) -> None:
     trace = made(recorded(slices))
-    forest, host = nest(trace), trace.host
+    forest, cpu = nest(trace), trace.cpu
     roots = forest.parent < 0
     inner = ~roots
     assert (forest.own >= 0).all()
-    assert (forest.parent < np.arange(len(host))).all()
-    assert (forest.end <= host.end).all()
+    assert (forest.parent < np.arange(len(cpu))).all()
+    assert (forest.end <= cpu.end).all()
     assert (forest.end[inner] <= forest.end[forest.parent[inner]]).all()
-    assert forest.own.sum() == (forest.end - host.start)[roots].sum()
+    assert forest.own.sum() == (forest.end - cpu.start)[roots].sum()
 
 
 @given(SLICES, st.integers(0, 50), st.integers(0, 50))
@@ -144,6 +144,6 @@ def test_segments_of_any_slices_tile(slices: list[tuple[int, int, int, str]], st
 def test_own_time_of_the_innermost_segments_agrees_with_the_nest(kind: str) -> None:
     trace = made(slice_("a", 0, 10, kind), slice_("b", 2, 8, kind), slice_("c", 5, 7, kind))
     pieces = innermost(trace, nest(trace), 0, 0, 10_000)
-    spent = np.zeros(len(trace.host), np.int64)
+    spent = np.zeros(len(trace.cpu), np.int64)
     np.add.at(spent, pieces.slice, pieces.end - pieces.start)
     assert spent.tolist() == nest(trace).own.tolist()

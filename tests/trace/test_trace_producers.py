@@ -145,7 +145,7 @@ def test_what_the_profiler_writes_twice_under_other_categories_is_known() -> Non
 def test_the_driver_calls_of_an_xpu_launch_its_kernels() -> None:
     launch = {**call("zeCommandListAppendLaunchKernel", 0, 1, 1), "cat": "xpu_driver"}
     trace = made(launch, work("k", 2, 10, 1))
-    assert (len(trace.host), trace.unread) == (1, {})
+    assert (len(trace.cpu), trace.unread) == (1, {})
 
 
 @pytest.mark.parametrize("times", [2, 3])
@@ -172,4 +172,4 @@ def test_an_operator_within_another_of_the_same_name_and_time_is_its_own() -> No
     numbers: list[dict[str, Any]] = [{"External id": 7}, {"External id": 8}]
     nested = [slice_("aten::zeros", 0, 4, **number) for number in numbers]
     trace = made(nested, nested)
-    assert (len(trace.host), trace.repeated) == (2, 2)
+    assert (len(trace.cpu), trace.repeated) == (2, 2)

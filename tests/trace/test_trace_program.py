@@ -13,7 +13,7 @@ from traces_made import PUBLIC, Record, made, slice_, work
 from gpubench.trace.analyse import timeline
 from gpubench.trace.columns import Trace, join
 from gpubench.trace.copies import copies, synchronisations
-from gpubench.trace.host import compiled, host_parts, modules
+from gpubench.trace.cpu import compiled, cpu_parts, modules
 from gpubench.trace.load import read
 from gpubench.trace.operators import operators
 from gpubench.trace.phases import phase_of, phases
@@ -69,8 +69,8 @@ def check(trace: Trace) -> None:
     by_phase = phases(program, known)
     assert sum(phase.host for phase in by_phase) == wall
     assert all(0 <= phase.device <= wall and phase.recompute >= 0 for phase in by_phase)
-    assert trace.host_only or all(phase.recompute <= phase.device for phase in by_phase)
-    parts = host_parts(program, known)
+    assert trace.cpu_only or all(phase.recompute <= phase.device for phase in by_phase)
+    parts = cpu_parts(program, known)
     assert sum(spans.length for spans in parts.values()) == wall == join(*parts.values()).length
     found_modules = modules(program, known)
     assert all(min(one.host, one.forward, one.backward, one.recompute, one.own) >= 0 for one in found_modules)
@@ -79,7 +79,7 @@ def check(trace: Trace) -> None:
     assert all(min(one.host, one.device, one.kernels) >= 0 for one in found_operators)
     assert all(one.of_ceiling is None or 0 < one.of_ceiling <= 1 for one in found_operators)
     assert all(min(one.host, one.device, one.calls - 1) >= 0 for one in copies(program, known))
-    waits = synchronisations(program, known, np.zeros(len(trace.host), np.int64))
+    waits = synchronisations(program, known, np.zeros(len(trace.cpu), np.int64))
     assert all(one.blocked >= 0 for one in waits)
     compilations = compiled(program)
     assert compilations is None or 0 <= compilations.compiling <= wall

@@ -22,7 +22,7 @@ from traces_made import PUBLIC, Record, call, document, launched, made, slice_, 
 
 from gpubench.errors import DataError
 from gpubench.trace import file as documents
-from gpubench.trace.columns import HostKind, Trace, WorkKind
+from gpubench.trace.columns import SliceKind, Trace, WorkKind
 from gpubench.trace.device import idle_causes
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon
@@ -62,25 +62,25 @@ def given_bytes(file: Path, content: bytes) -> Trace:
 
 
 def events_of(trace: Trace) -> set[tuple[str, int, int]]:
-    host, device = trace.host, trace.device
+    cpu, device = trace.cpu, trace.device
     return {
         (trace.names[name], start, end)
-        for columns in (host, device)
+        for columns in (cpu, device)
         for name, start, end in zip(columns.name.tolist(), columns.start.tolist(), columns.end.tolist(), strict=True)
     }
 
 
 def test_a_trace_is_read_into_columns(file: Path) -> None:
     trace = given_bytes(file, document(EVENTS, **ABOUT))
-    host, device = trace.host, trace.device
-    assert [HostKind(kind).name for kind in host.kind] == ["ANNOTATION", "PYTHON", "OPERATOR", "RUNTIME", "RUNTIME"]
+    cpu, device = trace.cpu, trace.device
+    assert [SliceKind(kind).name for kind in cpu.kind] == ["ANNOTATION", "PYTHON", "OPERATOR", "RUNTIME", "RUNTIME"]
     assert [WorkKind(kind).name for kind in device.kind] == ["KERNEL", "COPY"]
     assert (device.start.tolist(), device.end.tolist()) == ([4_125, 21_000], [12_500, 25_000])
     assert device.bytes.tolist() == [-1, 4096]
     assert (trace.rank, trace.world_size, trace.backend, trace.events) == (1, 2, "nccl", len(EVENTS))
     assert trace.devices[0].compute_capability == (9, 0)
     assert trace.settings == {"record_shapes": 1}
-    signature = trace.signatures[host.signature.max()]
+    signature = trace.signatures[cpu.signature.max()]
     assert (signature.dims, signature.types) == ([[2, 3], [3, 4]], ["float", "float"])
 
 
@@ -126,7 +126,7 @@ def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path,
     for bad in (text, text.replace(b"NaN", b"0")):
         trace = given_bytes(file, bad)
         assert [trace.device.start[0] - began * 1000, trace.device.end[0] - began * 1000] == [123, 4_124]
-        assert [trace.host.start[0] - began * 1000, trace.host.end[0] - began * 1000] == [999, 1_001]
+        assert [trace.cpu.start[0] - began * 1000, trace.cpu.end[0] - began * 1000] == [999, 1_001]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_events_that_are_left_out_are_counted(file: Path) -> None:
     ]
     good = slice_("aten::mm", 5, 6)
     trace = given_bytes(file, document([good, *({**good, **times} for times in bad)]))
-    assert (trace.events, trace.dropped, len(trace.host)) == (8, 7, 1)
+    assert (trace.events, trace.dropped, len(trace.cpu)) == (8, 7, 1)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_events_that_are_left_out_are_counted(file: Path) -> None:
 def test_a_name_that_makes_no_sense_costs_no_event(file: Path, name: bytes, read_as: str) -> None:
     trace = given_bytes(file, document([slice_("aten::mm", 5, 6)]).replace(b'"aten::mm"', name))
     assert (trace.dropped, trace.names) == (0, [read_as])
-    assert trace.host.end.tolist() == [6_000]
+    assert trace.cpu.end.tolist() == [6_000]
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_what_stands_beside_the_events_may_make_no_sense(file: Path, about: dict
 
 def test_an_operator_that_triton_compiled_keeps_its_arguments() -> None:
     trace = made(slice_("triton_poi_fused_add_0", 0, 1, "cpu_op", 1, grid="grid(100,)", stream=0, **SHAPES))
-    assert trace.signatures[trace.host.signature[0]].dims == [[2, 3], [3, 4]]
+    assert trace.signatures[trace.cpu.signature[0]].dims == [[2, 3], [3, 4]]
 
 
 def test_arguments_that_make_no_sense_cost_an_event_only_these() -> None:
@@ -375,18 +375,18 @@ def test_a_damaged_trace_is_read_or_refused(
             trace = given_bytes(file, content)
         except DataError:
             return
-    for columns in (trace.host, trace.device):
+    for columns in (trace.cpu, trace.device):
         assert (columns.start >= 0).all()
         assert (columns.end >= columns.start).all()
     assert np.array_equal(trace.device.start, np.sort(trace.device.start))
-    assert len(trace.host) + len(trace.device) + trace.dropped <= trace.events
+    assert len(trace.cpu) + len(trace.device) + trace.dropped <= trace.events
     causes = idle_causes(ProgramSlices.of(trace))
     assert all(spans.length >= 0 for spans in causes.values())
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 @pytest.mark.parametrize(
-    ("name", "events", "host", "device"),
+    ("name", "events", "slices", "works"),
     [
         ("hta_a100_nccl_rank0of2.json.gz", 40_573, 23_128, 3_774),
         ("hta_cpu_only_rank0.json.gz", 2_467, 2_467, 0),
@@ -395,9 +395,9 @@ def test_a_damaged_trace_is_read_or_refused(
         ("tracelens_h100_bert_small.json.gz", 2_551, 1_997, 61),
     ],
 )
-def test_real_traces_are_read_whole(name: str, events: int, host: int, device: int) -> None:
+def test_real_traces_are_read_whole(name: str, events: int, slices: int, works: int) -> None:
     trace = read(PUBLIC / name)
-    assert (trace.events, len(trace.host), len(trace.device)) == (events, host, device)
+    assert (trace.events, len(trace.cpu), len(trace.device)) == (events, slices, works)
     assert (trace.dropped, trace.truncated) == (0, False)
 
 
@@ -418,7 +418,7 @@ def test_a_trace_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch, pa
     piped(monkeypatch, pack(document([step(1, 0, 9), slice_("aten::mm", 1, 3)])))
     found = read(Path("-"))
     assert found.label == "standard input"
-    assert len(found.host) == 2
+    assert len(found.cpu) == 2
 
 
 def test_a_terminal_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ def test_events_far_apart_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_bytes(
         b'{"traceEvents": [' + event + b" " * 300 + b"," + b"\n" * 300 + event.replace(b"#1", b"#2") + b"]}"
     )
-    assert len(read(file).host) == 2
+    assert len(read(file).cpu) == 2
     file.write_bytes(b'{"traceEvents": [' + b" " * 2000 + event + b"]}")
     with pytest.raises(DataError, match="no event ends within"):
         read(file)

@@ -17,7 +17,7 @@ from gpubench.trace.slices import ProgramSlices
 def recorded(*parts: Record | list[Record]) -> list[int]:
     """When the waits of the recording began, in microseconds."""
     program = ProgramSlices.of(made(*parts))
-    return [int(start) // 1000 for start in program.trace.host.start[program.recorder_waits]]
+    return [int(start) // 1000 for start in program.trace.cpu.start[program.recorder_waits]]
 
 
 def ranked(trace: Trace) -> RankProfile:

@@ -20,7 +20,7 @@ def of(trace: Trace) -> str:
 
 def test_a_device_that_is_behind_its_host_is_pointed_out() -> None:
     ahead = [launched("gemm", 10 * place, 20 + 100 * place, 120 + 100 * place, place + 1) for place in range(4)]
-    assert "the GPU ran up to 289 us behind the host" in told(step(1, 0, 100), *ahead)
+    assert "the GPU ran up to 289 us behind the CPU" in told(step(1, 0, 100), *ahead)
     assert "behind" not in told(step(1, 0, 500), *ahead)
 
 

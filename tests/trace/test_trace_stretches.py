@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from traces_made import LOADER, PUBLIC, Record, anything, call, frame, launched, made, numbered, slice_, step, work
 
 from gpubench.trace.columns import Trace
-from gpubench.trace.host import PLACES, stretches
+from gpubench.trace.cpu import PLACES, stretches
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.profile import Python, PythonStretch

@@ -15,7 +15,7 @@ from gpubench.trace.slices import ProgramSlices, user_frame
 
 def found(*parts: Record | list[Record]) -> list[Synchronisation]:
     program = ProgramSlices.of(made(*parts))
-    return synchronisations(program, phase_of(program), np.full(len(program.trace.host), 500))
+    return synchronisations(program, phase_of(program), np.full(len(program.trace.cpu), 500))
 
 
 KERNEL = launched("kernel", 1, 2, 60, 99)
@@ -104,6 +104,6 @@ def test_frames_of_libraries_are_not_the_users(name: str, place: str | None) -> 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_program_waits_where_its_code_says() -> None:
     program = ProgramSlices.of(read(PUBLIC / "tracelens_h100_bert_small.json.gz"))
-    first = synchronisations(program, phase_of(program), np.zeros(len(program.trace.host), np.int64))[0]
+    first = synchronisations(program, phase_of(program), np.zeros(len(program.trace.cpu), np.int64))[0]
     assert (first.operator, first.call, first.blocked) == ("aten::is_nonzero", "cudaStreamSynchronize", 7_640)
     assert first.where == "transformers/modeling_attn_mask_utils.py:429 in _prepare_4d_attention_mask_for_sdpa"

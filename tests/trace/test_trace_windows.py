@@ -50,9 +50,9 @@ def test_a_step_is_known_by_its_name_in_old_traces_too() -> None:
 
 def test_work_is_linked_to_its_launch_by_their_number() -> None:
     trace = made(launched("a", 0, 5, 9, 3), launched("b", 2, 9, 12, 4), work("c", 20, 21, 77))
-    names = [trace.names[trace.host.name[link]] if link >= 0 else None for link in launchers(trace).tolist()]
+    names = [trace.names[trace.cpu.name[link]] if link >= 0 else None for link in launchers(trace).tolist()]
     assert names == ["cudaLaunchKernel", "cudaLaunchKernel", None]
-    assert trace.host.start[launchers(trace)[:2]].tolist() == [0, 2_000]
+    assert trace.cpu.start[launchers(trace)[:2]].tolist() == [0, 2_000]
 
 
 def test_a_number_of_zero_or_less_links_nothing() -> None:
@@ -69,7 +69,7 @@ def test_work_of_a_graph_has_one_launch_in_common() -> None:
 
 def test_of_two_calls_with_one_number_the_outer_counts() -> None:
     trace = made(call("cuLaunchKernel", 1, 2, 9), call("cudaLaunchKernel", 0, 4, 9), work("a", 3, 4, 9))
-    assert trace.names[trace.host.name[launchers(trace)[0]]] == "cudaLaunchKernel"
+    assert trace.names[trace.cpu.name[launchers(trace)[0]]] == "cudaLaunchKernel"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gpubench.worker.precision import (
     restore_float32_matmul,
     set_float32_matmul,
 )
-from gpubench.worker.timing import HostClock, StepTimer
+from gpubench.worker.timing import CpuClock, StepTimer
 
 CPU = torch.device("cpu")
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -96,7 +96,7 @@ def test_overflowed_gradients_skip_the_step_halve_the_scale_and_are_marked(
     rules = arithmetic(Precision.amp, CPU)
     module = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.125, fused=fused)
-    timer = StepTimer(HostClock(), Activity(), 0, 0)
+    timer = StepTimer(CpuClock(), Activity(), 0, 0)
     first = rules.scale()
     assert first is not None
     reader = StepReader(float(first))
@@ -127,7 +127,7 @@ def test_overflowed_gradients_skip_the_step_halve_the_scale_and_are_marked(
 
 def finished(*readings: list[float]) -> StepTimer[int]:
     """A timer with one finished step for each list of readings."""
-    timer = StepTimer(HostClock(), Activity(), repeat=3, rank=0)
+    timer = StepTimer(CpuClock(), Activity(), repeat=3, rank=0)
     for number, values in enumerate(readings):
         timer.begin(number)
         timer.issued(0, 1, [torch.tensor(value) for value in values])

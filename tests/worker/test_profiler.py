@@ -16,7 +16,7 @@ from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
 from gpubench.trace.profile import RankProfile
 from gpubench.worker.profiler import CHUNK, RecordedTimer, Recording, annotate_modules, recorded
-from gpubench.worker.timing import HostClock
+from gpubench.worker.timing import CpuClock
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def record(settings: ProfilingSettings, folder: Path, unit: int = 1) -> list[Pat
     annotate_modules(model)
     with Recording(settings, CPU, 0, folder) as recording:
         recording.unit = unit
-        timer = RecordedTimer(HostClock(), Activity(), 0, 0, recording)
+        timer = RecordedTimer(CpuClock(), Activity(), 0, 0, recording)
         timer.start(0.0)
         for step in range(settings.units * unit):
             timer.begin(step)

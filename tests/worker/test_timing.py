@@ -15,7 +15,7 @@ from gpubench.worker.dataloader import Feed
 from gpubench.worker.loop import CALIBRATION_STEPS, Trainer, length_of, run_steps
 from gpubench.worker.models import Workload
 from gpubench.worker.precision import Arithmetic
-from gpubench.worker.timing import PHASES, HostClock, StepTimer, clock_of
+from gpubench.worker.timing import PHASES, CpuClock, StepTimer, clock_of
 
 
 @dataclass(eq=False)
@@ -258,7 +258,7 @@ def test_a_limit_in_seconds_is_turned_into_steps_by_those_after_the_first(clock:
 
 
 def test_the_host_clock_has_passed_every_mark_and_counts_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = HostClock()
+    clock = CpuClock()
     monkeypatch.setattr("time.perf_counter_ns", lambda: 3_500_000_000)
     mark = clock.mark()
     assert clock.passed(mark)
@@ -268,7 +268,7 @@ def test_the_host_clock_has_passed_every_mark_and_counts_in_seconds(monkeypatch:
 
 
 def test_the_host_clock_never_goes_back() -> None:
-    clock = HostClock()
+    clock = CpuClock()
     marks = [clock.mark() for _ in range(100)]
     assert marks == sorted(marks)
-    assert isinstance(clock_of(torch.device("cpu")), HostClock)
+    assert isinstance(clock_of(torch.device("cpu")), CpuClock)

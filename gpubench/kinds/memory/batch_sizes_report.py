@@ -28,7 +28,7 @@ def batch_sizes_sentence(found: BatchSizes) -> str:
 
 
 def _none_fits(found: BatchSizes, room: str) -> str:
-    """Returns that no batch fits, with the smallest batch that was run or, if none was, the prediction."""
+    """Says that no batch fits, with the smallest batch that was run or, if none was, the prediction."""
     if not found.confirmed:
         least = f"it takes {units.size(found.points[0].total)}" if found.points else "it takes more"
         return f"not even a batch of 1 fits into {room}: {least}, by prediction"
@@ -48,7 +48,7 @@ def line_sentence(found: BatchSizes) -> str:
 
 
 def batch_size_table(found: BatchSizes) -> Table:
-    """Returns a row for each batch size that was predicted, run or timed."""
+    """A row for each batch size that was predicted, run or timed."""
     predicted = {point.batch_size: point.total for point in found.points}
     confirmed = {one.batch_size: one for one in found.confirmed}
     speeds = {one.batch_size: one.throughput for one in found.speeds}
@@ -81,7 +81,7 @@ def _remarks(found: BatchSizes, size: int) -> Iterator[str]:
 
 
 def batch_sizes(found: BatchSizes, *, headed: bool = False) -> list[Block]:
-    """Returns the batch sizes that were tried. `headed`: the first sentence is the report's headline already."""
+    """The batch sizes that were tried. `headed`: the first sentence is the report's headline already."""
     made: list[Block] = [Heading("Batch sizes", anchor="batch-sizes")]
     made.append(Paragraph("" if headed else batch_sizes_sentence(found), "strong"))
     made.append(Paragraph(line_sentence(found) if found.points else "", "quiet"))

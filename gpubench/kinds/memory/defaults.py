@@ -10,7 +10,7 @@ from gpubench.settings.schema import Device, Precision
 
 
 def complete_memory(settings: MemorySettings) -> tuple[CompletedMemorySettings, dict[str, str]]:
-    """Returns what `complete` does for `gpubench memory`. Raises its errors, and DeviceError for an unknown GPU."""
+    """Completes the settings as `complete` does. Raises its errors, and DeviceError for an unknown GPU."""
     required_torch()
     memory, gaps = settings.memory, Gaps(settings)
     if memory.predict and settings.distributed.world_size > 1 and not releases.installed().predicts_ranks:

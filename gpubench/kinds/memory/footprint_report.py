@@ -83,7 +83,7 @@ def headline(footprint: Footprint) -> str:
 
 
 def fits(footprint: Footprint) -> str:
-    """Returns whether the footprint fits the device's memory, and by how much; an empty string if that is unknown.
+    """Says whether the footprint fits the device's memory, and by how much; an empty string if that is unknown.
 
     Before it fails, an allocator at the limit frees what it holds unused, so that only allocated memory and the context
     have to fit.
@@ -100,7 +100,7 @@ def fits(footprint: Footprint) -> str:
 
 
 def about(footprint: Footprint, label: str = "") -> str:
-    """Returns where the figures come from. `label` is the file, or what ran."""
+    """Says where the figures come from. `label` is the file, or what ran."""
     said = SOURCES[footprint.source]
     if footprint.device:
         said += f"{', for' if footprint.source == 'predicted' else ' on'} {footprint.device}"
@@ -114,7 +114,7 @@ def about(footprint: Footprint, label: str = "") -> str:
 
 
 def beginning(footprint: Footprint) -> str:
-    """Returns what a history without its beginning means for the figures; an empty string for a complete one."""
+    """Says what missing allocations at the beginning mean for the figures; an empty string if none are missing."""
     if footprint.truncated and not footprint.truncation_proven:
         return "history probably truncated: if events before its first one were lost, the true peak may be among them"
     if footprint.truncated:
@@ -142,7 +142,7 @@ def allocator(footprint: Footprint) -> str:
 
 
 def largest_first(found: Iterable[Amounts]) -> list[str]:
-    """Returns the categories that occur, ordered by their sum over all."""
+    """The categories that occur, ordered by their sum over all."""
     sums: Amounts = {}
     for amounts in found:
         for name, size in amounts.items():
@@ -151,7 +151,7 @@ def largest_first(found: Iterable[Amounts]) -> list[str]:
 
 
 def counts(peak: FootprintPeak) -> list[Count]:
-    """Returns the counts of the peak, without those that add nothing; an empty list if fewer than two are left."""
+    """The counts of the peak, without those that add nothing; an empty list if fewer than two are left."""
     level = peak.level
     found = [
         Count("requested", level.requested, None, "what tensors asked for"),
@@ -171,7 +171,7 @@ def _place(footprint: Footprint) -> str:
 
 
 def _beside(footprint: Footprint) -> str:
-    """Returns what a steady step needs, if the first step needs more."""
+    """What a steady step needs, if the first step needs more."""
     peak = footprint.peak
     steady = max((one.level.allocated for one in footprint.phases if one.stage == "steady"), default=None)
     if peak.stage != "first" or steady is None or steady >= peak.level.allocated:
@@ -180,13 +180,13 @@ def _beside(footprint: Footprint) -> str:
 
 
 def _later(footprint: Footprint) -> str:
-    """Returns what the allocator reserves later, if that is notably more than at the peak."""
+    """What the allocator reserves later, if that is notably more than at the peak."""
     most = footprint.most
     return f"{units.size(most)} are held later" if most > footprint.peak.level.total * (1 + LATER) else ""
 
 
 def _parts(peak: FootprintPeak) -> str:
-    """Returns the largest parts, as "49 % optimizer state, 25 % parameters"."""
+    """The largest parts, as "49 % optimizer state, 25 % parameters"."""
     parts = sorted(ordered(peak.amounts), key=lambda part: -part[1])
     told = [part for place, part in enumerate(parts[:PARTS]) if not place or part[1] >= TOLD * peak.level.total]
     return ", ".join(f"{share(size, peak.level.total)} {category(name)}" for name, size in told)
@@ -213,13 +213,12 @@ LETTERS = {
 
 
 def document(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> Document:
-    """Returns the report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
+    """The report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
     made = raised(blocks(footprint, found, label, files))
     return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=label)
 
 
 def blocks(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> list[Block]:
-    """Returns what stands below the headline of a footprint."""
     parts = [_part(name, size, footprint.peak.level.total) for name, size in _all(footprint)]
     return [
         Paragraph(found.headline.rstrip(".") if found else "", "strong"),
@@ -244,7 +243,7 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
 
 
 def _all(footprint: Footprint) -> list[tuple[str, int]]:
-    """Returns (category, bytes at the peak) of all categories that any phase holds."""
+    """The (category, bytes at the peak) of all categories that any phase holds."""
     held = dict(ordered(footprint.peak.amounts))
     elsewhere = {name for phase in footprint.phases for name, size in phase.peak.items() if size}
     return [*held.items(), *((name, 0) for name in sorted(elsewhere - held.keys()))]
@@ -257,7 +256,7 @@ def _part(name: str, size: int, whole: int) -> Part:
 
 
 def _more(footprint: Footprint, found: Findings | None) -> str:
-    """Returns what else the command can show and do."""
+    """What else the command can show and do."""
     said = "-v shows the memory of each phase and module, and the largest allocations"
     large = footprint.source == "measured" and footprint.peak.level.total >= WORTH_SAVING
     untried = large and found and any(one.fix and one.measured is None for one in found.findings)
@@ -275,7 +274,7 @@ def _advice(footprint: Footprint, found: Findings) -> Iterator[Block]:
 
 
 def _largest(parts: Sequence[Part]) -> list[Part]:
-    """Returns the parts of which a few characters of a bar can be seen, without their letters."""
+    """The parts of which a few characters of a bar can be seen, without their letters."""
     return [replace(part, letter="") for part in parts if part.share >= LEAST_DRAWN]
 
 
@@ -292,7 +291,7 @@ def _corrections(footprint: Footprint) -> list[dict[str, str]]:
 
 
 def _stacks(footprint: Footprint) -> StackedBars:
-    """Returns a bar for each phase's peak, on the scale of the overall peak."""
+    """A bar for each phase's peak, on the scale of the overall peak."""
     reserved = footprint.peak.level.reserved is not None
     rows = []
     for phase in footprint.phases:
@@ -304,13 +303,13 @@ def _stacks(footprint: Footprint) -> StackedBars:
 
 
 def to_document(footprint: Footprint, findings: Findings | None) -> dict[str, Any]:
-    """Returns the document for --json: memory.json as it is, and the findings if there are any."""
+    """The document for --json: memory.json as it is, and the findings if there are any."""
     document = {"schema_version": SCHEMA_VERSION, "memory": Footprints([footprint])}
     return document | ({"findings": findings} if findings else {})
 
 
 def phase_table(footprint: Footprint) -> Table:
-    """Returns the figures behind the bars: a row for each phase, and a column for each category, largest first.
+    """The figures behind the bars: a row for each phase, and a column for each category, largest first.
 
     Reserved memory has no column: it is the peak less the context. Categories with the same size in all phases are in
     the note, and small categories share a column, to fit the width of a page.
@@ -339,18 +338,19 @@ def phase_table(footprint: Footprint) -> Table:
 
 
 def holders(footprint: Footprint) -> Table:
-    """Returns the allocations at the peak; equal ones share a row."""
+    """The allocations at the peak; equal ones share a row."""
     named = [holder for holder in footprint.holders if holder.category]
     shown = named[:HOLDERS]
     others = [*named[HOLDERS:], *(holder for holder in footprint.holders if not holder.category)]
     whole = footprint.peak.level.total
-    rest = f"{units.counted(sum(one.count for one in others), 'other piece')}, {_sum(others)} in all" if others else ""
+    size = units.size(sum(one.size for one in others))
+    rest = f"{units.counted(sum(one.count for one in others), 'other piece')}, {size} in all" if others else ""
     words_of = ("module", "where", "shapes", "operator")
     return table("What holds the peak", [_holder(one, whole) for one in shown], words_of, rest=rest)
 
 
 def modules(footprint: Footprint) -> Table:
-    """Returns what belongs to each module at the peak, without its submodules."""
+    """What belongs to each module at the peak, without its submodules."""
     named = [module for module in footprint.modules if module.path != OTHERS]
     shown = named[:MODULES]
     others = [*named[MODULES:], *(module for module in footprint.modules if module.path == OTHERS)]
@@ -388,16 +388,12 @@ def _holder(holder: Holder, whole: int) -> dict[str, str]:
     }
 
 
-def _sum(found: Iterable[Holder]) -> str:
-    return units.size(sum(holder.size for holder in found))
-
-
 def _total(module: ModuleFootprint) -> int:
     return sum(module.amounts.values())
 
 
 def _in_use(phase: PhaseFootprint) -> int:
-    """Returns the bytes in use at a phase's end, without memory that the allocator holds in reserve."""
+    """The bytes in use at a phase's end, without memory that the allocator holds in reserve."""
     spare = 0 if phase.level.reserved is None else sum(phase.end.get(name, 0) for name in ("fragmentation", "other"))
     return sum(phase.end.values()) - spare
 

@@ -1,4 +1,4 @@
-"""The device for which memory is predicted, and what its allocator and context add to a history."""
+"""The device for which memory is predicted, and what its allocator and context add to the allocations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Target:
 
 
 def target_of(follow: FollowSettings, device: Device | None) -> Target:
-    """Returns the target. Raises DeviceError if none is named, and with the nearest name for an unknown one."""
+    """Raises DeviceError if no target is named, and with the nearest name for an unknown one."""
     if device is Device.cpu:
         return Target("cpu", follow.device_memory or psutil.virtual_memory().total, None, cuda=False)
     if follow.device_model:
@@ -49,15 +49,15 @@ def target_of(follow: FollowSettings, device: Device | None) -> Target:
 
 
 def predicted(
-    history: AllocationLog,
+    log: AllocationLog,
     target: Target,
     *,
     expandable: bool,
     notes: Sequence[str] = (),
 ) -> Footprint:
-    """Returns the footprint of `history` on the target."""
+    """The footprint of `log` on the target."""
     found = footprint(
-        history,
+        log,
         source="predicted",
         device=target.name,
         capacity=target.capacity,
@@ -71,7 +71,7 @@ def predicted(
 
 
 def _below(found: Footprint, context: int) -> list[Correction]:
-    """Returns the corrections for memory outside tensors, each with what it adds to the peak."""
+    """The corrections for memory outside tensors, each with what it adds to the peak."""
     level, amounts = found.peak.level, found.peak.amounts
     assert level.reserved is not None
     return [

@@ -26,21 +26,17 @@ S = TypeVar("S", bound=CompletedSettings)
 
 @dataclass
 class MemoryProgress(Progress):
-    """The progress of a memory run: the current step, and the number of steps."""
-
     step: int | None = None
     steps: int = 1
 
 
 def describe(progress: MemoryProgress) -> str:
-    """Returns the state of a run as one line of plain text."""
     doing = units.words(progress.doing)
     place = doing if progress.step is None else f"step {progress.step + 1}/{progress.steps}  {doing}"
     return f"{progress.variant}, {place}" if progress.variant else place
 
 
 def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
-    """Returns the state of a run as a table."""
     table = head(describe(progress))
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
@@ -48,8 +44,6 @@ def draw(experiment: str, progress: MemoryProgress) -> RenderableType:
 
 
 class FootprintRecorder(Recorder[S]):
-    """One run that records the memory of its ranks."""
-
     progress: MemoryProgress
 
     def __init__(self, configuration: Configuration[S], argv: Sequence[str]) -> None:
@@ -73,7 +67,7 @@ class FootprintRecorder(Recorder[S]):
         return len({repeat for repeat, _ in self._found})
 
     def sum_up(self) -> Summary:
-        """Returns the summary of the peaks, each of which is the maximum over the ranks."""
+        """Summarises the peaks, each of which is the maximum over the ranks."""
         by_repeat = [
             [found for (repeat, _), found in self._found.items() if repeat == number]
             for number in sorted({repeat for repeat, _ in self._found})
@@ -108,8 +102,6 @@ class FootprintRecorder(Recorder[S]):
 
 
 class MemoryRecorder(FootprintRecorder[CompletedMemorySettings]):
-    """Records one run of `gpubench memory`."""
-
     lighter = LIGHTER
 
     def __init__(self, configuration: Configuration[CompletedMemorySettings], argv: Sequence[str]) -> None:

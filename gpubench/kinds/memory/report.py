@@ -1,4 +1,4 @@
-"""The part of a run's report that is of its memory: what fills it, which batch sizes fit, and what was tried."""
+"""The part of a run's report about its memory: what fills it, which batch sizes fit, and what was tried."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ MORE = ""
 
 
 def answer(run: RunEvidence) -> str:
-    """Returns which batch size fits or, if none was searched for, what fills the memory; "" if neither is known."""
+    """Says which batch size fits or, if none was searched for, what fills the memory; "" if neither is known."""
     if run.batch_sizes:
         return batch_sizes_report.batch_sizes_sentence(run.batch_sizes)
     if run.footprints and run.footprints.ranks:
@@ -49,27 +49,23 @@ def over_time(run: RunEvidence) -> Iterator[Block]:
 
 
 def measured(run: RunEvidence) -> str:
-    """Returns what the figures rest on in a few words."""
     return units.counted(run.repeats, "repeat")
 
 
 def caption(run: RunEvidence) -> str:
-    """Returns what the figures rest on in one line."""
     return f"{measured(run)}; {intervals(run.repeats)}"
 
 
 def without_throughput(run: RunEvidence) -> str:
-    """Returns why there is no throughput, in a few words."""
     return "nothing was timed"
 
 
 def without_metrics(run: RunEvidence) -> str:
-    """Returns how far a run came that has no metrics."""
+    """How far a run came that has no metrics."""
     return "nothing was recorded"
 
 
 def _fullest(footprints: Footprints) -> Footprint:
-    """Returns the footprint of the rank with the largest peak."""
     return max(footprints.ranks, key=lambda found: found.peak.level.total)
 
 

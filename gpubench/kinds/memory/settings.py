@@ -22,7 +22,7 @@ from gpubench.settings.sections import (
 
 
 class FollowSettings(Section):
-    """What `gpubench memory` looks at."""
+    """What `gpubench memory` records."""
 
     steps: Annotated[int, Field(ge=1, le=1000)] = protocol(
         3,
@@ -68,7 +68,7 @@ class OnceSettings(MeasurementSettings):
 
 
 class MemorySettings(TrainSettings[Open], Generic[Open]):
-    """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are followed."""
+    """Settings of `gpubench memory`: the run that train-bench would do, of which a few steps are recorded."""
 
     command: ClassVar[str] = "memory"
     FIXED: ClassVar[Mapping[str, Any]] = {
@@ -84,7 +84,7 @@ class MemorySettings(TrainSettings[Open], Generic[Open]):
 
     @property
     def reading(self) -> TrainingSettings[Open] | None:
-        """A few steps are followed, whatever the length of an epoch; no batch of this size is read for a prediction."""
+        """A few steps are recorded, whatever the length of an epoch; no batch of this size is read for a prediction."""
         if self.memory.predict or self.memory.find_batch_size:
             return None
         return self.training.model_copy(update={"epochs": None})

@@ -10,7 +10,7 @@ from gpubench.report.document import UNASKED, Block, Heading, Medium, Paragraph,
 
 
 def trade_table(found: Trades) -> Table:
-    """Returns memory and throughput of each setting, least memory first."""
+    """Memory and throughput of each setting, least memory first."""
     base = next((trade for trade in found.trades if not trade.fix), None)
     rows = [_trade(number, trade, base) for number, trade in enumerate(found.trades, 1)]
     return table(
@@ -31,7 +31,7 @@ def _trade(number: int, trade: Trade, base: Trade | None) -> dict[str, str]:
 
 
 def _settings(fix: dict[str, Any]) -> str:
-    """Returns settings without the names of their sections, to save width."""
+    """The settings without the names of their sections, to save width."""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in fix.items()).lower() or "as it was"
 
 
@@ -42,7 +42,6 @@ def _change(now: float | None, before: float | None) -> str:
 
 
 def trades(found: Trades) -> list[Block]:
-    """Returns the settings that were run, with the memory and the time of each."""
     heading = Heading("Memory against speed", anchor="memory-against-speed")
     if found.trades and not any(trade.fix for trade in found.trades):
         return [heading, Paragraph("nothing to try: no finding has a setting that a run could be made with")]

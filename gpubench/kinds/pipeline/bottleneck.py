@@ -1,8 +1,8 @@
-"""Finds what limits the throughput of a pipeline: the rank or the hand-off with the most work for a micro-batch.
+"""Finds what limits the throughput of a pipeline: the rank or the hand-off that takes longest for a micro-batch.
 
-It goes by measured times, not by counts of evaluations, because ranks and evaluations can differ in speed. A rank works
-on one micro-batch at a time, and so does each of the threads that send and receive. Therefore the pipeline finishes
-micro-batches no faster than the place that takes longest for each, and any other place waits.
+It uses measured times rather than counts of evaluations, because ranks and evaluations can differ in speed. A rank
+works on one micro-batch at a time, and so does each of the threads that send and receive. So the pipeline finishes
+micro-batches no faster than its slowest place, and the other places wait for it.
 """
 
 import math
@@ -41,14 +41,16 @@ class Place:
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank}" if self.evaluations else f"the hand-off from {_ends(self.rank)}"
+        return (
+            f"rank {self.rank}" if self.evaluations else f"the hand-off from rank {self.rank} to rank {self.rank + 1}"
+        )
 
     @property
     def usual(self) -> float:
         return median_low(self.seconds.values())
 
     def delay(self, one: MicroBatch) -> float:
-        """Returns by how much a micro-batch took longer than usual, if it took at least twice as long; else 0."""
+        """By how many seconds a micro-batch took longer than usual, if it took at least twice as long; else 0."""
         excess = self.seconds[one] - self.usual
         return excess if excess >= self.usual else 0.0
 
@@ -70,7 +72,7 @@ class Place:
         return variance(self.undelayed) / stats.effective_size(self.undelayed)
 
     def is_above(self, other: "Place", level: float) -> bool:
-        """Returns whether it takes notably and significantly longer than `other` (Welch's t-test)."""
+        """Whether it takes notably and significantly longer than `other` (Welch's t-test)."""
         apart = self.mean - other.mean
         if apart < NOTABLE * self.mean or min(len(self.undelayed), len(other.undelayed)) < 2:
             return False
@@ -94,14 +96,10 @@ class Place:
         return f"{units.seconds(self.mean)} ({made}{more})"
 
 
-def _ends(sender: int) -> str:
-    return f"rank {sender} to rank {sender + 1}"
-
-
 def limiting(places: Sequence[Place]) -> list[Place]:
     """Returns the places that take longest, the longest first: those that no other is significantly above.
 
-    Returns an empty list if they include every rank, because then none limits the others.
+    Empty if they include every rank, because then no rank limits the others.
     """
     ranks = [place for place in places if place.evaluations]
     longest = max(places, key=lambda place: place.mean)
@@ -115,7 +113,7 @@ def limiting(places: Sequence[Place]) -> list[Place]:
 def sentence(places: Sequence[Place], makespan: float, what: str) -> str | None:
     """Returns what limits the throughput, and the longest delay of a single micro-batch; None for a single rank.
 
-    `places` are those of all ranks and hand-offs, and `what` is a sample or a micro-batch.
+    `places` are all ranks and hand-offs, and `what` is a sample or a micro-batch.
     """
     ranks = [place for place in places if place.evaluations]
     if len(ranks) < 2:
@@ -155,7 +153,7 @@ def _delays(places: Sequence[Place], makespan: float, what: str) -> str:
 def better_split(ranks: Sequence[Place]) -> tuple[list[int], float] | None:
     """Returns the split with the shortest time of the busiest rank, and this time in seconds.
 
-    It assumes that the evaluations of each rank keep their time. Returns None if it saves nothing notable.
+    It assumes that the evaluations of each rank keep their time. None if it saves nothing notable.
     """
     fixed = [rank.mean - rank.evaluations * rank.evaluation for rank in ranks]
     counts = [1] * len(ranks)
@@ -172,7 +170,7 @@ def better_split(ranks: Sequence[Place]) -> tuple[list[int], float] | None:
 
 
 def places(found: Sequence[Completed]) -> list[Place]:
-    """Returns all ranks and hand-offs of the completed repeats, with the time that each micro-batch occupied them."""
+    """Returns all ranks and hand-offs of the completed repeats, with the time that each micro-batch took there."""
     works: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
     evaluating: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
     links: dict[int, dict[MicroBatch, float]] = defaultdict(lambda: defaultdict(float))
@@ -196,7 +194,7 @@ def places(found: Sequence[Completed]) -> list[Place]:
 
 
 def bottleneck(found: Sequence[Completed]) -> str | None:
-    """Returns a sentence with the rank or the hand-off that limits the throughput; None if it is unknown."""
+    """A sentence with the rank or the hand-off that limits the throughput; None if it is unknown."""
     if not found:
         return None
     batches, samples = found[0].micro_batches, len(found[0].made)

@@ -1,7 +1,7 @@
 """The timeline of a pipeline as a Chrome trace for https://ui.perfetto.dev and chrome://tracing.
 
-It has the JSON object form of the Chromium project's "Trace Event Format". A process is a rank. Its threads are the
-loop, and one lane for each hand-off that is in progress at the same time. Times are microseconds since the first event.
+It has the JSON object form of the Chromium project's "Trace Event Format". A process is a rank, whose threads are its
+loop and one lane for each hand-off in progress at the same time. Times are microseconds since the first event.
 """
 
 import json
@@ -18,7 +18,7 @@ LANES = {"recv": 100, "send": 200}
 
 
 def chrome_trace(spans: Sequence[Span], handoffs: Sequence[Handoff]) -> str:
-    """Returns the trace as JSON. Arrows lead from the send of a hand-off to its receive if both were recorded."""
+    """The trace as JSON. Arrows lead from the send of a hand-off to its receive if both were recorded."""
     began = min([*(span.time for span in spans), *(handoff.time for handoff in handoffs)], default=0.0)
     events = [_slice(span.rank, LOOP, _name(span), span.time - began, span.total, _about(span)) for span in spans]
     threads = {(span.rank, LOOP): "loop" for span in spans}
@@ -68,7 +68,7 @@ def _names(threads: dict[tuple[int, int], str]) -> Iterator[Record]:
 
 
 def _lanes(handoffs: Iterable[Handoff]) -> Iterator[tuple[Handoff, int]]:
-    """Yields each hand-off with a thread of its rank that is free, because slices of a thread must not overlap."""
+    """Gives each hand-off a free thread of its rank, because slices of a thread must not overlap."""
     busy: dict[tuple[int, str], list[float]] = {}
     for handoff in sorted(handoffs, key=lambda handoff: handoff.time):
         ends = busy.setdefault((handoff.rank, handoff.direction), [])
@@ -78,7 +78,7 @@ def _lanes(handoffs: Iterable[Handoff]) -> Iterator[tuple[Handoff, int]]:
 
 
 def _arrows(placed: Sequence[tuple[Handoff, int]], began: float) -> Iterator[Record]:
-    """Yields a pair of flow events for each hand-off. They belong to the slices that enclose them."""
+    """Yields two flow events for each hand-off, which belong to the slices that enclose them."""
     taken = {
         (one.repeat, one.peer, one.rank, one.sequence): (one, thread)
         for one, thread in placed

@@ -62,7 +62,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
     device, gpus = find_device(gaps)
     on_gpu = device is Device.cuda
     where = "on a GPU" if on_gpu else "on a CPU"
-    model = fill_model(settings, gaps, folder, on_gpu)
+    model = fill_model(gaps, folder, on_gpu)
     check_negative_prompt(model, settings.work.negative_prompt)
     check_guidance_rescale(model, settings.sampling.guidance_rescale)
     steps = gaps.fill("sampling.steps", 50 if on_gpu else 20, where)
@@ -89,7 +89,7 @@ def complete(settings: PipeSettings) -> tuple[CompletedPipeSettings, dict[str, s
 
 
 def fill_samples(prompts: Sequence[str], seeds: int) -> tuple[int, str]:
-    """Returns how many samples to make by default, and why. `seeds` is the number of work.seeds; 0 without."""
+    """How many samples to make by default, and why. `seeds` is the number of work.seeds, or 0."""
     if not prompts and not seeds:
         return SAMPLES, "no file of prompts"
     return max(1, len(prompts)) * max(1, seeds), f"one for each of {_prompts_and_seeds(prompts, seeds)}"
@@ -101,7 +101,7 @@ def _prompts_and_seeds(prompts: Sequence[str], seeds: int) -> str:
 
 
 def refuse_repeated(samples: int, prompts: Sequence[str], seeds: int) -> None:
-    """Raises SettingsError if prompts and listed seeds make fewer different samples than are wanted."""
+    """Raises SettingsError if prompts and seeds make fewer different samples than are wanted."""
     different = max(1, len(prompts)) * seeds
     if seeds and samples > different:
         made_of = _prompts_and_seeds(prompts, seeds)
@@ -164,8 +164,8 @@ def check_schedule(settings: PipeSettings, folder: PipelineFolder | None, model:
     split.refuse_short(settings.profiling, ranges, math.ceil(samples / settings.work.micro_batch))
 
 
-def fill_model(settings: PipeSettings, gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
-    """Chooses the model, and returns the name of its kind."""
+def fill_model(gaps: Gaps, folder: PipelineFolder | None, on_gpu: bool) -> str:
+    """Chooses the model. Returns the name of its kind."""
     if folder:
         return folder.pipeline
     reason = "random weights in a size that suits the device"

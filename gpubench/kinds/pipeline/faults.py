@@ -1,6 +1,6 @@
-"""The faults that `--inject` causes on purpose: their form, and the faults of a rank itself.
+"""The faults that `--inject` causes on purpose: how they are written, and those of a rank itself.
 
-`gpubench.kinds.pipeline.worker.link` causes the faults of a hand-off, at its sender.
+The faults of a hand-off are in `gpubench.kinds.pipeline.worker.link`, at its sender.
 """
 
 import math
@@ -39,8 +39,6 @@ TIMED = frozenset({FaultKind.late, FaultKind.slow})
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that occurs once."""
-
     kind: FaultKind
     rank: int
     """The rank at which it occurs; for a hand-off, its sender."""
@@ -54,8 +52,8 @@ class Fault:
 def parse_fault(text: str, world_size: int, samples: int) -> Fault:
     """Parses a fault in the form of `FORM`.
 
-    Raises SettingsError for another form, an unknown kind (naming the nearest), and a fault that cannot happen in a
-    pipeline of `world_size` ranks and `samples` samples.
+    Raises SettingsError for another form, for an unknown kind, and for a fault that cannot happen in a pipeline of
+    `world_size` ranks and `samples` samples.
     """
     name, *pairs = (part.strip() for part in text.split(","))
     kind = _kind(name)

@@ -17,7 +17,7 @@ from gpubench.settings.keys import about
 
 @about("work.prompts")
 def read_prompts(path: Path | None) -> list[str]:
-    """Returns the lines of a text file that are not blank; none if `path` is None.
+    """The lines of a text file that are not blank; none if `path` is None.
 
     Raises DataError for a file that cannot be read or has no such line.
     """
@@ -44,7 +44,7 @@ HALF = "fp16"
 
 @dataclass(frozen=True)
 class PipelineKind:
-    """The components of a pipeline that are loaded. Safety checkers and image encoders are not."""
+    """The components of a pipeline that are loaded, which leaves out safety checkers and image encoders."""
 
     denoiser: str
     """The component that is evaluated at every step."""
@@ -78,7 +78,7 @@ SUPPORTED: Mapping[str, PipelineKind] = {
 
 
 def schedule_keywords(pipeline: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the keywords that a pipeline passes to `set_timesteps` of such a scheduler, besides steps and device."""
+    """The keywords that a pipeline passes to `set_timesteps` of such a scheduler, besides steps and device."""
     if pipeline == "FluxPipeline":
         return ("mu",) if config.get("use_flow_sigmas") else ("mu", "sigmas")
     return ("mu",) if pipeline == "StableDiffusion3Pipeline" and config.get("use_dynamic_shifting") else ()
@@ -127,7 +127,7 @@ def _digest(folder: PipelineFolder, files: Sequence[Path], each: Iterable[str]) 
 
 
 def _loaded(folder: PipelineFolder, name: str) -> list[Path]:
-    """Returns the files of a component that affect its results, in the order of their names."""
+    """The files of a component that affect its results, in the order of their names."""
     return [file for file in sorted((folder.path / name).rglob("*")) if file.is_file() and _is_read(folder, name, file)]
 
 
@@ -147,7 +147,7 @@ def _sha256(file: Path) -> str:
 
 
 def check(path: Path) -> PipelineFolder:
-    """Returns the description of the folder `path`. Raises ModelError if it contains no complete supported pipeline."""
+    """Raises ModelError if `path` contains no complete supported pipeline."""
     if not path.exists():
         raise ModelError(f"there is no pipeline folder {path}", _download(path) or _SAVED)
     index = _read(path, INDEX)
@@ -186,7 +186,7 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
 def _download(path: Path) -> str | None:
-    """Returns the hint for a path that looks like a model id of the Hugging Face Hub; None for any other path."""
+    """The hint for a path that looks like a model id of the Hugging Face Hub; None for any other path."""
     try:
         owner, name = path.relative_to(Path.cwd()).parts
     except ValueError:  # not below the current directory, or not of two parts
@@ -208,7 +208,6 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 
 
 def _library(path: Path, index: Mapping[str, Any], name: str) -> str:
-    """Returns the library of a component's class. Code in the folder is never run."""
     match index.get(name):
         case ["diffusers" | "transformers" as library, str()]:
             return str(library)
@@ -243,7 +242,7 @@ def _check_component(path: Path, name: str, library: str, variant: str | None) -
 
 
 def _weights(folder: Path, stem: str, variant: str | None) -> list[Path]:
-    """Returns the files of a component's weights: one, or all parts of an index. Empty if one is missing."""
+    """The files of a component's weights: one, or all parts of an index. Empty if one is missing."""
     ending = f".{variant}" if variant else ""
     whole = folder / f"{stem}{ending}.safetensors"
     if whole.is_file():

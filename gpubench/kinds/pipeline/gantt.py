@@ -21,8 +21,6 @@ DIGIT = 2.5  # percent of a phone's width that a digit takes; on a desktop two d
 
 @dataclass(frozen=True)
 class Bar:
-    """What one rank did with one micro-batch over a span of time."""
-
     rank: int
     part: Part
     sample: int
@@ -35,7 +33,7 @@ class Bar:
 
 
 def joined_bars(spans: Iterable[Span]) -> list[Bar]:
-    """Returns spans in order of time; consecutive spans of a rank on the same micro-batch are joined."""
+    """Sorts spans by time, and joins consecutive spans of a rank on the same micro-batch."""
     done: list[Bar] = []
     latest: dict[tuple[int, Part], Bar] = {}
     for span in spans:
@@ -66,7 +64,7 @@ def drawing(found: Sequence[Bar], ranks: int) -> Markup | None:
     bottom = RANK_TOP + RANK_PITCH * ranks
     order = {sample: place for place, sample in enumerate(sorted({bar.sample for bar in drawn}))}
     parts = [charts.bottom_axis(axis.ticks, bottom, RANK_TOP, axis.label)]
-    parts += _rank_names(range(ranks))
+    parts += [charts.text(0, _rank_middle(rank) + 4, f"rank {rank}", "tick outside") for rank in range(ranks)]
     parts += [part for bar in drawn for part in _drawn(bar, x, order[bar.sample])]
     said = f"{units.counted(ranks, 'rank')}, {units.seconds(ended - began)}, {units.counted(len(order), 'micro-batch')}"
     return charts.drawing("What each rank did over time", said, bottom + charts.FOOT, parts)
@@ -102,10 +100,6 @@ def shares(stages: Sequence[StageSummary]) -> Markup | None:
 def _share(times: Times, part: Part) -> BarPiece:
     share, seconds = times.share(part), getattr(times, part)
     return BarPiece(f"{part.replace('_', ' ')} {units.percent(share)}, {units.seconds(seconds)}", part, share)
-
-
-def _rank_names(ranks: Iterable[int]) -> list[Markup]:
-    return [charts.text(0, _rank_middle(row) + 4, f"rank {rank}", "tick outside") for row, rank in enumerate(ranks)]
 
 
 def _rank_middle(row: int) -> float:

@@ -8,14 +8,14 @@ from gpubench.runs.headlines import known
 
 
 def model(settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
-    """Returns the name of the model that was built or, before it is, the one that is to be built."""
+    """The name of the model that was built or, before it is, of the one to be built."""
     return workload.get("model") or settings.get("model.name") or settings.get("model.unet")
 
 
 def describe(settings: Mapping[str, Any], workload: Mapping[str, Any], *, ranks: int = 1, **_: Any) -> str:
-    """Returns such as "tiny, fp32, 50 steps of DDIMScheduler, 8 samples over 2 ranks on cpu".
+    """A line such as "tiny, fp32, 50 steps of DDIMScheduler, 8 samples over 2 ranks on cpu".
 
-    The names of the built objects are in `workload`. Before they are built, those in `settings` are given.
+    The names are those in `workload` once the model is built, and before that those in `settings`.
     """
     scheduler = workload.get("scheduler") or settings.get("sampling.scheduler")
     precision, steps, device = (known(settings.get(key)) for key in ("precision", "sampling.steps", "device"))

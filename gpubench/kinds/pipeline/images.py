@@ -26,7 +26,7 @@ HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
 
 def of_samples(run: RunEvidence) -> Iterator[Figure]:
-    """Yields the first images of a run; none for a run that kept none. What is no intact image is left out."""
+    """Yields the first images of a run that kept any. Damaged images are left out."""
     samples = run.files.samples if run.files else []
     kept = {one.sample: one for one in samples if is_sample_file(one.image, one.sample, IMAGE)}
     for sample, one in sorted(kept.items())[:SHOWN]:
@@ -38,7 +38,7 @@ def of_samples(run: RunEvidence) -> Iterator[Figure]:
 
 
 def _copy(path: Path) -> bytes | None:
-    """Returns a small PNG of a sample's image; None if it cannot be read or is no PNG."""
+    """A small PNG of a sample's image; None if the file cannot be read or is not a PNG."""
     if path.is_symlink() or path.parent.is_symlink():
         return None
     try:

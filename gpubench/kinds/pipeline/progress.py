@@ -34,7 +34,7 @@ class RankProgress:
 
     @property
     def times(self) -> Times | None:
-        """How the time of the recent spans divides into parts, or None if there are no spans yet."""
+        """How the time of the recent spans divides into parts; None if there are no spans yet."""
         if not self.spans:
             return None
         began = min(span.time for span in self.spans)
@@ -94,7 +94,6 @@ LAYOUTS = (  # from the widest table to the narrowest
 
 
 def describe(progress: PipeProgress) -> str:
-    """Returns the state of a run as one line of plain text."""
     parts = [progress.place]
     if not any(state.spans for state in progress.states):
         return "  ".join([*parts, units.words(progress.doing), *left(progress)])
@@ -107,7 +106,6 @@ def describe(progress: PipeProgress) -> str:
 
 
 def draw(experiment: str, progress: PipeProgress) -> RenderableType:
-    """Returns the state of a run as a table with a row for each rank."""
     table = head(progress.place)
     table.add_row("samples", f"{progress.finished} of {progress.total or '?'}")
     for line in left(progress):
@@ -118,7 +116,7 @@ def draw(experiment: str, progress: PipeProgress) -> RenderableType:
 
 
 def _ranks(progress: PipeProgress, columns: Sequence[str], words: int | None) -> Table:
-    """Builds the table of the ranks. `words` is the largest width of the column "doing", in characters."""
+    """`words` is the largest width of the column "doing", in characters."""
     table = plain_table()
     for name in columns:
         is_words = name == "doing"
@@ -141,7 +139,7 @@ def _cells(state: RankProgress) -> dict[str, str]:
 
 
 def _where(state: RankProgress) -> str:
-    """Returns "sample 3 evaluation 17", or what the rank does if it works on no sample."""
+    """Such as "sample 3 evaluation 17", or what the rank does if it works on no sample."""
     if state.sample is None:
         return units.words(state.doing)
     return f"sample {state.sample}" + (f" evaluation {state.step}" if state.step is not None else "")

@@ -1,4 +1,4 @@
-"""Pipelines that differ in the number of ranks: which number pays."""
+"""Compares pipelines that differ in the number of ranks: which number is worth its cost."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ def named(run: RunEvidence) -> str:
 
 
 def headline(runs: Sequence[RunEvidence]) -> str:
-    """Returns which number of ranks pays: the smallest that no larger one is measurably faster than."""
+    """The number of ranks that pays: the smallest that no larger one is measurably faster than."""
     first = runs[0]
     samples, device = (first.settings.get(key) for key in ("work.samples", "device"))
     many = units.counted(samples, "sample") if samples else "? samples"
@@ -57,7 +57,7 @@ def columns(run: RunEvidence) -> Sequence[str]:
 
 
 def rows(runs: Sequence[RunEvidence], columns: Sequence[str]) -> list[Mapping[str, str]]:
-    """Returns a row for each number of ranks, with its efficiency against the smallest one."""
+    """One row for each number of ranks, with its efficiency against the smallest one."""
     known = [run for run in runs if "throughput" in run.metrics]
     least = min(known, key=_ranks, default=None)
     made: list[Mapping[str, str]] = []
@@ -73,7 +73,6 @@ def rows(runs: Sequence[RunEvidence], columns: Sequence[str]) -> list[Mapping[st
 
 
 def notes(runs: Sequence[RunEvidence]) -> list[str]:
-    """Returns how to read the table of several numbers of ranks."""
     known = [run for run in runs if "throughput" in run.metrics]
     if not known:
         return []
@@ -86,7 +85,7 @@ def notes(runs: Sequence[RunEvidence]) -> list[str]:
 
 
 def _gain(least: RunEvidence, best: RunEvidence) -> str:
-    """Returns by what factor the best number of ranks has a higher throughput than the smallest."""
+    """By what factor the best number of ranks has a higher throughput than the smallest."""
     verdict = _judged(least, best)
     if verdict is None or not verdict.ratio:
         return phrases.figure(best.metrics["throughput"])
@@ -96,14 +95,14 @@ def _gain(least: RunEvidence, best: RunEvidence) -> str:
 
 
 def _judged(base: RunEvidence, other: RunEvidence) -> Verdict | None:
-    """Returns the verdict on the makespan of the same samples; None if the runs cannot be compared."""
+    """The verdict on the makespan of the same samples; None if the runs cannot be compared."""
     judged = after_run.judge_pair([base.path, other.path], metrics=["makespan"])
     verdicts = judged.comparisons[0].verdicts if judged else []
     return next((verdict for verdict in verdicts if verdict.metric == "makespan"), None)
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Returns "4 ranks are", "1 rank is" or "4 and 8 ranks are"."""
+    """Such as "4 ranks are", "1 rank is" or "4 and 8 ranks are"."""
     if len(ranks) == 1:
         return f"{units.counted(ranks[0], 'rank')} {'is' if ranks[0] == 1 else 'are'}"
     return f"{units.listed(map(str, ranks))} ranks are"

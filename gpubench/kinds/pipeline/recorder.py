@@ -29,7 +29,6 @@ from gpubench.settings.schema import Device
 
 
 def _repeats(event: events.Message) -> set[int]:
-    """Returns the repeats that an event is of."""
     match event:
         case SpansMeasured(spans=spans):
             return {span.repeat for span in spans}
@@ -40,15 +39,13 @@ def _repeats(event: events.Message) -> set[int]:
 
 
 class PipeRecorder(Recorder[CompletedPipeSettings]):
-    """One run of `gpubench pipe-infer`."""
-
     lighter = "try --precision fp16 or bf16, a smaller --micro-batch, or --model.height and --model.width"
     progress: PipeProgress
 
     def __init__(
         self, configuration: Configuration[CompletedPipeSettings], argv: Sequence[str], finished: Finished | None = None
     ) -> None:
-        """Takes over the samples in `finished`; the run makes the others. Raises the same errors as `Recorder`."""
+        """Takes over the samples in `finished`, so that the run makes the others. Raises what `Recorder` raises."""
         self._files = files_of(configuration.settings)
         self._prompts = len(read_prompts(configuration.settings.work.prompts))
         super().__init__(configuration, argv)
@@ -110,7 +107,7 @@ class PipeRecorder(Recorder[CompletedPipeSettings]):
         return True
 
     def _open_repeats(self, event: events.Message) -> None:
-        """Begins the repeats that an event is of. Raises InvalidEvent if the run does not have them."""
+        """Begins the repeats that an event belongs to. Raises InvalidEvent if the run does not have them."""
         for number in _repeats(event) or {self.progress.repeat}:
             self.refuse_unknown(event.rank, number)
             if number != self.profiled:

@@ -52,7 +52,7 @@ class PipeRepeat:
         return sorted(own, key=lambda sample: (sample.finished, sample.sample))
 
     def seconds(self, kind: SpanKind, rank: int | None = None) -> list[float]:
-        """Returns the times of all spans of one kind, of one rank or of all."""
+        """The times of all spans of one kind, of one rank or of all."""
         return [span.total for span in self.spans if span.kind == kind and rank in (None, span.rank)]
 
     def comparisons(self) -> dict[int, bool]:
@@ -111,7 +111,6 @@ class Completed:
 
 
 def completed(repeats: Sequence[PipeRepeat]) -> list[Completed]:
-    """Returns the completed repeats, in order."""
     found = []
     for repeat in repeats:
         assignment, stages = repeat.assignment, repeat.stages

@@ -66,7 +66,6 @@ CUT_SHORT = "not verified: the run ended before its samples were compared with s
 
 
 def caption(run: RunEvidence) -> str:
-    """Returns what the metrics rest on."""
     makespan, steady = run.metrics.get("makespan"), run.summary.pipeline.steady if run.summary.pipeline else None
     line = f"{measured(run)}, {makespan.n if makespan else 0} evaluations; {intervals(len(run.windows))}"
     if steady and "steady_throughput" in run.metrics:
@@ -76,19 +75,17 @@ def caption(run: RunEvidence) -> str:
 
 
 def measured(run: RunEvidence) -> str:
-    """Returns what the figures rest on in a few words."""
     return units.counted(len(run.windows), "repeat")
 
 
 def without_throughput(run: RunEvidence) -> str:
-    """Returns why there is no throughput, in a few words."""
     if run.summary.pipeline and run.record and run.record.resumed_from:
         return "no sample was missing, so nothing was timed"
     return "no repeat was completed" if run.summary.pipeline else "nothing was measured"
 
 
 def without_metrics(run: RunEvidence) -> str:
-    """Returns how far a run came that has no metrics."""
+    """How far a run came that has no metrics."""
     if run.summary.pipeline is None:
         return "the pipeline was not built"
     total = run.settings.get("work.samples")
@@ -96,12 +93,12 @@ def without_metrics(run: RunEvidence) -> str:
 
 
 def answer(run: RunEvidence) -> str:
-    """Returns "", because the answer is the throughput."""
+    """Empty, because the answer is the throughput."""
     return ""
 
 
 def before_metrics(run: RunEvidence) -> Iterator[Block]:
-    """Yields how the steps were split, and what each rank did."""
+    """How the steps were split, and what each rank did."""
     found = run.summary.pipeline
     if found is None:
         return
@@ -134,7 +131,7 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
 
 
 def after_metrics(run: RunEvidence) -> Iterator[Block]:
-    """Yields what splitting was worth, what the ranks sent each other, and the samples."""
+    """What splitting was worth, what the ranks sent each other, and the samples."""
     found = run.summary.pipeline
     if found is None:
         return
@@ -164,12 +161,11 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
 
 
 def over_time(run: RunEvidence) -> Iterator[Block]:
-    """Yields nothing: the timeline of the ranks comes first."""
     yield from ()
 
 
 def _latency(found: Pipeline, run: RunEvidence) -> str:
-    """Returns what more ranks do for a single sample; empty for one rank."""
+    """What more ranks do for a single sample; empty for one rank."""
     latency = run.metrics.get("sample_latency")
     if len(found.stages) == 1 or latency is None:
         return ""
@@ -179,7 +175,7 @@ def _latency(found: Pipeline, run: RunEvidence) -> str:
 
 
 def lost(metrics: Mapping[str, Metric]) -> str | None:
-    """Returns a sentence on the time that hand-offs cost, or None if it is unknown."""
+    """A sentence on the time that hand-offs cost; None if it is unknown."""
     efficiency = metrics.get("pipeline_efficiency")
     if efficiency is None:
         return None
@@ -230,13 +226,13 @@ def _digests(found: Pipeline) -> str:
 
 
 def evaluations(stage: StageSummary) -> str:
-    """Returns range and number of a stage's evaluations, as "12-23 (12)"."""
+    """Range and number of a stage's evaluations, such as "12-23 (12)"."""
     last = stage.end - 1
     return f"{stage.start if stage.start == last else f'{stage.start}-{last}'} ({stage.end - stage.start})"
 
 
 def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str, str]]:
-    """Returns (who, makespan, speed-up of the pipeline) for the pipeline and for its alternatives."""
+    """Who, its makespan and the speed-up of the pipeline over it, for the pipeline and for its alternatives."""
     if ranks == 1:
         return []
     found = [(name, metrics[name].estimate) for name in BASELINES if name in metrics]
@@ -248,7 +244,7 @@ def baselines(metrics: Mapping[str, Metric], ranks: int) -> list[tuple[str, str,
 
 
 def handoff_parts(mean: HandoffSize) -> dict[str, float]:
-    """Returns mean bytes by part; parts that are never sent are left out."""
+    """Mean bytes by part; parts that are never sent are left out."""
     parts = {
         "latent": mean.latent,
         "scheduler state": mean.state,
@@ -259,7 +255,7 @@ def handoff_parts(mean: HandoffSize) -> dict[str, float]:
 
 
 def handoff(pipeline: Pipeline) -> str | None:
-    """Returns the size and parts of a hand-off; None if there was none."""
+    """The size and parts of a hand-off; None if there was none."""
     if pipeline.handover is None:
         return None
     parts = handoff_parts(pipeline.handover)
@@ -269,7 +265,7 @@ def handoff(pipeline: Pipeline) -> str | None:
 
 
 def verification(found: Verification | None, threads: int | None) -> str:
-    """Returns the result of the verification; `threads` is `Pipeline.threads`, which the reference had as well."""
+    """The result of the verification, for whose reference as for the ranks `threads` applied."""
     if found is None:
         return NOT_VERIFIED
     same = f"{found.identical} of {units.counted(found.samples, 'sample')} {'is' if found.identical == 1 else 'are'}"

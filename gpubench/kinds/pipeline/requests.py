@@ -1,4 +1,4 @@
-"""Which prompt and which seed each sample of a run is made of, by the number of the sample."""
+"""Which prompt and which seed each sample of a run is made from, by the number of the sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gpubench.runs.directory import sample_file
 
 
 def prompt_index(sample: int, prompts: int, seeds: int) -> int:
-    """Returns the index of a sample's prompt among `prompts` of them, each made with `seeds` seeds in a row.
+    """The index of a sample's prompt among `prompts`, each of which is made with `seeds` seeds in a row.
 
     The order is that of `num_images_per_prompt` of diffusers' pipelines: first all samples of the first prompt. Without
     a list of seeds, `seeds` is 0 and the prompts take turns.
@@ -19,8 +19,6 @@ def prompt_index(sample: int, prompts: int, seeds: int) -> int:
 
 @dataclass(frozen=True)
 class Requests:
-    """The prompts and seeds of a run."""
-
     prompts: Sequence[str]
     """Empty without a file of prompts."""
     first_seed: int
@@ -37,11 +35,10 @@ class Requests:
         return self.seeds[sample % len(self.seeds)] if self.seeds else self.first_seed + sample
 
     def prompt(self, sample: int) -> str | None:
-        """Returns the text of the sample's prompt; None without prompts."""
         return self.prompts[self._index(sample)] if self.prompts else None
 
     def file(self, sample: int, suffix: str) -> str:
-        """Returns the path of a sample's file, relative to the run directory, with prompt and seed if listed."""
+        """The path of a sample's file, relative to the run directory, with prompt and seed if those are listed."""
         made_of = f"-prompt{self._index(sample) + 1}-seed{self.seed(sample)}" if self.seeds else ""
         return sample_file(sample, suffix, made_of)
 

@@ -21,10 +21,10 @@ from gpubench.telemetry import TelemetrySample
 
 
 def verdict(assignment: Split, metrics: Sequence[Metric], micro_batches: int, settings: Settings = NONE) -> str | None:
-    """Returns a sentence that compares the pipeline with replicas, which have the whole model on every rank.
+    """A sentence that compares the pipeline with replicas, which have the whole model on every rank.
 
-    Only measured replicas are compared: how fast they are depends on what the ranks share, which no figure of the
-    pipeline tells. `settings` are those of the run. Returns None for a single rank, and without a completed repeat.
+    Only measured replicas are compared, because their speed depends on what the ranks share, which the pipeline's own
+    numbers do not show. None for a single rank, and without a completed repeat.
     """
     known, ranks = {metric.name: metric for metric in metrics}, len(assignment.ranges)
     if ranks == 1 or "makespan" not in known:
@@ -60,8 +60,7 @@ def summarise(
 ) -> Summary:
     """Returns the summary of the repeats. Metrics whose value is unknown are absent.
 
-    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`, and `settings`
-    are those of the run.
+    `samples` is the number of samples to make. `gpus` are the indices of the run's GPUs in `telemetry`.
     """
     found = completed(repeats)
     windows = [SteadyWindow(one.repeat.number, 0, len(one.evaluations), True, one.start, one.end) for one in found]
@@ -90,7 +89,7 @@ SPEEDUPS = {"pipeline_speedup": "sequential_makespan", "replicas_speedup": "repl
 
 
 def _agreeing(metrics: Sequence[Metric]) -> Iterable[Metric]:
-    """Returns the metrics with each speed-up replaced by the ratio of the mean makespans."""
+    """Replaces each speed-up by the ratio of the mean makespans, so that the printed numbers agree."""
     known = {metric.name: metric.estimate for metric in metrics}
     for metric in metrics:
         if other := SPEEDUPS.get(metric.name):
@@ -112,16 +111,16 @@ def _send_times(one: Completed) -> list[float]:
 
 
 def _steady_throughput(one: Completed) -> float | None:
-    """Returns the samples per second after the first sample; None if there is one sample or all finished at once."""
+    """Samples per second after the first sample; None if there is one sample or all finished at once."""
     first, last = one.made[0].finished, one.made[-1].finished
     return sum(sample.finished > first for sample in one.made) / (last - first) if last > first else None
 
 
 def _ideal(one: Completed) -> tuple[float, float]:
-    """Returns the makespan of the same work in the same order with hand-offs that take no time, and its bubble.
+    """Returns the makespan and the bubble of the same work in the same order with hand-offs that take no time.
 
-    Each micro-batch passes the ranks in order, and each rank takes the micro-batches in order, so that nothing with
-    hand-offs that take time is shorter.
+    Each micro-batch passes the ranks in order, and each rank takes the micro-batches in order, so no pipeline with real
+    hand-offs is shorter.
     """
     work: dict[tuple[int, int], float] = defaultdict(float)
     for span in one.repeat.spans:
@@ -137,7 +136,7 @@ def _ideal(one: Completed) -> tuple[float, float]:
 
 
 def _sequential(one: Completed) -> float | None:
-    """Returns the sequential makespan; None if one rank alone did not make the same samples."""
+    """None if one rank alone did not make the same samples."""
     for baseline in one.baselines("sequential"):
         if sorted(baseline.samples) == sorted(sample.sample for sample in one.made):
             return baseline.wall
@@ -149,7 +148,7 @@ def _speedup(one: Completed, other: float | None) -> float | None:
 
 
 def _replicas(one: Completed) -> float | None:
-    """Returns the replicas' time; None unless they made all samples."""
+    """None unless the replicas made all samples."""
     walls = one.baselines("replicas")
     made = sorted(sample for baseline in walls for sample in baseline.samples)
     whole = made == sorted(sample.sample for sample in one.made)
@@ -205,12 +204,13 @@ ESTIMATES: dict[str, Estimate[Completed]] = {
 def _pipeline(
     repeats: Sequence[PipeRepeat], found: Sequence[Completed], metrics: Sequence[Metric], settings: Settings
 ) -> Pipeline | None:
-    """Returns the pipeline's part of the summary; None until a rank has reported the pipeline's facts."""
+    """None until a rank has reported the pipeline's facts."""
     built = next((built for repeat in repeats for built in repeat.built.values()), None)
     if built is None:
         return None
     assignment = Split(tuple(built.ranges))
     digests = list(_digests(repeats))
+    first = found[0] if found else None
     return Pipeline(
         model=built.model,
         parameters=built.parameters,
@@ -222,10 +222,10 @@ def _pipeline(
         bottleneck=bottleneck(found),
         stages=[_stage(rank, assignment, repeats, found) for rank in range(len(assignment.ranges))],
         handover=_handoff_size([one for repeat in repeats for one in repeat.handoffs if one.direction == "send"]),
-        steady=_steady(found[0]) if found else None,
+        steady=(first.made[0].finished - first.start, first.made[-1].finished - first.start) if first else None,
         samples=digests,
         verification=_verification(repeats, digests),
-        verdict=verdict(assignment, metrics, found[0].micro_batches if found else 0, settings),
+        verdict=verdict(assignment, metrics, first.micro_batches if first else 0, settings),
         threads=built.threads,
     )
 
@@ -256,10 +256,6 @@ def _handoff_size(sends: Sequence[Handoff]) -> HandoffSize | None:
         state=fmean(handoff.state_bytes for handoff in sends),
         generator=fmean(handoff.generator_bytes for handoff in sends),
     )
-
-
-def _steady(one: Completed) -> tuple[float, float]:
-    return one.made[0].finished - one.start, one.made[-1].finished - one.start
 
 
 def _digests(repeats: Sequence[PipeRepeat]) -> Iterable[Digest]:

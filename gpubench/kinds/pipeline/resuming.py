@@ -51,8 +51,6 @@ RESTORE = "restore it from a copy, or start a new run without --resume"
 
 @dataclass(frozen=True)
 class Finished:
-    """The intact samples in a run directory."""
-
     path: Path
     samples: dict[int, Sample]
     suffixes: tuple[str, ...]
@@ -66,7 +64,7 @@ class Finished:
         return [sample for sample in range(total) if sample not in self.samples]
 
     def files(self, sample: int) -> dict[str, bytes]:
-        """Returns the contents of the sample's files by their names, which are the same in every run directory.
+        """The contents of the sample's files by their names, which are the same in every run directory.
 
         Raises RunFailed if a file has been damaged since it was checked.
         """
@@ -79,7 +77,7 @@ class Finished:
 def run_at(path: Path) -> Run:
     """Opens a run.
 
-    Raises RunDirectoryError if `path` is no run directory, or the configuration in it is not that of the run, and
+    Raises RunDirectoryError if `path` is not a run directory, or the configuration in it is not that of the run, and
     UsageError for a run of another command.
     """
     run = Run.open(path)
@@ -98,11 +96,10 @@ def run_at(path: Path) -> Run:
 def finished(run: Run, settings: CompletedPipeSettings, samples: int | None = None) -> Finished:
     """Returns the samples of a run that have all files that `settings` request, as they were written.
 
-    Samples of one micro-batch are all taken or none. `samples` is the number of samples that the run was to make, if it
-    is another one: the micro-batch that was or is incomplete is then made again.
-
-    Raises RunDirectoryError if the files of the run do not say how its samples were made, SettingsError if `settings`
-    would make a sample of another prompt or seed.
+    Samples of one micro-batch are all taken or none. If the run was to make another number of samples, that number is
+    `samples`; the micro-batch that was or is incomplete is then made again. Raises RunDirectoryError if the files of
+    the run do not say how its samples were made, and SettingsError if `settings` would make a sample from another
+    prompt or seed.
     """
     path, kept = run.path, _suffixes(settings)
     requests = Requests.of(settings)
@@ -151,7 +148,7 @@ def _suffixes(settings: CompletedPipeSettings) -> tuple[str, ...]:
 
 
 def _unread(run: Run) -> list[str]:
-    """Returns the problems of samples.jsonl, without the path of the run."""
+    """The problems of samples.jsonl, without the path of the run."""
     file = str(run.path / SAMPLES)
     return [problem.replace(file, SAMPLES) for problem in run.problems if problem.startswith(file)]
 
@@ -165,7 +162,7 @@ def _refuse_unknown(run: Run, made: Mapping[str, Any]) -> None:
 
 
 def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts besides the settings that determine a sample's bits, from run.json and environment.json.
+    """The facts besides the settings that determine a sample's bits, from run.json and environment.json.
 
     `environment` is by dot-key.
     """
@@ -181,7 +178,7 @@ def made_with(workload: Mapping[str, Any], environment: Mapping[str, Any]) -> di
 
 
 def files_of(settings: CompletedPipeSettings, samples: int | None = None) -> dict[str, str]:
-    """Returns digests of what samples are made with, for run.json: of each component, and of all samples' prompts.
+    """Digests of the files that samples are made from, for run.json: of each component, and of all samples' prompts.
 
     Random weights have no components, and without a file of prompts there is no digest of them. `samples` replaces the
     number of samples in the settings.
@@ -197,14 +194,14 @@ def files_of(settings: CompletedPipeSettings, samples: int | None = None) -> dic
 def refuse_other_files(done: "Finished", settings: CompletedPipeSettings, samples: int | None = None) -> None:
     """Raises SettingsError if a file of the model or a prompt changed after the finished samples were made.
 
-    `samples` is the number of samples that the run was to make, if it is another one.
+    If the run was to make another number of samples, that number is `samples`.
     """
     if changed := change(done.made_with, _named(files_of(settings, samples))):
         raise SettingsError(changed, ANEW)
 
 
 def change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Returns a sentence on the first fact that both have and that differs, or None."""
+    """A sentence on the first fact that both have and that differs; None if there is none."""
     for name, value in then.items():
         if now.get(name, value) != value:
             return f"{name} changed after the finished samples were made: {value} then, {now[name]} now"
@@ -212,13 +209,13 @@ def change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _named(files: Mapping[str, str]) -> dict[str, str]:
-    """Returns the digests by the names that messages use."""
+    """The digests under the names that messages use."""
     known = {folders.INDEX: folders.INDEX, PROMPTS: PROMPT_LIST}
     return {known.get(name, f"{name} folder"): digest for name, digest in files.items()}
 
 
 def _mates(sample: int, size: int, total: int) -> range:
-    """Returns the samples of the same micro-batch, of `size` samples, in a run of `total`."""
+    """The samples of the same micro-batch, of `size` samples, in a run of `total`."""
     first = sample // size * size
     return range(first, min(first + size, total))
 
@@ -245,7 +242,7 @@ class _Damaged(Exception):
 
 
 def _intact(path: Path, sample: Sample, suffixes: Sequence[str]) -> dict[str, bytes]:
-    """Returns the contents of a sample's files by name. Raises _Damaged if one is not as it was written.
+    """The contents of a sample's files by name. Raises _Damaged if one is not as it was written.
 
     Runs of gpubench 0.2.0 and older have no digests of files, but one of the latents themselves.
     """
@@ -274,7 +271,7 @@ def _intact(path: Path, sample: Sample, suffixes: Sequence[str]) -> dict[str, by
 
 
 def _sha256_of_tensor(content: bytes) -> str:
-    """Returns the digest of the tensor in a safetensors file with one tensor.
+    """The digest of the tensor in a safetensors file with one tensor.
 
     The file has the header's length in eight little-endian bytes, the header, and the tensor.
     """

@@ -1,6 +1,6 @@
-"""The facts about diffusers' schedulers that are known without torch.
+"""What is known about diffusers' schedulers without torch.
 
-These are their names, which of them cannot be split over ranks, their options and arguments, and their number of
+This is their names, which of them cannot be split over ranks, their options and arguments, and their number of
 evaluations. Options and arguments come from the source of diffusers, because importing diffusers takes seconds.
 """
 
@@ -77,10 +77,10 @@ _RUNGE_KUTTA = 9
 
 
 class Default(Enum):
-    """A value in place of the default of a parameter."""
+    """Stands for the default of a parameter that has none, or one that is not a literal."""
 
     required = "it has none"
-    unread = "its source is no literal"
+    unread = "its source is not a literal"
 
 
 Parameters = Mapping[str, Any]
@@ -92,13 +92,13 @@ Keywords = Callable[[Mapping[str, Any]], Collection[str]]
 
 @cache
 def scheduler_names() -> list[str]:
-    """Returns the class names in alphabetical order. Raises SettingsError if diffusers is not installed."""
+    """The class names in alphabetical order. Raises SettingsError if diffusers is not installed."""
     names = re.findall(r'"(\w+Scheduler)"', (_sources() / "__init__.py").read_text(encoding="utf-8"))
     return sorted({name for name in names if not name.startswith("Flax")})
 
 
 def parameters_of(name: str, method: str) -> Parameters | None:
-    """Returns the parameters of a method of the scheduler class `name`; None if its source has no such method."""
+    """The parameters of a method of the scheduler class `name`; None if its source has no such method."""
     methods = [node for node in _body(name) if isinstance(node, ast.FunctionDef) and node.name == method]
     if not methods:
         return None
@@ -283,10 +283,10 @@ def refusal(what: str, reason: str) -> SettingsError:
 
 
 def evaluations(name: str, steps: int, config: Mapping[str, Any]) -> int | None:
-    """Returns the number of evaluations that the scheduler class `name` makes in so many steps, without diffusers.
+    """How many evaluations the scheduler class `name` makes in so many steps, without importing diffusers.
 
-    `config` has the options that differ from the defaults of the class; values may be text. Returns None if only
-    diffusers can determine it: for an unknown class, and for a number of steps that the class does not support.
+    `config` has the options that differ from the defaults of the class; values may be text. None if only diffusers can
+    determine it: for an unknown class, and for a number of steps that the class does not support.
     """
     if name not in scheduler_names() or name in REFUSED or name in _BY_CONFIGURATION:
         return None

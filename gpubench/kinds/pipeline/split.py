@@ -86,8 +86,6 @@ def _counts(split: str, world_size: int, hint: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Split:
-    """The evaluations of all ranks."""
-
     ranges: tuple[Range, ...]
 
     @property
@@ -100,7 +98,7 @@ class Split:
 
     @property
     def remainder_cost(self) -> float:
-        """The additional evaluations of the rank with the most over a fair share, total / ranks, as a fraction."""
+        """By what fraction the busiest rank has more evaluations than a fair share, total / ranks."""
         return max(self.counts) * len(self.ranges) / self.total - 1
 
     @property
@@ -109,7 +107,6 @@ class Split:
         return ",".join(map(str, self.counts))
 
     def sentence(self) -> str:
-        """Returns a sentence with the evaluations of each rank."""
         counts = f"{_evaluations(self.total)} over {units.counted(len(self.ranges), 'rank')}"
         if min(self.counts) == max(self.counts):
             return counts if len(self.ranges) == 1 else f"{counts}, {self.counts[0]} each"

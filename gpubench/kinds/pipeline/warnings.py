@@ -18,8 +18,10 @@ def find_warnings(
     slowed: Mapping[str, float],
     settings: warnings.Settings = warnings.NONE,
 ) -> list[str]:
-    """Returns the warnings. `found` are the completed repeats, `samples` the number of samples to make in each, and
-    `slowed` the shares of time in which clocks were throttled, by reason. `settings` are those of the run.
+    """Returns the warnings of a run.
+
+    `found` are the completed repeats, `samples` the number of samples to make in each, and `slowed` the shares of time
+    in which clocks were throttled, by reason.
     """
     unlike = [
         unlike_reference(repeat.number, [n for n, identical in repeat.comparisons().items() if not identical])
@@ -45,7 +47,7 @@ def find_warnings(
 
 
 def _not_reproduced(repeats: Sequence[PipeRepeat]) -> Iterator[tuple[int, list[int]]]:
-    """Yields for each repeat its number and the samples that differ from those of an earlier repeat."""
+    """Yields the number of each repeat with samples that differ from those of an earlier repeat, and these samples."""
     first: dict[int, str] = {}
     for repeat in repeats:
         samples = sorted(repeat.samples.items())
@@ -86,12 +88,12 @@ def missing_samples(repeat: int, made: Collection[int], wanted: int) -> str | No
 
 
 def _repeat(number: int) -> str:
-    """Returns what a repeat is called, which files number from 0 and messages from 1."""
+    """Files number repeats from 0, and messages from 1."""
     return f"repeat {number + 1}"
 
 
 def made_again(damaged: Sequence[str]) -> str | None:
-    """Warns of samples that `--resume` did not take over although they were finished. `damaged` has their reasons."""
+    """Warns of samples that `--resume` did not take over although they were finished, with the reasons."""
     if not damaged:
         return None
     rest = len(damaged) - SAMPLES_NAMED
@@ -136,7 +138,7 @@ def other_threads(threads: int | None, cores: int) -> str | None:
 
 
 def _samples(numbers: Sequence[int]) -> str:
-    """Returns "sample 3 is" or "samples 3, 4 and 7 more are"."""
+    """Such as "sample 3 is" or "samples 3, 4 and 7 more are"."""
     if len(numbers) == 1:
         return f"sample {numbers[0]} is"
     named = ", ".join(map(str, numbers[:SAMPLES_NAMED]))

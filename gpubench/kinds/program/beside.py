@@ -1,6 +1,6 @@
 """The processes of a program that train, or infer, and are not measured: what they run, and the sentence about them.
 
-The ranks of a program are those that connect first with one number of ranks. Whatever else takes a step is told: a
+The ranks of a program are those that connect first with one number of ranks. Whatever else takes a step is reported: a
 process that trains without a process group, a later program of a shell script, a fork of a rank.
 """
 
@@ -30,7 +30,7 @@ class StartedProcess(NamedTuple):
 
 
 def ancestry(pid: int, root: int) -> list[StartedProcess]:
-    """Returns the processes that led from `root` to `pid`, both included; `pid` alone if it is not below `root`."""
+    """The processes that led from `root` to `pid`, both included; `pid` alone if it is not below `root`."""
     found: list[StartedProcess] = []
     with suppress(psutil.Error):
         process: psutil.Process | None = psutil.Process(pid)
@@ -45,7 +45,7 @@ def ancestry(pid: int, root: int) -> list[StartedProcess]:
 def unmeasured(
     found: Sequence[StartedProcess], measured: Sequence[StartedProcess], repeat: int, *, later: bool
 ) -> events.Unmeasured:
-    """Returns the event that tells a recorder of a process, by its ancestry and that of a rank.
+    """Describes a process that is not measured to a recorder, by its ancestry and that of a rank.
 
     `later` means that all ranks had ended before its first step.
     """
@@ -74,7 +74,7 @@ def _said(command: StartedProcess) -> str:
 def warning(found: Sequence[events.Unmeasured], ranks: int, *, inference: bool) -> str | None:
     """Warns of processes that are not measured, and says which one is. `found` are those of all measured repeats.
 
-    Of several repeats, the one with the most such processes is told.
+    Of several repeats, the one with the most such processes is described.
     """
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""The code that does in a program what a fix does from outside, with its place."""
+"""The code that does in a program what a fix does from outside, and where it belongs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def addressed(
     optimizers: Mapping[str, Sequence[str]],
     names: Names = UNNAMED,
 ) -> Finding:
-    """Returns the finding with the code for its fix; without a fix if the probe cannot make the change.
+    """Adds the code for its fix to a finding; removes the fix if the probe cannot make the change.
 
     `places` and `optimizers` are those of `events.ModelBuilt`, and `names` those of `source_names`.
     """
@@ -52,7 +52,7 @@ def addressed(
 
 
 def _concerned(place: Place | None, places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]) -> str:
-    """Returns the calls of the program that advice without a fix is about; an empty string if they are unknown."""
+    """The calls of the program that advice without a fix is about; an empty string if they are unknown."""
     if place is None or not (optimizers if place == "optimizer" else place in places):
         return ""
     if place == "model":
@@ -66,10 +66,10 @@ def in_code(
     optimizers: Mapping[str, Sequence[str]],
     names: Names = UNNAMED,
 ) -> str:
-    """Returns the code that does the same as a fix, with its place in the program as far as it is known.
+    """The code that does the same as a fix, with its place in the program as far as it is known.
 
     `places` and `optimizers` are those of `events.ModelBuilt`, and `names` those of `source_names`. Arguments of the
-    same call are put together.
+    same call are combined.
     """
     known = from_outside()
     calls: dict[tuple[str, Place], list[str]] = {}
@@ -88,7 +88,7 @@ def in_code(
 def _located(
     call: str, arguments: str, place: Place, places: Mapping[str, str], optimizers: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Returns the call with its place in the program if it is known, or that of every class of optimizers."""
+    """The call with its place in the program if it is known, or that of every class of optimizers."""
     if place == "optimizer" and optimizers:
         return [
             f"{name}{arguments}" + (f" at {units.listed(lines)}" if lines else "") for name, lines in optimizers.items()

@@ -15,7 +15,7 @@ from gpubench.settings.programs import (
 
 
 def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSettings, dict[str, str]]:
-    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    """Completes the settings. Raises SettingsError if the program cannot be started."""
     _refuse_unstartable(settings)
     gaps = Gaps(settings)
     return gaps.filled(), gaps.reasons
@@ -24,13 +24,12 @@ def complete_program(settings: ProgramSettings) -> tuple[CompletedProgramSetting
 def complete_program_memory(
     settings: ProgramMemorySettings,
 ) -> tuple[CompletedProgramMemorySettings, dict[str, str]]:
-    """Returns complete settings. Raises SettingsError if the program cannot be started."""
+    """Completes the settings. Raises SettingsError if the program cannot be started."""
     _refuse_unstartable(settings)
     return CompletedProgramMemorySettings.model_validate(settings.model_dump()), {}
 
 
 def _refuse_unstartable(settings: ProgramSettings) -> None:
-    """Raises SettingsError if the program cannot be started."""
     program = settings.program
     directory = program.directory or Path()
     if not directory.is_dir():

@@ -26,7 +26,7 @@ class Ending(StrEnum):
 
 
 class Image(NamedTuple):
-    """What tells a process, and the program that it runs, from all others."""
+    """Identifies a process and the program that it runs."""
 
     created: float
     stack: int
@@ -51,7 +51,7 @@ HINTS = {
 
 
 def image(pid: int) -> Image | None:
-    """Returns what identifies the program that a process of this machine runs; None if it has ended or is ending."""
+    """Identifies the program that a process of this machine runs; None if it has ended or is ending."""
     try:
         process = psutil.Process(pid)
         created = process.create_time()
@@ -63,7 +63,7 @@ def image(pid: int) -> Image | None:
 
 
 def _start_of_stack(pid: int, process: psutil.Process) -> int:
-    """Returns the address at which the stack begins. Where there is none to read, the command line stands for it."""
+    """The address at which the stack begins. Where it cannot be read, the command line stands for it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         found = int(fields[START_OF_STACK - 3])  # the first one after the name is number 3
@@ -73,7 +73,7 @@ def _start_of_stack(pid: int, process: psutil.Process) -> int:
 
 
 def ending_of(pid: int, before: Image) -> Ending:
-    """Returns what has become of a process that had the image `before` and whose connection has ended."""
+    """What has become of a process that had the image `before` and whose connection has ended."""
     now = image(pid)
     if now is None or now.created != before.created:
         return Ending.died
@@ -83,7 +83,7 @@ def ending_of(pid: int, before: Image) -> Ending:
 
 
 def left(peer: Peer, ending: Ending, repeat: int, wanted: int | None) -> events.RankLeft:
-    """Returns the event that tells a recorder of a rank that left the run without a word."""
+    """Describes to a recorder how a rank left the run without reporting its end."""
     assert peer.hello
     doing, steps = peer.position
     received = (steps or 0) if doing == "a step" else 0
@@ -91,30 +91,28 @@ def left(peer: Peer, ending: Ending, repeat: int, wanted: int | None) -> events.
 
 
 def taken(steps: int, wanted: int | None, step: str) -> str:
-    """Returns a number of steps, of those `wanted` if they are known: "8 of 30 optimizer steps"."""
+    """Formats a number of steps, of those `wanted` if they are known: "8 of 30 optimizer steps"."""
     if wanted is None or steps > wanted:
         return plural(steps, step)
     return f"{steps} of {plural(wanted, step)}"
 
 
 def plural(number: int, step: str) -> str:
-    """Returns the number with what a step is called: "1 call of a model", "2 calls of a model"."""
+    """Formats a number of steps: "1 call of a model", "2 calls of a model"."""
     head, of, rest = step.partition(" of ")
     return f"{units.counted(number, head)}{of}{rest}"
 
 
 def in_words(found: events.RankLeft, step: str, ranks: int = 1) -> str:
-    """Returns how a rank has left the run, and when. `step` is what its steps are called."""
+    """How a rank has left the run, and when. `step` is what its steps are called."""
     rank = f"rank {found.rank}: " if ranks > 1 else ""
     seen = taken(found.steps, found.wanted, step)
     return f"{rank}{WORDS[Ending(found.how)]} when {seen} had been received"
 
 
 def warning(found: events.RankLeft, step: str, ranks: int) -> str:
-    """Returns the warning of a run whose measurement of a rank ends there."""
     return f"{in_words(found, step, ranks)}; {AFTERWARDS[Ending(found.how)]}"
 
 
 def hint(found: events.RankLeft, step: str) -> str:
-    """Returns how to have all of it measured."""
     return HINTS[Ending(found.how)].format(step=step)

@@ -1,10 +1,10 @@
 """Programs whose ranks run on several machines, each of which has a host of its own.
 
 The host of the machine with rank 0 records the run, and no host knows in advance whether it is that one. When rank 0
-tells its host that there are ranks on other machines, the host opens a TCP port with a secret, and rank 0 puts the
-address into the store of its process group. The ranks of another machine find it there and tell their own host, which
-then relays between them and the port: their events, and the job that the host of rank 0 sends. It still supervises the
-program on its machine, and records nothing.
+reports to its host that there are ranks on other machines, the host opens a TCP port with a secret, and rank 0 puts the
+address into the store of its process group. The ranks of another machine find it there and pass it to their own host,
+which then relays between them and the port: their events, and the job that the host of rank 0 sends. It still
+supervises the program on its machine, and records nothing.
 
 Between two repeats each host waits until the launchers of all machines have exited. A launcher that starts earlier
 would join the rendezvous of the previous repeat.
@@ -62,7 +62,7 @@ class Relay:
             raise ProgramFailed(f"rank {hello.rank} has not found the gpubench of rank 0's machine", EVERYWHERE)
         try:
             self.connection = channel.open_connection(kind, self._where)
-        except (OSError, OverflowError, UnicodeError) as error:  # the last two for what is no address
+        except (OSError, OverflowError, UnicodeError) as error:  # the last two for what is not an address
             raise ProgramFailed(
                 f"cannot reach rank 0's host at {self._where}: {channel.reason(error)}",
                 "firewalls must allow TCP between the machines on all ports, because each repeat uses a new port",
@@ -121,7 +121,7 @@ class SpreadWorkers(Workers):
     _is_elsewhere = False
     """Whether rank 0 is on another machine."""
     _ended: events.RepeatEnded | None = None
-    """How the repeat has ended, as the host of rank 0 tells it."""
+    """How the repeat has ended, as the host of rank 0 reports it."""
     _has_port = False
     """Whether this host, that of rank 0, awaits ranks of other machines."""
     _wanted: int | None = None
@@ -218,7 +218,7 @@ class SpreadWorkers(Workers):
             )
 
     def _is_own(self, address: str) -> bool:
-        """Returns whether `address` is of this host, which may have started the launchers of several machines."""
+        """Whether `address` is of this host, which may have started the launchers of several machines."""
         return self._listener is not None and self._listener.owns(address)
 
     def _relay(self, peer: Peer, hello: events.Hello) -> None:
@@ -265,7 +265,7 @@ class SpreadWorkers(Workers):
 
     @property
     def failed_elsewhere(self) -> bool:
-        """Whether the first rank that ended early is on another machine, whose host tells the reason."""
+        """Whether the first rank that ended early is on another machine, whose host reports the reason."""
         return self._first_to_end is not None and _is_relayed(self._first_to_end.peer)
 
     def _failed_elsewhere(self, ended: events.RepeatEnded) -> ProgramFailed:
@@ -279,7 +279,7 @@ class SpreadWorkers(Workers):
         return ProgramFailed(message, "see the output of gpubench there; its run directory holds the measurements")
 
     def _report(self, error: BaseException) -> None:
-        """Tells the hosts of the other machines why this one ends the repeat."""
+        """Sends the hosts of the other machines the reason why this one ends the repeat."""
         message = error.message if isinstance(error, GpubenchError) else "gpubench has failed"
         if isinstance(error, KeyboardInterrupt):
             message = "gpubench was interrupted"
@@ -302,7 +302,7 @@ class SpreadWorkers(Workers):
             self._note_end(peer, killed=isinstance(message, events.Failed) and message.secondary)
 
     def _note_end(self, peer: Peer, *, killed: bool) -> None:
-        """Notes that a rank has ended early. Exceptions of others may arrive before the notice of a killed rank."""
+        """Remembers that a rank has ended early. Exceptions of others may arrive before the notice of a killed rank."""
         first, now = self._first_to_end, time.monotonic()
         if first is None or (killed and not first.killed and now - first.when < GRACE):
             self._first_to_end = RankEnd(peer, now, killed)
@@ -312,7 +312,7 @@ class SpreadWorkers(Workers):
             self._note_end(peer, killed=True)
             if relay := self._relays.get(peer.hello.rank):  # at once, so that its time is known
                 relay.send(_failure(peer, "its connection has ended", None, secondary=True))
-        if peer.done and _is_relayed(peer):  # its host still has to be told that the repeat has ended
+        if peer.done and _is_relayed(peer):  # its host does not know yet that the repeat has ended
             self._selector.unregister(peer.connection)
             assert peer.hello
             self._left.add(peer.hello.rank)
@@ -338,7 +338,7 @@ class SpreadWorkers(Workers):
         super()._end(processes)
 
     def _read_until(self, is_over: Callable[[], bool], seconds: float) -> bool:
-        """Reads and forgets what arrives until `is_over`, or for `seconds`. Returns `is_over`."""
+        """Reads and drops what arrives until `is_over`, or for `seconds`. Returns `is_over`."""
         until = time.monotonic() + seconds
         while not is_over() and time.monotonic() < until:
             for key, _ in self._selector.select(TICK):
@@ -356,7 +356,7 @@ class SpreadWorkers(Workers):
 
 
 def started_together() -> int:
-    """Returns the number of hosts that a batch system or MPI has started together with this one, itself included."""
+    """The number of hosts that a batch system or MPI has started together with this one, itself included."""
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if (number := os.environ.get(name, "")).isdecimal():
             return max(1, int(number))
@@ -364,7 +364,7 @@ def started_together() -> int:
 
 
 def _is_relayed(peer: Peer) -> bool:
-    """Returns whether the rank is on another machine, from whose host the connection comes."""
+    """Whether the rank is on another machine, from whose host the connection comes."""
     return peer.connection.family != socket.AF_UNIX
 
 

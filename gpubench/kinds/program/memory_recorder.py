@@ -1,4 +1,4 @@
-"""Keeps the memory of a program of the user."""
+"""Records the memory of a program of the user."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,10 @@ from gpubench.settings.programs import CompletedProgramMemorySettings
 class ProgramMemoryRecorder(
     OfProgram[CompletedProgramMemorySettings], FootprintRecorder[CompletedProgramMemorySettings]
 ):
-    """One run that follows the memory of a program of the user."""
-
     def __init__(self, configuration: Configuration[CompletedProgramMemorySettings], argv: Sequence[str]) -> None:
         super().__init__(configuration, argv)
         self._parts: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
-        """The beginnings of histories, by (repeat, rank)."""
+        """The beginnings of allocation logs, by (repeat, rank)."""
 
     @property
     def wanted(self) -> int | None:
@@ -65,7 +63,8 @@ class ProgramMemoryRecorder(
         )
 
     def _keep_part(self, event: events.MemoryRecorded) -> None:
-        """Keeps a part of a rank's history; with the last one, the footprint, and the advice of the fullest rank."""
+        """Keeps a part of a rank's allocations; with the last one, the footprint, and the advice of the fullest
+        rank."""
         rank, data = event.rank, self._parts[event.repeat, event.rank]
         self.refuse_unknown(rank, event.repeat)
         data += event.data

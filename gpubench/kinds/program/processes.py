@@ -43,7 +43,6 @@ log = logging.getLogger("gpubench.program")
 
 
 def step_name(inference: bool) -> str:
-    """Returns what a step of a program is called."""
     return "call of a model" if inference else "optimizer step"
 
 
@@ -83,11 +82,11 @@ class ProgramProcesses(SpreadWorkers):
         self._images: dict[int, Image] = {}
         """What the ranks of this machine ran when they connected, by rank."""
         self._news: list[events.Message] = []
-        """What is to be told about ranks that have left without a word, and processes that are not measured."""
+        """What to say about ranks that have left without a word, and processes that are not measured."""
         self._ancestries: dict[int, list[StartedProcess]] = {}
         """What led from the program's first process to each rank of this machine, when the rank connected."""
         self._unmeasured: set[int] = set()
-        """The process ids of those that train and are no ranks."""
+        """The process ids of those that train and are not ranks."""
         self._held: dict[int, events.StepsHeld] = {}
         """By rank, the steps that count if the rank ends now without a word."""
         self.shutdown = settings.grace
@@ -120,7 +119,7 @@ class ProgramProcesses(SpreadWorkers):
         return [child], os.fdopen(reading, "rb", buffering=0)
 
     def _variables(self, path: str) -> dict[str, str]:
-        """Returns the environment variables to add. `path` is the PYTHONPATH with the probe."""
+        """The environment variables to add. `path` is the PYTHONPATH with the probe."""
         threads = self._treatments.get("performance.cpu_threads")
         expandable = self._treatments.get("performance.expandable_segments")
         variables = {
@@ -162,7 +161,7 @@ class ProgramProcesses(SpreadWorkers):
             self._fed.close()
 
     def _processes(self) -> list[psutil.Process]:
-        """Returns the processes of the program that still run, also those that have left its session."""
+        """The processes of the program that still run, also those that have left its session."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -178,7 +177,7 @@ class ProgramProcesses(SpreadWorkers):
         super()._answer(peer, hello)
 
     def _stop_admitting(self) -> None:
-        """Stops listening for other machines only: a process that trains and is no rank is to be told of."""
+        """Stops listening for other machines only: a process that trains but is not a rank is still to be reported."""
         if self._listener is None:
             return
         for listening in self._listener.sockets:
@@ -197,7 +196,7 @@ class ProgramProcesses(SpreadWorkers):
             self._note_unmeasured(hello.pid)
 
     def _note_unmeasured(self, pid: int) -> None:
-        """Keeps what is to be told of a process that trains and is no rank."""
+        """Keeps what is to be reported of a process that trains but is not a rank."""
         if pid in self._unmeasured or pid in self._ancestries or not self._ancestries:
             return
         self._unmeasured.add(pid)
@@ -228,7 +227,7 @@ class ProgramProcesses(SpreadWorkers):
             self._news.append(measured)
 
     def _tell_length(self, planned: events.Planned) -> None:
-        """Tells the other ranks, those that have joined and those to come, the length that rank 0 has decided on."""
+        """Sends the length that rank 0 has decided on to the other ranks, those that have joined and those to come."""
         assert planned.warmup is not None
         self._wanted = planned.steps
         self._job = msgspec.structs.replace(self._job, length=(planned.warmup, planned.steps, planned.each_update))
@@ -249,7 +248,7 @@ class ProgramProcesses(SpreadWorkers):
         self._split(data if room > 0 else data[-4096:])
 
     def _is_over(self) -> bool:
-        """Returns whether all ranks have left the run and, unless the probe ended it, the program has ended.
+        """Whether all ranks have left the run and, unless the probe ended it, the program has ended.
 
         Raises ProgramFailed if that will not happen any more.
         """
@@ -266,7 +265,7 @@ class ProgramProcesses(SpreadWorkers):
         return code == 0 or (code is None and now - self._done > self._time_to_end())
 
     def _time_to_end(self) -> float:
-        """Returns the seconds that the program has to end once nothing more is expected of its ranks.
+        """The seconds that the program has to end once nothing more is expected of its ranks.
 
         One that runs on unmeasured still takes its steps, and its probe ends it after the last one.
         """
@@ -275,9 +274,8 @@ class ProgramProcesses(SpreadWorkers):
         return float("inf") if self._wanted is None else self._stall_timeout
 
     def _look_for(self, now: float, code: int | None) -> None:
-        """Looks what has become of ranks of this machine whose connection has ended, and releases those of a program
-        that goes on without it, or has ended well.
-        """
+        """Finds out what has become of ranks of this machine whose connection has ended, and releases those of a
+        program that goes on without it, or has ended well."""
         for rank, peer in self.peers.items():
             waits = code is None and peer.lost is not None and now - peer.lost < GRACE  # an ending process takes time
             if peer.lost is None or peer.left or waits or rank not in self._images or self._relays:
@@ -325,17 +323,16 @@ class ProgramProcesses(SpreadWorkers):
             raise ProgramFailed(stalled, f"measurement.stall_timeout sets the limit; {self._hint()}")
 
     def _have_all_steps(self) -> bool:
-        """Returns whether the probe has ended all known ranks, so that the exit code of the program says nothing."""
+        """Whether the probe has ended all known ranks, so that the exit code of the program says nothing."""
         return bool(self._wanted) and all(peer.position[1] == self._wanted for peer in self.peers.values())
 
     def _missing(self) -> str:
-        """Returns that some ranks took no step, as the beginning of a message."""
+        """Says that some ranks took no step, as the beginning of a message."""
         missing = [str(rank) for rank in self.ranks if rank not in self.peers]
         ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {units.listed(missing)} of {self._expected}"
         return f"{ranks} took no {self._step}"
 
     def _failed(self, code: int) -> ProgramFailed:
-        """Returns why a program that has ended has not been measured."""
         if self.awaits_machines and (not code or self._have_all_steps()):
             return ProgramFailed(f"{self._missing()} until the program ended here", EVERYWHERE)
         if code:
@@ -371,7 +368,7 @@ class ProgramProcesses(SpreadWorkers):
         )
 
     def _position(self, peer: Peer) -> str:
-        """Returns in which step a rank has ended. One that has not left the run may have taken more than it sent."""
+        """The step in which a rank has ended. One that has not left the run may have taken more than it sent."""
         if peer.position[0] != "a step":
             return f"after its first {self._step} or later"
         return peer.where if peer.done else f"{peer.where} or later"
@@ -386,5 +383,5 @@ class ProgramProcesses(SpreadWorkers):
         return f"{found}, last: {line}" if (line := last_line(output)) else found
 
     def _awaited(self) -> str:
-        """Returns what the program may wait for, as the end of a hint."""
+        """What the program may wait for, as the end of a hint."""
         return "; standard input is open: add < /dev/null if it has nothing for it" * standard_input.OWN.is_awaited

@@ -1,4 +1,4 @@
-"""Keeps the events of a program of the user: what all of its runs have in common, and its steps."""
+"""Records the events of a program of the user: what all of its runs have in common, and its steps."""
 
 import math
 from abc import abstractmethod
@@ -73,7 +73,7 @@ class OfProgram(Recorder[P]):
             self.writer.discard()  # the directory has no measurements
 
     def _code(self) -> dict[str, Any] | None:
-        """Returns the state of the code and, of a commit that was checked out, what has `changes` since."""
+        """The state of the code and, of a commit that was checked out, what has `changes` since."""
         found = super()._code()
         ref = self._given.ref
         if found is None or ref is None:
@@ -82,7 +82,7 @@ class OfProgram(Recorder[P]):
 
     @property
     def processes(self) -> int:
-        """The number of ranks; 1 until the first rank has told it."""
+        """The number of ranks; 1 until the first rank has reported it."""
         return self._ranks
 
     @property
@@ -111,7 +111,7 @@ class OfProgram(Recorder[P]):
         return names_of(self._places, self._directory, self._device)
 
     def addressed(self, findings: Findings) -> Findings:
-        """Returns the findings with the code for each fix, which the probe can try without it."""
+        """Adds the code for each fix to the findings; the probe can try a fix without it."""
         known = (self.settings, self._places, self._optimizers, self._names)
         found = [addressed(finding, *known) for finding in findings.findings]
         return msgspec.structs.replace(findings, findings=found)
@@ -122,7 +122,7 @@ class OfProgram(Recorder[P]):
         self._observed = built.settings
 
     def _treatments(self) -> dict[str, Any]:
-        """Returns the values that are given of the settings that the probe changes in the program."""
+        """The values that are given of the settings that the probe changes in the program."""
         return {key: value for key in from_outside() if (value := self._values.get(key)) is not None}
 
     @property
@@ -131,7 +131,7 @@ class OfProgram(Recorder[P]):
         """What a step of the program is called."""
 
     def _endings(self) -> list[str]:
-        """Returns the warnings on ranks that have left a measured repeat without a word, one for each way."""
+        """The warnings on ranks that left a measured repeat without reporting their end, one for each way."""
         first: dict[tuple[int, str], events.RankLeft] = {}
         for one in self._left:
             if one.repeat != self.profiled:
@@ -140,11 +140,10 @@ class OfProgram(Recorder[P]):
         return [endings.warning(one, self.step, self._ranks) for one in first.values()]
 
     def _beside(self) -> str | None:
-        """Returns the warning of processes that trained or inferred, and are not measured."""
         return beside.warning(self._unmeasured, self._ranks, inference=bool(self._values.get("inference")))
 
     def _cut_short(self, repeat: int | None = None) -> ProgramFailed | None:
-        """Returns the error of a run that has no result because a rank left without a word; None if none did.
+        """The error of a run that has no result because a rank left without reporting its end; None if none did.
 
         `repeat` is the one without a result; None for any.
         """
@@ -154,7 +153,7 @@ class OfProgram(Recorder[P]):
         return ProgramFailed(endings.in_words(found, self.step, self._ranks), endings.hint(found, self.step))
 
     def _with_missed(self, summary: Summary, ranks: int) -> Summary:
-        """Returns the summary with the settings that none of the `ranks` of all repeats had a use for."""
+        """Adds to the summary the settings that none of the `ranks` of all repeats had a use for."""
         measured = [one for one in self._missed if one.repeat != self.profiled]
         reasons = {key: reason for one in measured for key, reason in one.missed.items()}
         missed = {
@@ -244,7 +243,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         return job if self.profiled is None else msgspec.structs.replace(job, sampled=self._steps_to_sample())
 
     def _steps_to_sample(self) -> int:
-        """Returns the number of steps that take about SAMPLED_SECONDS, as far as the steps so far tell."""
+        """The number of steps that take about SAMPLED_SECONDS, estimated from the steps so far."""
         step = self.unit_time(self.sum_up())
         wanted = math.ceil(SAMPLED_SECONDS / step) if step else LEAST_SAMPLED
         return max(LEAST_SAMPLED, min(MOST_SAMPLED, wanted))
@@ -322,6 +321,6 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         return step_time.estimate if step_time else None
 
     def _samples_per_step(self) -> int | None:
-        """Returns the usual number of samples of one rank in one step, or None before the first step."""
+        """The usual number of samples of one rank in one step, or None before the first step."""
         samples = [table.samples for steps in self._in_order[-1].steps.values() if len(table := steps.table())]
         return int(median(samples[0].tolist())) if samples else None

@@ -14,7 +14,7 @@ UNNAMED: Names = {}
 
 
 def names_of(places: Mapping[str, str], directory: Path, device: str | None) -> Names:
-    """Returns the names at the call of the model, and the type of its device, as far as they are known.
+    """The names at the call of the model, and the type of its device, as far as they are known.
 
     `places` are those of `events.ModelBuilt`, relative to `directory`.
     """
@@ -26,14 +26,14 @@ def names_of(places: Mapping[str, str], directory: Path, device: str | None) -> 
 
 
 def renamed(code: str, names: Names) -> str:
-    """Returns the code of a fix with the program's own names."""
+    """The code of a fix with the program's own names."""
     for general, own in names.items():
         code = re.sub(rf"(?<![\w.]){re.escape(general)}(?!\w)", lambda _, own=own: own, code)  # type: ignore[misc]
     return code
 
 
 def _of_call(path: Path, line: int) -> dict[str, str]:
-    """Returns the names of the module that a line calls, and of its first argument; {} if the source does not tell."""
+    """The names of the module that a line calls, and of its first argument; {} if the source does not show them."""
     try:
         tree = ast.parse(foreign_files.content(path))
         nodes = list(ast.walk(tree))
@@ -59,7 +59,7 @@ def _of_call(path: Path, line: int) -> dict[str, str]:
 
 
 def _is_variable(node: ast.expr) -> bool:
-    """Returns whether an expression is a name, or an attribute of `self`."""
+    """Whether an expression is a name, or an attribute of `self`."""
     if isinstance(node, ast.Attribute):
         return isinstance(node.value, ast.Name) and node.value.id == "self"
     return isinstance(node, ast.Name)

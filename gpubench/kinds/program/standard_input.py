@@ -24,7 +24,7 @@ from gpubench.errors import ProgramFailed
 MOST_KEPT = 256 * 2**20
 """The bytes of a stream that are kept for later starts."""
 AT_ONCE = 1 << 16
-"""The bytes that are passed on at a time: what a pipe holds. A stream that is no longer was there at once."""
+"""The bytes that are passed on at a time: what a pipe holds. A stream of at most this size was there at once."""
 
 log = logging.getLogger("gpubench.program")
 
@@ -79,7 +79,7 @@ class StandardInput:
             self._kept.close()
 
     def feed(self) -> InputFeed:
-        """Returns the standard input of the next start. Raises ProgramFailed if what it needs has not been kept."""
+        """Makes the standard input of the next start. Raises ProgramFailed if what it needs has not been kept."""
         self._starts += 1
         try:
             mode = os.fstat(self._source).st_mode
@@ -140,7 +140,7 @@ class StandardInput:
             os.close(woken)
 
     def _after(self, position: int, woken: int) -> bytes:
-        """Returns what comes after the first `position` bytes; nothing at the end of it, or once `woken` is closed."""
+        """The bytes after the first `position` ones; none at the end, or once `woken` is closed."""
         assert self._kept
         if position < self._length:
             return os.pread(self._kept.fileno(), AT_ONCE, position)

@@ -1,4 +1,4 @@
-"""Keeps the events of a run that trains a model of gpubench, or runs its inference."""
+"""Records the events of a run that trains a model of gpubench, or runs its inference."""
 
 from gpubench.host.step_recorder import StepRecorder
 from gpubench.runs.summary import Summary, summarise

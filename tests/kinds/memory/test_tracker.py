@@ -62,9 +62,9 @@ def made(settings: str, target: Target | None, steps: int) -> AllocationLog:
     if target is None:
         tracker = AllocationTracker(CPU)
         measure(asked, Ranks(0, 0, 1, 1), CPU, Activity(), tracker, steps)
-        history = tracker.history()
+        history = tracker.allocation_log()
     else:
-        history = predict(asked, target, Activity(), steps).history
+        history = predict(asked, target, Activity(), steps).log
     classify(history)
     return history
 
@@ -111,7 +111,9 @@ def test_the_peak_is_the_one_that_torchs_own_tracker_counts(model: str) -> None:
     for mode in (ours, theirs):
         train(build(ModelSettings(name=model), DataSettings(), 0), mode)
     counted = theirs.get_tracker_snapshot("peak")[CPU]["Total"]
-    assert held(ours.history()).max() == pytest.approx(counted, abs=4)  # PyTorch 2.6 rounds a storage up to 8 bytes
+    assert held(ours.allocation_log()).max() == pytest.approx(
+        counted, abs=4
+    )  # PyTorch 2.6 rounds a storage up to 8 bytes
 
 
 def test_adamw_in_fp32_takes_4_4_and_8_bytes_a_parameter() -> None:
@@ -183,7 +185,7 @@ def test_of_a_gpu_the_allocator_s_own_counts_are_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     tracker = AllocationTracker(torch.device("cuda"))
     stats |= {"allocation.all.allocated": 30, "allocation.all.freed": 19, "num_alloc_retries": 3}
-    assert tracker.history().counts == Counts(20, 15, retries=2, ooms=0, largest_free=700)
+    assert tracker.allocation_log().counts == Counts(20, 15, retries=2, ooms=0, largest_free=700)
 
 
 def test_on_a_cpu_the_tensors_that_were_followed_are_counted() -> None:
@@ -314,9 +316,9 @@ def test_views_share_their_storage_and_what_is_freed_is_free() -> None:
         z = y[:10]
         del y
         assert z.numel() == 10
-    sizes = Counter(one.size for one in tracker.history().allocations)
+    sizes = Counter(one.size for one in tracker.allocation_log().allocations)
     assert sizes == {1024: 3}, "x, what cat made, and its clone"
-    assert [one.end is None for one in tracker.history().allocations] == [False, False, True]
+    assert [one.end is None for one in tracker.allocation_log().allocations] == [False, False, True]
 
 
 def sizes(tracker: AllocationTracker) -> list[int]:
@@ -339,7 +341,7 @@ def test_memory_that_an_operator_makes_larger_in_place_counts_at_its_new_size() 
         torch.cat([torch.zeros(200), torch.zeros(100)], out=out)
         assert sizes(tracker) == [400, 1200]
         assert (x.numel(), out.numel()) == (5, 300)
-    assert held(tracker.history()).max() == 400 + 1200 + 800 + 400
+    assert held(tracker.allocation_log()).max() == 400 + 1200 + 800 + 400
 
 
 def test_sparse_gradients_are_followed_with_their_indices() -> None:
@@ -399,5 +401,5 @@ def test_what_follows_the_end_is_no_part_of_the_history() -> None:
         tracker.close()
         y = torch.zeros(512)
     del x, y
-    (one,) = tracker.history().allocations
+    (one,) = tracker.allocation_log().allocations
     assert (one.size, one.end) == (1024, None)

@@ -65,7 +65,7 @@ def _predicted(settings: CompletedTrainSettings, steps: int = 2, target: Target 
 
 @functools.cache
 def _prediction(settings: str, steps: int, target: Target) -> AllocationLog:
-    history = predict(CompletedTrainSettings.model_validate_json(settings), target, Activity(), steps).history
+    history = predict(CompletedTrainSettings.model_validate_json(settings), target, Activity(), steps).log
     classify(history)
     return history
 
@@ -201,7 +201,7 @@ def test_tensors_without_memory_take_what_others_take_to_the_byte(
     tracker = AllocationTracker(CPU)
     with simulated_ranks(2):
         measure(settings, Ranks(0, 0, 2, 2), CPU, Activity(), tracker, 2)
-    measured = tracker.history()
+    measured = tracker.allocation_log()
     classify(measured)
     predicted = _predicted(settings)
     during = [level for level in _levels(measured) if level[0] is not None]
@@ -246,7 +246,7 @@ def test_a_storage_that_is_resized_is_held_at_its_size_of_the_moment(sizes: list
         tracker.claim([tensor], "parameters", "layer")
         for size in sizes:
             tensor.untyped_storage().resize_(size)
-    history = tracker.history()
+    history = tracker.allocation_log()
     taken = [after for before, after in pairwise([256, *sizes]) if after and after != before]
     assert [one.size for one in history.allocations] == [256, *taken]
     assert {(one.category, one.module) for one in history.allocations} == {("parameters", "layer")}
@@ -265,7 +265,7 @@ def test_what_a_sharded_tensor_takes_within_an_operator_is_seen() -> None:
         part = DTensor.from_local(torch.ones(16), mesh, [Partial()])
         with tracker:
             shard + part  # reduced, and cut into shards, before it can be added
-    found = [(one.operator, one.size) for one in tracker.history().allocations]
+    found = [(one.operator, one.size) for one in tracker.allocation_log().allocations]
     assert ("aten::reduce_scatter_tensor", 32) in found
     assert found[-1] == ("aten::add", 32)
 
@@ -281,7 +281,7 @@ def test_the_gradients_of_a_bucket_belong_to_the_module_around_them() -> None:
                 weight.grad = piece.view_as(weight)
         tracker.claim_gradients(module)
         tracker.claim_gradients(module)
-    found = {one.size: (one.category, one.module) for one in tracker.history().allocations}
+    found = {one.size: (one.category, one.module) for one in tracker.allocation_log().allocations}
     assert found == {48: ("gradients", "0"), 24: ("gradients", "1")}
 
 
@@ -310,9 +310,9 @@ def test_a_group_that_was_joined_before_is_the_group_again(monkeypatch: pytest.M
 
 def test_what_nccl_takes_is_said_not_to_be_counted() -> None:
     gpu = Target(None, 2**40, (9, 0))
-    alone = predict(_settings("resnet-tiny", world_size=1), gpu, Activity(), 1).history
-    ddp = predict(_settings("resnet-tiny"), gpu, Activity(), 1).history
-    fsdp2 = predict(_settings("resnet-tiny", strategy="fsdp2"), gpu, Activity(), 1).history
+    alone = predict(_settings("resnet-tiny", world_size=1), gpu, Activity(), 1).log
+    ddp = predict(_settings("resnet-tiny"), gpu, Activity(), 1).log
+    fsdp2 = predict(_settings("resnet-tiny", strategy="fsdp2"), gpu, Activity(), 1).log
     assert alone.notes == installed().notes
     assert "rank 0 of 2" in ddp.notes[-1]
     assert "NCCL" in ddp.notes[-1]

@@ -39,7 +39,7 @@ class Call:
 
 
 def backend(call: Call, capability: Capability) -> Backend:
-    """Returns the attention kernel that torch chooses on a GPU of this compute capability.
+    """The attention kernel that torch chooses on a GPU of this compute capability.
 
     Source: select_sdp_backend and what it calls, in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and
     sdp_utils_cpp.h, without nested tensors and float8. Head widths over 128, some of which newer builds give to cuDNN
@@ -59,7 +59,7 @@ def backend(call: Call, capability: Capability) -> Backend:
 
 
 def assumptions(capability: Capability | None) -> list[str]:
-    """Returns sentences on the conditions that the choice of the attention kernel assumes."""
+    """Sentences on the conditions that the choice of the attention kernel assumes."""
     if capability is None or capability[0] not in _CUDNN_FIRST or _own_cudnn() is not None:
         return []
     return [
@@ -69,12 +69,12 @@ def assumptions(capability: Capability | None) -> list[str]:
 
 
 def _own_cudnn() -> int | None:
-    """Returns this PyTorch's version of cuDNN, such as 91501 for 9.15.1; None for a build without CUDA."""
+    """This PyTorch's version of cuDNN, such as 91501 for 9.15.1; None for a build without CUDA."""
     return None if torch.version.hip else cudnn_version()
 
 
 def cudnn_first(capability: Capability, cudnn: int, release: Release) -> bool:
-    """Returns whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
+    """Whether a release of PyTorch with this cuDNN tries cuDNN before flash attention.
 
     Source: check_prefer_cudnn_attention in sdp_utils.cpp. Up to 2.8 it does so only on request (pull request 138522);
     2.9 by default from cuDNN 9.9 on (162073); 2.10 and later from 9.15.1 on (169849), which their first wheels lack.
@@ -142,7 +142,7 @@ def _efficient_can(call: Call, capability: Capability) -> bool:
 
 
 def _small_cores(capability: Capability) -> bool:
-    """Returns whether the GPU lacks the shared memory that flash attention's backward pass needs for wide heads."""
+    """Whether the GPU lacks the shared memory that flash attention's backward pass needs for wide heads."""
     return (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
 
 
@@ -151,7 +151,7 @@ def _trains(call: Call) -> bool:
 
 
 def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
-    """Returns whether the call meets the conditions that all fused kernels have in common."""
+    """Whether the call meets the conditions that all fused kernels have in common."""
     inputs = (call.query, call.key, call.value)
     return (
         all(each.dim() == 4 and each.dtype is call.query.dtype and each.stride(-1) == 1 for each in inputs)
@@ -162,7 +162,7 @@ def _dense(call: Call, types: tuple[torch.dtype, ...]) -> bool:
 
 
 def _heads_match(call: Call, *, grouped: bool, same_pairs: bool = True) -> bool:
-    """Returns whether the kernel supports the numbers of heads.
+    """Whether the kernel supports the numbers of heads.
 
     `grouped`: several query heads may share a key head. `same_pairs`: keys and values need the same number of heads.
     """
@@ -239,7 +239,7 @@ def plain(call: Call) -> Tensor:
 
 
 def _additive(call: Call) -> Tensor | None:
-    """Returns the mask in its additive form: a boolean mask becomes a new tensor of the query's type."""
+    """The mask in its additive form: a boolean mask becomes a new tensor of the query's type."""
     if call.mask is None or call.mask.dtype is not torch.bool:
         return call.mask
     return torch.where(call.mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=call.query.dtype))

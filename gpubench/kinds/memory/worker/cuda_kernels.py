@@ -169,18 +169,16 @@ def _autocast(count: Count, _: Capability) -> Iterator[KernelOverride]:
 
 
 def registered(key: str) -> set[str]:
-    """Returns the aten operators with a kernel at a dispatch key. CPU builds have the kernels of AutocastCUDA too."""
+    """The aten operators with a kernel at a dispatch key. CPU builds have the kernels of AutocastCUDA too."""
     return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
 def _operator(name: str) -> Any:
-    """Returns the aten operator of a name such as "softmax.int"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _without_autocast() -> Any:
-    """Returns a context in which autocast is off."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
 
 

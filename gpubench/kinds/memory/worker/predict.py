@@ -60,7 +60,7 @@ RECURRENT = "cuDNN computes it in memory of its own, whose size is unknown"
 
 
 def build_without_memory(model: ModelSettings, data: DataSettings, seed: int, *, inference: bool = False) -> Workload:
-    """Returns the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
+    """Builds the workload of `build` with tensors without memory. Call it under a FakeTensorMode."""
     with _buildable():
         workload = build(model, data, seed, inference=inference)
         if any(_views_are_separate(tensor) for tensor in (*workload.module.parameters(), *workload.module.buffers())):
@@ -81,7 +81,7 @@ def refuse_unknown(module: nn.Module, cuda: bool) -> None:
 
 
 def _views_are_separate(tensor: Tensor) -> bool:
-    """Returns whether views of the tensor have another storage, as those of a fake tensor from copy.deepcopy have."""
+    """Whether views of the tensor have another storage, as those of a fake tensor from copy.deepcopy have."""
     return bool(tensor.untyped_storage()._cdata != tensor.detach().untyped_storage()._cdata)
 
 
@@ -176,7 +176,7 @@ def _averaged(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def _rebuilding(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a DDP._pre_forward that rebuilds the buckets with tensors that have memory."""
+    """Makes a DDP._pre_forward that rebuilds the buckets with tensors that have memory."""
 
     def pre_forward(ddp: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -188,7 +188,7 @@ def _rebuilding(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _RealBucketIndices(TorchDispatchMode):
-    """Give memory to the int32 tensors with the indices of DDP's buckets, because DDP reads their values.
+    """Gives memory to the int32 tensors with the indices of DDP's buckets, because DDP reads their values.
 
     Source: sync_bucket_indices in torch/csrc/distributed/c10d/reducer.cpp.
     """
@@ -206,7 +206,7 @@ class _RealBucketIndices(TorchDispatchMode):
 
 
 def _distributed_assumptions(settings: DistributedSettings) -> list[str]:
-    """Returns sentences on the memory of a rank that a prediction for several GPUs does not include.
+    """Sentences on the memory of a rank that a prediction for several GPUs does not include.
 
     The size of NCCL's buffers depends on links, channels and algorithms. Users have reported 544 MB for a group of two
     A100, 688 MB for a larger group (NCCL issue 964), and 1.6 GB for one communicator (NCCL issue 864).
@@ -223,7 +223,7 @@ def _distributed_assumptions(settings: DistributedSettings) -> list[str]:
     return found
 
 
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 FOR_FAKES = ("packing",)
 """The rules of `cuda_kernels` that fake tensors need on any device."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm", "linear"})
@@ -232,9 +232,7 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_int_mm",
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted history of a run."""
-
-    history: AllocationLog
+    log: AllocationLog
     applied: Applied
     """The number of changes by each rule of `cuda_kernels`."""
 
@@ -243,10 +241,10 @@ class _Tracker(AllocationTracker):
     """A tracker that adds the memory that libraries allocate outside of operators."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(HOST)
+        super().__init__(CPU)
         self._workspace = blas_workspace(target.capability) if target.cuda else 0
-        self._host = (torch.ops.aten.lift_fresh.default,) if target.cuda else ()
-        """The operators of torch.tensor(), whose tensors stay on the host, such as the step counters of optimizers."""
+        self._on_cpu = (torch.ops.aten.lift_fresh.default,) if target.cuda else ()
+        """The operators of torch.tensor(), whose tensors stay on the CPU, such as the step counters of optimizers."""
         self._handles: set[str] = set()
 
     def __torch_dispatch__(
@@ -267,7 +265,7 @@ class _Tracker(AllocationTracker):
             self.note(self._workspace, "workspaces", operator, kept=kept)
 
     def see(self, tensor: Tensor, func: Any, where: Callable[[], str] = str) -> RecordedAllocation | None:
-        if func in self._host:
+        if func in self._on_cpu:
             self.disregard(tensor)
         return super().see(tensor, func, where)
 
@@ -288,7 +286,7 @@ def predict(
     steps: int,
     without: Sequence[str] = (),
 ) -> Prediction:
-    """Returns the memory history of `steps` steps on `target`, for complete settings.
+    """Predicts the allocations of `steps` steps on `target`, for complete settings.
 
     `without` names rules to leave out. Raises ModelError with the name of an operator that cannot be predicted.
     """
@@ -304,16 +302,16 @@ def predict(
             built = _moved(settings, tracker) if target.cuda else build_without_memory
             stack.enter_context(tracker)
             precision = _arithmetic(settings.precision)
-            trainer = load(settings, ranks, HOST, activity, tracker, precision, built)
+            trainer = load(settings, ranks, CPU, activity, tracker, precision, built)
             refuse_unknown(trainer.workload.module, target.cuda)
             left_out = without if target.cuda else [rule.name for rule in RULES if rule.name not in FOR_FAKES]
             with as_cuda(without=left_out, capability=target.capability) as applied:
                 follow(trainer, _batches(settings, ranks, trainer.workload), tracker, steps)
-            history = tracker.history()
+            log = tracker.allocation_log()
         if target.cuda:
-            history.notes += releases.installed().notes
-            history.notes += attention_kernels.assumptions(target.capability) if applied["attention"] else []
-            history.notes += _distributed_assumptions(settings.distributed) if world_size > 1 else []
+            log.notes += releases.installed().notes
+            log.notes += attention_kernels.assumptions(target.capability) if applied["attention"] else []
+            log.notes += _distributed_assumptions(settings.distributed) if world_size > 1 else []
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise _unpredictable(str(error.func)) from error
     except ModelError as error:  # raised while the model was built
@@ -324,11 +322,11 @@ def predict(
         if ".numpy() is not supported" not in str(error):
             raise
         raise _unpredictable(".numpy()") from error
-    return Prediction(history, applied)
+    return Prediction(log, applied)
 
 
 def _moved(settings: CompletedTrainSettings, tracker: AllocationTracker) -> Callable[..., Workload]:
-    """Builds the model in host memory, which is not recorded, and returns a function that moves it to the GPU."""
+    """Builds the model in CPU memory, which is not recorded, and returns a function that moves it to the GPU."""
     workload = build_without_memory(settings.model, settings.data, settings.seed, inference=settings.inference)
 
     def move(*_: object, **__: object) -> Workload:
@@ -349,14 +347,14 @@ def _unpredictable(reading: str) -> ModelError:
 
 
 def samples(settings: CompletedTrainSettings) -> int | None:
-    """Returns the number of samples per rank; None if the data is synthetic or the number is unknown."""
+    """The number of samples per rank; None if the data is synthetic or the number is unknown."""
     if settings.data.source.startswith("synthetic"):
         return None
     single = _one_sample(settings)
     with FakeTensorMode(allow_non_fake_inputs=True):
         workload = build_without_memory(settings.model, settings.data, settings.seed, inference=settings.inference)
     world_size = settings.distributed.world_size
-    with open_feed(single, Ranks(0, 0, world_size, world_size), HOST, workload) as feed:
+    with open_feed(single, Ranks(0, 0, world_size, world_size), CPU, workload) as feed:
         return feed.batches_per_epoch
 
 
@@ -365,36 +363,36 @@ def _one_sample(settings: CompletedTrainSettings) -> CompletedTrainSettings:
 
 
 def _for_target(settings: CompletedTrainSettings, target: Target) -> CompletedTrainSettings:
-    """Returns the settings with the defaults of the target, which would otherwise be those of the local device."""
+    """The settings with the defaults of the target, which would otherwise be those of the local device."""
     changes: dict[str, Any] = {"performance.compile": False, "training.read_loss": False}
     changes["training.optimizer_impl"] = optimizer_impl(settings, target.cuda)
     return apply_overrides(settings, changes)
 
 
 def _arithmetic(precision: Precision) -> Arithmetic:
-    return _UnscaledAmp(HOST) if precision is Precision.amp else arithmetic(precision, HOST)
+    return _UnscaledAmp(CPU) if precision is Precision.amp else arithmetic(precision, CPU)
 
 
 def _batches(settings: CompletedTrainSettings, ranks: Ranks, workload: Workload) -> Any:
-    """Returns an endless iterator over batches.
+    """An endless iterator over batches.
 
     Synthetic batches are on the device. Of other data, one sample is read, and enlarged to a batch.
     """
     if settings.data.source == "synthetic":
-        return Epochs(open_feed(settings, ranks, HOST, workload), settings.training.batch_size)
+        return Epochs(open_feed(settings, ranks, CPU, workload), settings.training.batch_size)
     if workload.make_batch is not None and settings.data.source == "synthetic-host":
         make_batch, size = workload.make_batch, settings.training.batch_size
         return CopiedBatches(lambda: make_batch(size))
     single = _one_sample(settings)
-    with _disable_current_modes(), open_feed(single, ranks, HOST, workload) as feed:
+    with _disable_current_modes(), open_feed(single, ranks, CPU, workload) as feed:
         sample = next(feed.epoch(0))
     return CopiedBatches(lambda: map_tensors(lambda tensor: _enlarged(tensor, settings.training.batch_size), sample))
 
 
 def _enlarged(tensor: Tensor, batch_size: int) -> Tensor:
-    """Returns an empty tensor for a batch, with the shape and type that `tensor` has for one sample."""
+    """An empty tensor for a batch, with the shape and type that `tensor` has for one sample."""
     shape = (batch_size, *tensor.shape[1:]) if tensor.dim() else ()
-    return torch.empty(shape, dtype=tensor.dtype, device=HOST)
+    return torch.empty(shape, dtype=tensor.dtype, device=CPU)
 
 
 class CopiedBatches:
@@ -427,7 +425,7 @@ class Forecast:
     activity: Activity
 
     def footprint(self) -> Footprint:
-        """Returns the predicted footprint; with memory.explain, also the bytes that each rule adds to the peak."""
+        """The predicted footprint; with memory.explain, also the bytes that each rule adds to the peak."""
         found, applied = self._run(self.settings.memory.steps)
         corrections = [Correction(rule.name, rule.reason, None) for rule in RULES if rule.name in applied]
         if self.settings.memory.explain:
@@ -435,7 +433,7 @@ class Forecast:
         return msgspec.structs.replace(found, corrections=[*corrections, *found.corrections])
 
     def with_savings(self, advised: Findings, found: Footprint) -> Findings:
-        """Returns the findings on `found`, measured or predicted, with the saving of each fix.
+        """Adds the saving of each fix to the findings on `found`, which is measured or predicted.
 
         A fix saves the difference of two predictions; a finding whose fix saves next to nothing is left out.
         """
@@ -447,7 +445,7 @@ class Forecast:
         return msgspec.structs.replace(advised, findings=[finding for finding in findings if finding])
 
     def batch_sizes(self) -> BatchSizes:
-        """Returns the batch sizes that fit into the target's memory, without the share that must stay free."""
+        """The batch sizes that fit into the target's memory, without the share that must stay free."""
         memory = self.settings.memory
         limit = int(self.target.capacity * (1 - memory.spare))
 
@@ -473,20 +471,19 @@ class Forecast:
 
     def _run(self, steps: int, without: Sequence[str] = ()) -> tuple[Footprint, Mapping[str, int]]:
         found = predict(self.settings, self.target, self.activity, steps, without)
-        classify(found.history)
+        classify(found.log)
         expandable = self.settings.performance.expandable_segments
         notes = ["torch.compile is not modelled; it fuses operators, and so needs less memory"]
         notes = notes if self.settings.performance.compile else []
-        return predicted(found.history, self.target, expandable=expandable, notes=notes), found.applied
+        return predicted(found.log, self.target, expandable=expandable, notes=notes), found.applied
 
     def _adds(self, rule: str, found: Footprint) -> int:
-        """Returns the bytes that a rule adds to the peak."""
         self.activity.doing = f"predicting without {rule}"
         without, _ = self._run(self.settings.memory.steps, (rule,))
         return found.peak.level.allocated - without.peak.level.allocated
 
     def _predicted(self, finding: Finding, before: Footprint) -> Finding | None:
-        """Returns the finding with the predicted saving of its fix; None if it is below LEAST_SAVING."""
+        """Adds the predicted saving of its fix to a finding; None if it is below LEAST_SAVING."""
         if not finding.fix:
             return finding
         try:
@@ -499,7 +496,7 @@ class Forecast:
 
 
 def with_prediction(finding: Finding, before: Footprint, after: Footprint) -> Finding:
-    """Returns the finding with the saving that two predictions give for its fix, as a fraction of the needed memory.
+    """Adds the saving that two predictions give for its fix to a finding, as a fraction of the needed memory.
 
     The saving is negative if the fix needs more.
     """

@@ -103,7 +103,6 @@ def _advice(forecast: Forecast, found: Footprint) -> Findings:
 
 
 def _local_target(settings: CompletedMemorySettings, device: torch.device) -> Target:
-    """Returns this rank's device as a target for predictions."""
     space, limit = device_memory(device), settings.memory.device_memory
     if space is None:
         return Target("cpu", limit or psutil.virtual_memory().available, None, cuda=False)
@@ -118,14 +117,14 @@ def _found(
     tracker: AllocationTracker,
     notes: Sequence[str] = (),
 ) -> Footprint | None:
-    """Returns the recorded footprint; None if an error occurred before the first allocation."""
-    history = tracker.history()
-    if not history.allocations:
+    """The recorded footprint; None if an error occurred before the first allocation."""
+    found = tracker.allocation_log()
+    if not found.allocations:
         return None
-    classify(history)
+    classify(found)
     space = device_memory(device)
     return footprint(
-        history,
+        found,
         source="measured",
         device=torch.cuda.get_device_name(device) if space else "cpu",
         capacity=settings.memory.device_memory or (space.capacity if space else None),

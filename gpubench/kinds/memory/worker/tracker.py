@@ -1,7 +1,7 @@
 """Records the allocations of a training step of a model of gpubench on any device, with a dispatch mode.
 
-With fake tensors, nothing is computed or allocated, and the history is the same. (torch.distributed._tools.MemTracker
-works in the same way, but records only sums, whereas a model of the allocator needs the order of allocations.)
+With fake tensors, nothing is computed or allocated, and the log is the same. (torch.distributed._tools.MemTracker works
+in the same way, but records only sums, whereas a model of the allocator needs the order of allocations.)
 """
 
 import logging
@@ -26,7 +26,7 @@ from gpubench.settings.schema import CompletedTrainSettings
 from gpubench.worker.loop import Batches, Epochs, Loop, Trainer
 from gpubench.worker.models import Workload, build
 from gpubench.worker.precision import Arithmetic, arithmetic
-from gpubench.worker.timing import HostClock, StepTimer
+from gpubench.worker.timing import CpuClock, StepTimer
 
 
 class AllocationTracker(Ledger, TorchDispatchMode):
@@ -78,14 +78,14 @@ class AllocationTracker(Ledger, TorchDispatchMode):
             self._modules.clear()
 
     def close(self) -> None:
-        """Ends the history, before the objects that hold the memory are destroyed."""
+        """Ends the log, before the objects that hold the memory are destroyed."""
         counted = self._closed or not self._before
         super().close()
         if not counted and self._before:
             self._counts = _since(self._before)
 
-    def history(self) -> AllocationLog:
-        """Returns the history up to `close`, or up to now."""
+    def allocation_log(self) -> AllocationLog:
+        """The allocations up to `close`, or up to now."""
         self.close()
         marks = [PhaseStart(*mark) for mark in self._marks]  # type: ignore[arg-type]
         readings = [AllocatorReading(*reading) for reading in self._readings]
@@ -157,13 +157,13 @@ _COUNTERS = {
 
 
 def _counters() -> dict[str, int]:
-    """Returns the allocator's counters since the start of the process."""
+    """The allocator's counters since the start of the process."""
     stats = torch.cuda.memory_stats()
     return {name: stats.get(key, 0) for name, key in _COUNTERS.items()}
 
 
 def _since(before: Mapping[str, int]) -> Counts:
-    """Returns the counts since `before`, and the largest block that is free now."""
+    """The counts since `before`, and the largest block that is free now."""
     now, device = _counters(), torch.cuda.current_device()
     free = [
         block["size"]
@@ -182,7 +182,7 @@ def _segments() -> Any:
 
 
 def allocations(pieces: Sequence[RecordedAllocation], marks: Sequence[PhaseStart]) -> list[Allocation]:
-    """Returns pieces as allocations, each with the phase and the step of the last mark before it."""
+    """Gives each allocation the phase and the step of the last mark before it."""
     starts = [mark.at for mark in marks]
     found = []
     for one in pieces:
@@ -207,7 +207,7 @@ class PhaseMarks(StepTimer[int]):
     """A replacement for `StepTimer` that measures no time, and gives the tracker the phases of the steps."""
 
     def __init__(self, tracker: AllocationTracker, activity: Activity, repeat: int, rank: int) -> None:
-        super().__init__(HostClock(), activity, repeat, rank)
+        super().__init__(CpuClock(), activity, repeat, rank)
         self._tracker = tracker
         self._doing = activity
 
@@ -233,7 +233,7 @@ def load(
     arithmetic: Arithmetic,
     build: Callable[..., Workload] = build,
 ) -> Loop:
-    """Returns the model, ready for its first step. The tracker records it from its first weight on.
+    """Builds the model, ready for its first step. The tracker records it from its first weight on.
 
     `build` takes the arguments of `models.build`.
     """
@@ -318,7 +318,7 @@ def measure(
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Returns the device's memory; None on a CPU, whose memory is shared with other programs."""
+    """The device's memory; None on a CPU, whose memory is shared with other programs."""
     if device.type != "cuda":
         return None
     free, capacity = torch.cuda.mem_get_info(device)
@@ -327,7 +327,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 @contextmanager
 def recorded(device: torch.device, path: Path) -> Iterator[None]:
-    """Writes a snapshot of the CUDA allocator with its history to `path`, also after an error; nothing on a CPU."""
+    """Writes a snapshot of the CUDA allocator to `path`, also after an error; nothing on a CPU."""
     if device.type != "cuda":
         yield
         return

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def beside_evaluations(device: torch.device) -> Iterator[None]:
-    """On a GPU, gives the calling thread a new stream on `device`, so that it does not wait for queued evaluations.
+    """On a GPU, gives the calling thread a new stream, so that it does not wait for queued evaluations.
 
-    Kernels of the stream have high priority: those of hand-offs are small, and at the same priority they would start
-    only once every block of the evaluations' current kernel has been placed.
+    Kernels of the stream have high priority. The kernels of hand-offs are small, and at the same priority they would
+    start only once every block of the evaluations' current kernel has been placed.
     """
     if device.type != "cuda":
         yield
@@ -88,11 +88,11 @@ class Sink:
         self._queue.put((batch, at, issued))
 
     def doing(self) -> Doing:
-        """Returns what the batches in progress are waiting for."""
+        """What the batches in progress are waiting for."""
         return self._doing
 
     def close(self) -> None:
-        """Waits until all batches have been handled. Raises the same errors as `put`."""
+        """Waits until all batches have been handled. Raises what `put` raises."""
         self._queue.put(None)
         self._thread.join()
         if self._failure:
@@ -103,7 +103,7 @@ class Sink:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Ends the handling after the last batch."""
+        """Called after the last batch."""
 
     def _run(self) -> None:
         try:
@@ -132,8 +132,6 @@ class Sink:
 
 
 class Sender(Sink):
-    """Sends batches to the next rank."""
-
     def __init__(
         self,
         link: Link,
@@ -183,7 +181,7 @@ class Receiver:
         return self._link.transferred
 
     def take(self) -> Batch:
-        """Waits for the next batch and returns it. The caller's stream waits until it is unpacked.
+        """Waits for the next batch. The caller's stream waits until it is unpacked.
 
         Raises HandoffError if another batch than expected arrives, torch's error if the connection broke, and EOFError
         after the last batch.
@@ -199,7 +197,7 @@ class Receiver:
         return batch
 
     def close(self) -> None:
-        """Waits for the end of the stream after the last batch was taken. Raises the same errors as `take`."""
+        """Waits for the end of the stream after the last batch was taken. Raises what `take` raises."""
         try:
             self.take()
         except EOFError:
@@ -222,7 +220,7 @@ class Receiver:
 
 
 class Finisher(Sink):
-    """Copies finished latents from `device` to the host and reports them. Only the last rank has one.
+    """Copies finished latents from `device` to CPU memory and reports them. Only the last rank has one.
 
     Reported samples are kept in memory only if `retain` is set. `inspect` is called with each batch first, and may
     raise an error to refuse it.
@@ -286,7 +284,7 @@ class Finisher(Sink):
             )
 
     def _metadata(self, sample: int) -> "PngInfo":
-        """Returns the image's metadata, with all that is needed to make it again."""
+        """The image's metadata, with all that is needed to make it again."""
         from PIL.PngImagePlugin import PngInfo
 
         about = PngInfo()

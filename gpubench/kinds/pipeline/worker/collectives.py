@@ -47,12 +47,11 @@ def _first_difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -
 
 
 def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
-    """Returns the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _excerpt(text: str, same: int) -> str:
-    """Returns `text`, or the part of a long text around index `same`, where the difference begins."""
+    """The text, or the part of a long one around index `same`, where the difference begins."""
     if len(text) <= SHOWN:
         return text
     start = max(0, same - SHOWN // 2)
@@ -79,7 +78,7 @@ def broadcast_conditioning(
 
 
 def _as_safetensors(conditioning: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Serialises the conditioning as one safetensors file, with names such as `3/prompt_embeds` for prompt 3."""
+    """One safetensors file, with names such as `3/prompt_embeds` for prompt 3."""
     tensors = {
         # the format does not support shared memory
         f"{number}/{name}": tensor.cpu().clone(memory_format=torch.contiguous_format)
@@ -90,7 +89,7 @@ def _as_safetensors(conditioning: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def gather_bytes(data: bytes, ranks: Ranks) -> list[bytes]:
-    """Returns every rank's `data` in order of rank, on every rank."""
+    """Returns every rank's `data`, in order of rank, on every rank."""
     if ranks.world_size == 1:
         return [data]
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.world_size)]

@@ -30,12 +30,12 @@ OnStep = Callable[[int, Tensor], None]
 
 
 def generators_of(seeds: Sequence[int]) -> list[torch.Generator]:
-    """Returns one generator per sample, always on the CPU, so that the noise does not depend on the device."""
+    """One generator per sample, always on the CPU, so that the noise does not depend on the device."""
     return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
 
 
 def noise(shape: Sequence[int], generators: list[torch.Generator], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Returns standard normal noise (len(generators), ...), each row drawn from its generator as in diffusers."""
+    """Standard normal noise (len(generators), ...), each row drawn from its generator as in diffusers."""
     from diffusers.utils.torch_utils import randn_tensor
 
     drawn: Tensor = randn_tensor(tuple(shape), generator=generators, device=device, dtype=dtype)
@@ -43,7 +43,7 @@ def noise(shape: Sequence[int], generators: list[torch.Generator], device: torch
 
 
 def fits_pipelines(scheduler: Any) -> bool:
-    """Returns whether diffusers' Stable Diffusion pipelines run the scheduler as its own pipelines do."""
+    """Whether diffusers' Stable Diffusion pipelines run the scheduler as its own pipelines do."""
     name = type(scheduler).__name__
     plain = step_of(name) is step_of("DDIMScheduler") and name not in TERMINAL
     return plain and hasattr(scheduler, "init_noise_sigma") and hasattr(scheduler, "scale_model_input")
@@ -80,18 +80,18 @@ def loop(batch: Batch, timesteps: Tensor, output: Output, eta: float, on_step: O
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """Returns the bytes of a tensor's elements in row-major order, for any memory format and device."""
+    """The bytes of a tensor's elements in row-major order, for any memory format and device."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return flat.cpu().numpy().tobytes()
 
 
 def sha256(latents: Tensor) -> str:
-    """Returns the sha256 of one sample's latent in its own data type."""
+    """The sha256 of one sample's latent in its own data type."""
     return hashlib.sha256(raw_bytes(latents)).hexdigest()
 
 
 def largest_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Returns the largest difference between elements of two tensors of the same shape; infinite if it is NaN."""
+    """The largest difference between elements of two tensors of the same shape; infinite if it is NaN."""
     difference = (ours.cpu().double() - theirs.cpu().double()).abs().max().item()
     return difference if math.isfinite(difference) else math.inf
 
@@ -99,9 +99,8 @@ def largest_difference(ours: Tensor, theirs: Tensor) -> float:
 def compare(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> tuple[int, float] | None:
     """Returns the first evaluation after which two trajectories differ in a bit, and the largest difference there.
 
-    A trajectory is the latents after each evaluation. Returns None if they are equal.
-
-    Raises ValueError if they differ in length.
+    A trajectory is the latents after each evaluation. None if they are equal. Raises ValueError if they differ in
+    length.
     """
     for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if raw_bytes(one) != raw_bytes(other):
@@ -114,9 +113,9 @@ Scale = Callable[[Tensor], Tensor]
 
 
 class Denoiser:
-    """A model with all its weights on one device, and the other parts of its pipeline.
+    """A model with all its weights on one device, and the other parts of its pipeline. A subclass adds `output`.
 
-    One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`. A subclass adds `output`.
+    One evaluation, on any rank, is `sampler.step(batch, denoiser.predict(batch, sampler))`.
     """
 
     reference_name = LOOP
@@ -165,11 +164,11 @@ class Denoiser:
                 part.to(device)
 
     def output(self, latents: Tensor, timestep: Tensor, samples: Sequence[int], scale: Scale) -> Tensor:
-        """Returns the model's output for latents at a timestep with guidance: the body of its pipeline's loop."""
+        """The model's output for latents at a timestep with guidance: the body of its pipeline's loop."""
         raise NotImplementedError
 
     def scheduler(self) -> Any:
-        """Returns a new diffusers scheduler: the model's own or the requested one, with the model's configuration.
+        """A new diffusers scheduler: the model's own or the requested one, with the model's configuration.
 
         Raises SettingsError for a name or an option that does not exist.
         """
@@ -178,11 +177,11 @@ class Denoiser:
             return create(name, parse_options(self.sampling.options), self.scheduler_config)
 
     def set_timesteps_kwargs(self, steps: int) -> dict[str, Any]:
-        """Returns the arguments of the model's pipeline to `set_timesteps` besides number of steps and device."""
+        """The arguments of the model's pipeline to `set_timesteps` besides number of steps and device."""
         return {}
 
     def weights_digest(self) -> str:
-        """Returns the sha256 of all parameters and buffers of the denoiser with their names, in order."""
+        """The sha256 of all parameters and buffers of the denoiser with their names, in order."""
         digest = hashlib.sha256()
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -204,31 +203,31 @@ class Denoiser:
         self.conditioning = [{key: value.to(self.device) for key, value in entry.items()} for entry in conditioning]
 
     def condition(self, key: str, samples: Sequence[int]) -> Tensor:
-        """Returns one tensor of the conditioning for some samples, (len(samples), ...)."""
+        """One tensor of the conditioning for some samples, (len(samples), ...)."""
         return torch.cat([self.conditioning[self.index(sample)][key] for sample in samples])
 
     def index(self, sample: int) -> int:
-        """Returns the index of a sample's prompt among those that `encode` was given."""
+        """The index of a sample's prompt among those that `encode` was given."""
         return prompt_index(sample, len(self.conditioning), self.seeds)
 
     def noise(self, generators: list[torch.Generator]) -> Tensor:
-        """Returns noise (len(generators), *latent_shape) before the scheduler's scaling."""
+        """Noise (len(generators), *latent_shape) before the scheduler's scaling."""
         return noise((len(generators), *self.latent_shape), generators, self.device, self.dtype)
 
     def prepare(self, sampler: Sampler, samples: Sequence[int], seeds: Sequence[int]) -> Batch:
-        """Returns a batch before its first evaluation: noise from a generator per sample, at the scheduler's scale."""
+        """A batch before its first evaluation: noise from a generator per sample, at the scheduler's scale."""
         generators = generators_of(seeds)
         latents = self.noise(generators) * sampler.noise_scale
         return Batch(list(samples), latents, sampler.fresh(seeds[0]), generators)
 
     @torch.no_grad()
     def predict(self, batch: Batch, sampler: Sampler) -> Tensor:
-        """Returns the model's output for the next evaluation with guidance, as input of the scheduler's step."""
+        """The model's output for the next evaluation with guidance, as input of the scheduler's step."""
         scale = functools.partial(sampler.scale, batch)
         return self.output(batch.latents, sampler.timesteps[batch.done], batch.samples, scale)
 
     def decode(self, batch: Batch) -> "list[Image]":
-        """Returns the images of a finished batch, on a rank that was loaded with `images`."""
+        """The images of a finished batch, on a rank that was loaded with `images`."""
         raise SettingsError(f"{self.name} makes latents for which there is no decoder", "leave output.images at false")
 
     @torch.no_grad()
@@ -251,7 +250,7 @@ class Denoiser:
         return self.run_pipeline(scheduler, samples, generators).cpu()
 
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
-        """Returns the final latents by the model's diffusers pipeline, if `reference_name` names it."""
+        """The final latents by the model's diffusers pipeline, if `reference_name` names it."""
         raise NotImplementedError
 
     def _loop(
@@ -276,10 +275,9 @@ class Denoiser:
 
 
 def image_size(settings: CompletedPipeSettings, own: Any, *, scale: int, multiple: int) -> tuple[int, int]:
-    """Returns (height, width) in pixels: the requested size, or else the size that the model was trained on.
+    """(height, width) in pixels: the requested size, or else the size that the model was trained on.
 
     `own` is the latter in diffusers' configuration: one number or (height, width) in units of `scale` pixels, or None.
-
     Raises SettingsError for a side that is unknown or not a multiple of `multiple`.
     """
     rows, columns = own if isinstance(own, list | tuple) else (own, own)
@@ -330,12 +328,12 @@ class PipelineDenoiser(Denoiser):
 
     @property
     def scale(self) -> int:
-        """The number of pixels that a side of a latent's element stands for."""
+        """How many pixels a side of a latent's element stands for."""
         return int(self.pipe.vae_scale_factor)
 
     @property
     def multiple(self) -> int:
-        """The number of pixels of which height and width must be multiples."""
+        """Height and width in pixels must be multiples of this."""
         return 8
 
     @property
@@ -347,5 +345,5 @@ class PipelineDenoiser(Denoiser):
         return (self.config.in_channels, height // self.scale, width // self.scale)
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
-        """Returns whether the pipeline's `__call__` runs the scheduler, with a generator if it draws noise."""
+        """Whether the pipeline's `__call__` runs the scheduler, with a generator if it draws noise."""
         return fits_pipelines(scheduler)

@@ -49,8 +49,6 @@ HEAD = _FIELDS.size + _CRC.size
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is sent before a payload, or alone."""
-
     kind: Literal["hello", "batch", "end"]
     """`hello` opens a connection before the run has an id, and `end` is the end of the stream."""
     run: bytes
@@ -73,7 +71,6 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Returns the frames of a message, one after another."""
     content = _encoder.encode(message)
     size = -(-(HEAD + len(content)) // FRAME) * FRAME
     padded = content.ljust(size - HEAD, b"\0")
@@ -130,7 +127,7 @@ class Transport:
         return frame.numpy().tobytes()
 
     def stage(self, payload: Tensor) -> Tensor:
-        """Returns `payload`, uint8 of shape (bytes,), where `send_payload` can send it from."""
+        """Returns `payload`, uint8 of shape (bytes,), in memory that `send_payload` can send from."""
         return payload if payload.device.type == "cpu" else self._buffer(payload.numel()).copy_(payload)
 
     def send_payload(self, payload: Tensor) -> None:
@@ -181,8 +178,8 @@ def connect(
 ) -> tuple[Transport | None, Transport | None]:
     """Returns the connections with the rank before and the rank after, both tested; None at either end of the chain.
 
-    A collective, for which the default process group must be set up. Raises HandoffError if a peer is not the rank
-    that it should be.
+    A collective, for which the default process group must be set up. Raises HandoffError if a peer is not the rank that
+    it should be.
     """
     transports: dict[int, Transport] = {}
     for source in range(world_size - 1):  # every rank takes part in making every group, and in this order
@@ -208,7 +205,7 @@ def connect(
 
 
 def _nccl_group(pair: list[int]) -> dist.ProcessGroup:
-    """Returns a group of high priority, as the streams of hand-offs have; see `background`."""
+    """A group of high priority, as the streams of hand-offs have; see `background`."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = FOREVER  # the argument's value, or torch warns that the two differ
     group: dist.ProcessGroup = dist.new_group(pair, timeout=FOREVER, backend="nccl", pg_options=options)
@@ -320,7 +317,6 @@ class Link:
         return Message(kind, terms.run, terms.source, terms.destination, self.transferred, batch, payload)
 
     def _transmit(self, parcel: Parcel) -> tuple[int, float]:
-        """Returns the bytes of the frames, and the seconds until the peer took them."""
         frames = encode(parcel.message)
         offered = self._now()
         self._transport.send_frames(frames)
@@ -342,7 +338,7 @@ class Link:
             ) from error
 
     def _checked(self, message: Message, samples: Sequence[int]) -> PackedBatch | None:
-        """Returns the message's batch if this is the hand-off of these samples, or without samples the end."""
+        """The message's batch if this is the hand-off of these samples or, without samples, None for the end."""
         terms, packed = self.terms, message.batch
         if message.run != terms.run:
             raise HandoffError(f"it is of run {message.run.hex()}, and this is run {terms.run.hex()}")
@@ -386,7 +382,7 @@ class Link:
         terms, packed = self.terms, message.batch
         assert packed is not None
         sends = direction == "send"
-        # generators are sent within the frames, and tensors in host memory as well
+        # generators are sent within the frames, and tensors in CPU memory as well
         parts = packed.latent_bytes + packed.state_bytes + packed.generator_bytes
         return Handoff(
             repeat=terms.repeat,
@@ -417,7 +413,7 @@ LOOKALIKE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def sending_link(transport: Transport, terms: LinkTerms, fault: Fault | None, **options: Any) -> Link:
-    """Returns the source's end of a link, with the fault if it is one of this rank's hand-offs."""
+    """The source's end of a link, with the fault if it is one of this rank's hand-offs."""
     if fault is None or fault.rank != terms.source or fault.kind in OF_THE_RANK:
         return Link(transport, terms, **options)
     return FaultyLink(transport, terms, fault, **options)

@@ -76,7 +76,7 @@ def _sleep_until(deadline: float) -> None:
 
 @functools.cache
 def _cycles_per_second(device: torch.device) -> float:
-    """Returns the frequency of the clock that `torch.cuda._sleep` counts."""
+    """The frequency of the clock that `torch.cuda._sleep` counts."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_SPIN)  # wakes the device
     begin.record()
@@ -113,7 +113,7 @@ class Unconditional(PipelineDenoiser):
         return output
 
     def run_pipeline(self, scheduler: Any, samples: Sequence[int], generators: list[torch.Generator]) -> Tensor:
-        """Returns the latents of the pipeline's last step, because the pipeline itself returns clipped images."""
+        """The latents of the pipeline's last step, because the pipeline itself returns clipped images."""
         latents: list[Tensor] = []
         denoiser.watch(scheduler, lambda step, made: latents.append(made))
         self.pipe.scheduler = scheduler
@@ -163,7 +163,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(unet: str) -> nn.Module:
-    """Returns the network with random weights from torch's default generator, on the default device."""
+    """The network with random weights from torch's default generator, on the default device."""
     if unet == "unet2d":
         from diffusers.models.unets.unet_2d import UNet2DModel
 
@@ -176,7 +176,6 @@ def build(unet: str) -> nn.Module:
 
 
 def load_unet(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> Denoiser:
-    """Returns the denoiser `settings.model.unet`. Its weights are drawn in fp32 on the CPU, so all devices agree."""
     unet = settings.model.unet
     if unet is None:
         raise ValueError("model.unet is not set")
@@ -248,11 +247,10 @@ _NOT_LOADED: Mapping[str, Mapping[str, Any]] = {
 def load_folder(
     settings: CompletedPipeSettings, device: torch.device, read: Callable[[PipelineFolder], Any], dtype: torch.dtype
 ) -> Denoiser:
-    """Returns the denoiser of the folder `settings.model.name`, on `device`. `read` loads the folder's pipeline.
+    """Returns the denoiser of the folder `settings.model.name`. `read` loads the folder's pipeline.
 
-    Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded.
-
-    Raises ModelError if the folder is incomplete, or if the libraries cannot load it.
+    Weights are read from safetensors only, code in the folder is never run, and nothing is downloaded. Raises
+    ModelError if the folder is incomplete, or if the libraries cannot load it.
     """
     if settings.model.name is None:
         raise ValueError("model.name is not set")
@@ -286,7 +284,6 @@ def _source(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _part(folder: PipelineFolder, dtype: torch.dtype, *, encoders: bool, vae: bool) -> Any:
-    """Loads the components that a rank needs."""
     import diffusers
 
     given: dict[str, Any] = {**_NOT_LOADED.get(folder.pipeline, {}), **dict.fromkeys(folder.absent)}
@@ -369,7 +366,7 @@ def load(
 def load_reference(settings: CompletedPipeSettings, device: torch.device, dtype: torch.dtype) -> Denoiser:
     """Loads the model again, to make the reference samples: a pipeline folder in the call that users of diffusers make.
 
-    Raises the same errors as `load`.
+    Raises what `load` raises.
     """
     if settings.model.name is None:
         return load(settings, device, dtype, first=True, last=False, images=False)

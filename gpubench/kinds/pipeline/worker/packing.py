@@ -1,9 +1,9 @@
 """Converts a batch to the form in which it is sent to another rank, and back, without changing a bit.
 
 All tensors on the latents' device go into one buffer, the payload, so that a hand-off needs a single transfer from
-device to device. Everything else is described by a `PackedBatch`: the layouts of these tensors, numbers, the states of
-the generators, and tensors in host memory where the latents are on a GPU. A `PackedBatch` is sent as MessagePack with a
-fixed schema. Nothing is pickled, and unpacking sets only attributes that the scheduler's own steps set.
+device to device. A `PackedBatch` describes everything else: the layouts of these tensors, numbers, the states of the
+generators, and the tensors in CPU memory where the latents are on a GPU. It is sent as MessagePack with a fixed schema.
+Nothing is pickled, and unpacking sets only attributes that the scheduler's own steps set.
 """
 
 import itertools
@@ -33,14 +33,12 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """The data type and shape of one tensor."""
-
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     """The strides in elements, without gaps. A model can return other bits for the same numbers in another layout."""
     data: bytes | None = None
-    """The bytes of a tensor in host memory while the latents are on a GPU; None for a tensor in the payload."""
+    """The bytes of a tensor in CPU memory while the latents are on a GPU; None for a tensor in the payload."""
 
     @property
     def nbytes(self) -> int:
@@ -132,12 +130,12 @@ def positions(layouts: Sequence[Layout]) -> Iterator[tuple[int, int]]:
 
 
 def aligned(offset: int) -> int:
-    """Returns the smallest multiple of `ALIGNMENT` that is not below `offset`."""
+    """The smallest multiple of `ALIGNMENT` that is not below `offset`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether such elements fill their memory without gaps or overlaps, in any order of dimensions."""
+    """Whether such elements fill their memory without gaps or overlaps, in any order of dimensions."""
     if len(shape) != len(strides):
         return False
     expected = 1
@@ -149,7 +147,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def changed(scheduler: Any, template: Any) -> dict[str, Any]:
-    """Returns the attributes of `scheduler` that differ from those of `template`.
+    """The attributes of `scheduler` that differ from those of `template`.
 
     Tensors are compared by identity, because a comparison of their contents would synchronise with the GPU.
     """
@@ -220,14 +218,14 @@ def unpack(packed: PackedBatch, payload: Tensor, sampler: Sampler, seeds: Sequen
 
 
 def checksum(payload: Tensor) -> int:
-    """Returns a checksum of a uint8 tensor of shape (bytes,): CRC-32 (zlib) on a CPU, `weighted_sum` on a GPU."""
+    """A checksum of a uint8 tensor of shape (bytes,): CRC-32 (zlib) on a CPU, `weighted_sum` on a GPU."""
     if payload.device.type != "cpu":
         return weighted_sum(payload)
     return zlib.crc32(payload.numpy().data)
 
 
 def weighted_sum(payload: Tensor) -> int:
-    """Returns the sum of every byte times its position, modulo 2**32, which detects a changed byte and a swap of two.
+    """The sum of every byte times its position, modulo 2**32, which detects a changed byte and a swap of two.
 
     Positions restart at 65521, as in Adler-32 (zlib), so that the change of a byte cannot wrap around to 0.
     """
@@ -236,7 +234,7 @@ def weighted_sum(payload: Tensor) -> int:
 
 
 def tensor_of(data: bytes) -> Tensor:
-    """Returns the bytes as a uint8 tensor of shape (bytes,) on the CPU."""
+    """A uint8 tensor of shape (bytes,) on the CPU."""
     # frombuffer needs a writable buffer, and refuses an empty one.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
@@ -258,7 +256,7 @@ class _Packer:
         self._tensor(latents)
 
     def value(self, what: str, value: Any) -> Value:
-        """Returns `value` as it is sent. Raises SettingsError with `what` if its type is not supported."""
+        """The value as it is sent. Raises SettingsError with `what` if its type is not supported."""
         if value is None or type(value) in (bool, int, float, str):
             return cast("Value", value)
         if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES and value.layout is torch.strided:
@@ -276,7 +274,6 @@ class _Packer:
         )
 
     def payload(self) -> Tensor:
-        """Returns all tensors in one new tensor on their device."""
         return torch.cat(self._parts)
 
     def _tensor(self, tensor: Tensor) -> int:
@@ -370,7 +367,7 @@ _NUMERIC = re.compile(r"[<>=|]?[biuf][1248]")
 
 
 def _is_numeric(dtype: str) -> bool:
-    """Returns whether this is the short name of a numpy type of plain numbers, such as `<f8`."""
+    """Whether this is the short name of a numpy type of plain numbers, such as `<f8`."""
     return _NUMERIC.fullmatch(dtype) is not None
 
 

@@ -86,7 +86,7 @@ WARM_UP = 2  # evaluations: the first allocates and tunes, and the second is lik
 
 
 def work(given: Assignment) -> Iterator[events.Message]:
-    """Runs every repeat of the job and yields its events."""
+    """Runs every repeat of the job."""
     job, ranks, store, activity, report = given
     settings = CompletedPipeSettings.model_validate(job.settings)
     if settings.performance.cpu_threads:
@@ -263,7 +263,7 @@ def passes(session: Session) -> Iterator[events.Message]:
 def warm_up(session: Session) -> Session:
     """Runs a few evaluations, and a decoding where this rank decodes, whose results are discarded.
 
-    Returns the session with the time of an evaluation, from which the time limit of an evaluation follows.
+    Returns the session with the time of an evaluation, which determines the time limit of an evaluation.
     """
     stage, evaluations, took = session.stage, min(WARM_UP, session.stage.sampler.total), 0.0
     batch = session.prepare(session.every_batch[0])
@@ -292,7 +292,7 @@ def check_output(stage: Stage, output: Tensor, latents: Tensor) -> None:
 
 
 def due(settings: CompletedPipeSettings, samples: list[int] | None) -> list[list[int]]:
-    """Returns the micro-batches with a missing sample. They stay whole: a sample's bits depend on its micro-batch."""
+    """The micro-batches with a missing sample. They stay whole: a sample's bits depend on its micro-batch."""
     size, total = settings.work.micro_batch, settings.work.samples
     every = [list(range(first, min(first + size, total))) for first in range(0, total, size)]
     return [batch for batch in every if samples is None or any(sample in samples for sample in batch)]
@@ -301,7 +301,7 @@ def due(settings: CompletedPipeSettings, samples: list[int] | None) -> list[list
 def facts(
     settings: CompletedPipeSettings, ranges: list[tuple[int, int]], sampler: Sampler, denoiser: Denoiser, weights: str
 ) -> dict[str, str | int | float | list[str] | list[int] | list[float]]:
-    """Returns the facts that must be equal on all ranks before the first evaluation."""
+    """What must be equal on all ranks before the first evaluation."""
     import diffusers
 
     return {

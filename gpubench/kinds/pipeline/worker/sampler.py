@@ -70,7 +70,7 @@ HISTORY: Mapping[str, tuple[str, int]] = {"IPNDMScheduler": ("ets", 3)}
 
 
 def schedule_arguments(name: str, steps: int, of_model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the class's `set_timesteps` besides the device.
+    """The arguments of the class's `set_timesteps` besides the device.
 
     `of_model` are the arguments of the model's pipeline. Sigmas or timesteps among them define the schedule, as in
     `retrieve_timesteps` of diffusers.
@@ -126,7 +126,6 @@ _STEPS: Mapping[str, Step] = {
 
 
 def step_of(name: str) -> Step:
-    """Returns the function that calls `step` of the class `name`."""
     return _STEPS.get(name, _step)
 
 
@@ -206,7 +205,7 @@ class Sampler:
         return scale
 
     def fresh(self, seed: int) -> Any:
-        """Returns a scheduler for one batch, before its first step. `seed` is that of the batch's first sample.
+        """A scheduler for one batch, before its first step. `seed` is that of the batch's first sample.
 
         Tensors are the template's own, which no step writes to; containers, which steps do write to, are copies.
         """
@@ -218,7 +217,7 @@ class Sampler:
         return scheduler
 
     def scale(self, batch: Batch, latents: Tensor) -> Tensor:
-        """Returns the model's input at the next evaluation. `latents` are the batch's, or these twice for guidance."""
+        """The model's input at the next evaluation. `latents` are the batch's, or these twice for guidance."""
         if not hasattr(batch.scheduler, "scale_model_input"):
             return latents
         scaled: Tensor = batch.scheduler.scale_model_input(latents, self.timesteps[batch.done])

@@ -59,7 +59,6 @@ class SpanTimer(Generic[Mark]):
         return now
 
     def begin(self) -> None:
-        """Marks the beginning of the first work."""
         self._border = self._clock.mark()
 
     def worked(self, kind: SpanKind, sample: int, step: int | None = None) -> None:
@@ -71,7 +70,7 @@ class SpanTimer(Generic[Mark]):
 
     @contextmanager
     def waiting(self, kind: SpanKind, sample: int) -> Iterator[None]:
-        """Records the time in this context, in which the host waits, as a span."""
+        """Records the time in this context, in which the rank waits, as a span."""
         began = time.perf_counter()
         start = self._now()
         yield
@@ -91,7 +90,7 @@ class SpanTimer(Generic[Mark]):
         return ended
 
     def _span(self, work: _Open[Mark]) -> Span:
-        """Returns the span, dated from the end of the one before, because GPU events measure short times better."""
+        """Dates the work from the end of the one before, because GPU events measure short times better."""
         assert self._origin is not None
         mark, known = self._origin
         began, total = known + self._clock.seconds(mark, work.begin), self._clock.seconds(work.begin, work.end)
@@ -117,8 +116,7 @@ SLOWER = 3
 class Source(Protocol):
     """The source of a rank's micro-batches."""
 
-    def take(self) -> Batch:
-        """Waits for the next micro-batch and returns it."""
+    def take(self) -> Batch: ...
 
     def close(self) -> None:
         """Waits for the end of the stream. Raises an error if there are more micro-batches."""
@@ -154,11 +152,10 @@ class Stage:
         return self.end == self.sampler.total
 
     def time_limit(self, evaluations: int) -> float:
-        """Returns the time without progress after which a rank with so many evaluations counts as stuck, in seconds."""
+        """The time without progress after which a rank with so many evaluations counts as stuck, in seconds."""
         return self.deadline + SLOWER * self.evaluation * evaluations
 
     def evaluate(self, batch: Batch, after_each: AfterEach) -> None:
-        """Runs this stage's evaluations of `batch`."""
         for step in range(self.start, self.end):
             what = f"evaluation {step + 1} of {self.sampler.total} of sample {batch.samples[0]}"
             self.activity.enter(what, within=self.time_limit(1))
@@ -181,7 +178,7 @@ class Stage:
     ) -> Iterator[events.SpansMeasured]:
         """Evaluates the samples of `batches` in order, then closes source and sink.
 
-        There are none where an earlier run made all samples, which are only to be verified.
+        There are no batches where an earlier run made all samples, which are only to be verified.
         """
 
         def evaluated(batch: Batch, step: int) -> None:
@@ -335,12 +332,12 @@ class Passage:
 
     def __post_init__(self) -> None:
         self._finiteness = Finiteness(self.session.stage.rank)
-        self.source = self._receiver(self.session.before) if self.session.before else self._noise()
-        self.sink = self._sender(self.session.after) if self.session.after else self._finisher()
+        session = self.session
+        noise = NoiseSource(self.batches, session.prepare, session.now)
+        self.source = self._receiver(session.before) if session.before else noise
+        self.sink = self._sender(session.after) if session.after else self._finisher()
 
     def run(self, after_each: AfterEach = lambda batch, step: None) -> Iterator[events.SpansMeasured]:
-        """Runs the batches through this rank's stage."""
-
         def evaluated(batch: Batch, step: int) -> None:
             self._finiteness.note(batch, step)
             after_each(batch, step)
@@ -364,11 +361,8 @@ class Passage:
 
     @property
     def latents(self) -> dict[int, Tensor]:
-        """On the last rank, and if they are to be verified: the final latent of each sample, on the CPU."""
+        """The final latent of each sample, on the CPU: on the last rank, and if they are to be verified."""
         return self.sink.latents if isinstance(self.sink, Finisher) else {}
-
-    def _noise(self) -> NoiseSource:
-        return NoiseSource(self.batches, self.session.prepare, self.session.now)
 
     def _receiver(self, before: Transport) -> Receiver:
         session, rank = self.session, self.session.stage.rank

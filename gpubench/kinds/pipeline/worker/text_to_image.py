@@ -44,11 +44,11 @@ class TextToImage(PipelineDenoiser):
         """The prompts that `encode` was given; empty on ranks that encode none, and with random embeddings."""
 
     def uses_guidance(self) -> bool:
-        """Returns whether each evaluation runs the model with both the prompt and the negative prompt."""
+        """Whether each evaluation runs the model with both the prompt and the negative prompt."""
         return self.guidance_scale > 1
 
     def encode_prompt(self, prompt: str) -> Sequence[Tensor | None]:
-        """Returns the `embeddings` of one prompt."""
+        """The `embeddings` of one prompt."""
         encoded: tuple[Tensor | None, ...] = self.pipe.encode_prompt(
             prompt=prompt,
             device=self.device,
@@ -59,7 +59,7 @@ class TextToImage(PipelineDenoiser):
         return encoded
 
     def call_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the pipeline's `__call__` that not all pipelines take."""
+        """The arguments of the pipeline's `__call__` that not all pipelines take."""
         return {"eta": self.sampling.eta}
 
     @torch.no_grad()
@@ -96,10 +96,10 @@ class TextToImage(PipelineDenoiser):
         return final
 
     def prompt_arguments(self, samples: Sequence[int]) -> dict[str, Any]:
-        """Returns the arguments of the pipeline's `__call__` that describe the samples' prompts.
+        """The arguments of the pipeline's `__call__` that describe the samples' prompts.
 
-        These are the prompt itself for one sample on a rank with text encoders, and otherwise embeddings: for several
-        samples, the pipeline would encode the prompts in one batch, and the embeddings would differ in the last bits.
+        This is the prompt itself for one sample on a rank with text encoders, and otherwise embeddings: the pipeline
+        would encode several prompts in one batch, and the embeddings would differ in the last bits.
         """
         if self.prompts and len(samples) == 1:
             return {"prompt": self.prompts[self.index(samples[0])], "negative_prompt": self.negative_prompt}
@@ -113,16 +113,16 @@ class TextToImage(PipelineDenoiser):
         return images
 
     def unscaled(self, latents: Tensor) -> Tensor:
-        """Returns the denoiser's normalised latents at the scale of the VAE."""
+        """The denoiser's normalised latents at the scale of the VAE."""
         unscaled: Tensor = latents / self.pipe.vae.config.scaling_factor
         return unscaled
 
     def doubled(self, latents: Tensor) -> Tensor:
-        """Returns the latents twice in one batch with guidance, for the negative prompt and for the prompt."""
+        """With guidance the latents twice in one batch, for the negative prompt and for the prompt."""
         return torch.cat([latents] * 2) if self.guided else latents
 
     def text(self, key: str, samples: Sequence[int]) -> Tensor:
-        """Returns an embedding of the samples' prompts, with guidance after that of their negative prompts."""
+        """An embedding of the samples' prompts, with guidance after that of their negative prompts."""
         if not self.guided:
             return self.condition(key, samples)
         return torch.cat([self.condition(f"negative_{key}", samples), self.condition(key, samples)])
@@ -135,7 +135,7 @@ class TextToImage(PipelineDenoiser):
         return self.rescaled(unconditional + self.guidance_scale * (conditional - unconditional), conditional)
 
     def rescaled(self, guided: Tensor, conditional: Tensor) -> Tensor:
-        """Returns the guided prediction as the scheduler takes it; `conditional` is the one for the prompt alone."""
+        """The guided prediction as the scheduler takes it; `conditional` is the one for the prompt alone."""
         return guided
 
 
@@ -171,11 +171,11 @@ class StableDiffusion(TextToImage):
         return rescaled
 
     def added_conditions(self, samples: Sequence[int]) -> dict[str, Tensor] | None:
-        """Returns the inputs of the UNet besides the text."""
+        """The inputs of the UNet besides the text."""
         return None
 
     def _guidance_embedding(self, samples: int, dtype: torch.dtype) -> Tensor | None:
-        """Returns the input that replaces guidance in a UNet distilled from a guided one, such as that of LCM."""
+        """The input that replaces guidance in a UNet distilled from a guided one, such as that of LCM."""
         width = self.config.time_cond_proj_dim
         if width is None:
             return None
@@ -266,7 +266,7 @@ class PixArt(_Patched):
         return guided.chunk(2, dim=1)[0] if predicts_variance else guided
 
     def added_conditions(self, rows: int) -> dict[str, Tensor | None]:
-        """Returns the inputs of the transformer besides the text, for each row of its batch."""
+        """The inputs of the transformer besides the text, for each row of its batch."""
         return {"resolution": None, "aspect_ratio": None}
 
 
@@ -274,7 +274,7 @@ class PixArtAlpha(PixArt):
     """The model of a PixArtAlphaPipeline, whose largest transformer also takes the image's size."""
 
     def is_run_by_pipeline(self, scheduler: Any) -> bool:
-        """Returns False for a single step, after which the pipeline takes the scheduler's prediction of the end."""
+        """False for a single step, after which the pipeline takes the scheduler's prediction of the end."""
         return super().is_run_by_pipeline(scheduler) and self.steps > 1
 
     def added_conditions(self, rows: int) -> dict[str, Tensor | None]:
@@ -300,7 +300,7 @@ class _FlowMatching(_Patched):
         return super().unscaled(latents) + shift
 
     def shift(self, patches: int, longest_shift: float) -> float:
-        """Returns `mu` of `set_timesteps`: how far the timesteps of so many patches move towards noise."""
+        """The `mu` of `set_timesteps`: how far the timesteps of so many patches move towards noise."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.scheduler().config

@@ -62,7 +62,7 @@ def prove(sampler: Sampler, ranges: Sequence[tuple[int, int]], micro_batch: int,
 
 
 def toy_model(latents: Tensor, timestep: Tensor, sampler: Sampler) -> Tensor:
-    """Returns an output that depends non-linearly on every number of its input, and does not grow faster than it."""
+    """Depends non-linearly on every number of its input, and does not grow faster than it."""
     neighbours = latents.roll(1, dims=1)
     output = torch.tanh(0.7 * neighbours + 0.001 * timestep.to(latents.dtype)) + 0.1 * latents.clamp(-1, 1)
     return torch.cat([output, output], dim=1) if sampler.learns_variance else output
@@ -103,7 +103,7 @@ def _advance(sampler: Sampler, batch: Batch, end: int) -> None:
 
 
 def _same_bits(ours: Tensor, theirs: Tensor) -> bool:
-    """Returns whether two tensors are equal as by `torch.equal`, but with 0 different from -0."""
+    """Whether two tensors are equal as by `torch.equal`, but with 0 different from -0."""
     return torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
@@ -135,7 +135,7 @@ def replicas(session: Session) -> Iterator[events.Message]:
 
 
 def alone(session: Session, batches: Sequence[Sequence[int]]) -> list[float]:
-    """Returns the time of each micro-batch in seconds, from noise to latent, or to the image if there is one."""
+    """The time of each micro-batch in seconds, from noise to latent, or to the image if there is one."""
     stage = replace(session.stage, start=0, end=session.stage.sampler.total, fault=None)
     seconds = []
     for samples in batches:
@@ -207,8 +207,8 @@ def verify(session: Session, finished: Mapping[int, Tensor]) -> Iterator[events.
 def referee(session: Session) -> Iterator[Denoiser]:
     """Loads the model once more, as a user of diffusers does, with its own encodings of the prompts.
 
-    An error in what this rank has loaded, or has done to it, is therefore not in the reference too. Meanwhile this
-    rank's own copy is in the host's memory, so that a GPU needs no space for two.
+    So an error in what this rank has loaded, or has done to it, is not in the reference too. Meanwhile this rank's own
+    copy is in CPU memory, so that a GPU needs no space for two.
     """
     own, activity, prompts = session.stage.denoiser, session.stage.activity, session.requests.prompts or [""]
     activity.enter("loading the model of the reference")
@@ -238,7 +238,7 @@ def _references(session: Session, reference: Denoiser) -> dict[int, Tensor]:
 
 
 def _divergence(session: Session, samples: Sequence[int], sample: int, apart: float) -> events.Divergence:
-    """Returns where `sample` begins to differ from its reference. `apart` is the difference of the final latents."""
+    """Where `sample` begins to differ from its reference. `apart` is the difference of the final latents."""
     ours = _trace(session, samples)
     session.stage.activity.enter(f"making the reference of sample {sample}, step by step")
     theirs: list[Tensor] = []
@@ -257,7 +257,7 @@ def _divergence(session: Session, samples: Sequence[int], sample: int, apart: fl
 
 
 def _trace(session: Session, samples: Sequence[int]) -> list[Tensor]:
-    """Returns the latents of a micro-batch after each evaluation of the pipeline. A collective."""
+    """The latents of a micro-batch after each evaluation of the pipeline. A collective."""
     own: dict[int, Tensor] = {}
 
     def keep(batch: Batch, step: int) -> None:

@@ -137,7 +137,7 @@ _ARGUMENTS = {"input_ids": "input_ids", "clean": "sample", "timesteps": "timeste
 
 
 def _graph(module: nn.Module, batch: Any) -> bytes | None:
-    """Returns the model's graph for TensorBoard, traced with one sample; None if it cannot be traced.
+    """Traces the model's graph for TensorBoard with one sample; None if it cannot be traced.
 
     Tracing runs the model several times without gradients, always in float32.
     """
@@ -197,7 +197,7 @@ def work(assignment: Assignment) -> Iterator[Event]:
 
 
 def set_up(settings: CompletedTrainSettings, ranks: Ranks, store: Store | None) -> torch.device:
-    """Applies the settings of the process, and joins the process group. Returns this rank's device."""
+    """Applies the settings of the process, joins the process group, and returns this rank's device."""
     torch.set_num_threads(settings.performance.cpu_threads)
     device = distributed.pick_device(settings.device, ranks)
     set_float32_matmul(settings.precision, settings.performance.matmul_precision)
@@ -209,20 +209,20 @@ def set_up(settings: CompletedTrainSettings, ranks: Ranks, store: Store | None) 
 
 
 def allow_for_setup(settings: CompletedTrainSettings, activity: Activity) -> None:
-    """Sets the longer time limits for building, compiling and warm-up. `training.run_steps` ends them."""
+    """Sets the longer time limits for building, compiling and warm-up. `loop.run_steps` ends them."""
     activity.patience_factor = patience_factor(settings)
     distributed.limit_collectives(setup_timeout(settings))
 
 
 def patience_factor(settings: CompletedTrainSettings) -> float:
-    """Returns the factor by which `measurement.stall_timeout` is multiplied until the end of the warm-up."""
+    """The factor by which `measurement.stall_timeout` is multiplied until the end of the warm-up."""
     performance = settings.performance
     autotunes = performance.compile and performance.compile_mode.startswith("max-autotune")
     return AUTOTUNING if autotunes else 1.0
 
 
 def setup_timeout(settings: CompletedTrainSettings) -> float:
-    """Returns the time limit of a collective until the end of the warm-up, in seconds.
+    """The time limit of a collective until the end of the warm-up, in seconds.
 
     It is longer than the host's time limit for a rank. Ranks that have compiled wait in their first collective for
     those that still compile. If a rank hangs, the host names it and prints its stack, whereas NCCL would only abort the
@@ -328,7 +328,7 @@ def profile_repeat(
 def prepare(
     settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, activity: Activity, timer: StepTimer[Any]
 ) -> tuple[Loop, Feed]:
-    """Returns the model, ready for its first step, and its batches."""
+    """Builds the model, ready for its first step, and opens its batches."""
     activity.doing = "building the model"
     workload = build(settings.model, settings.data, settings.seed, inference=settings.inference)
     if workload.optimizer is not None and not settings.inference:
@@ -350,12 +350,11 @@ def prepare(
 
 
 def build_loop(settings: CompletedTrainSettings, *parts: Any) -> Loop:
-    """Returns the loop of the settings: that of inference or of training, which are built of the same parts."""
+    """Builds the loop of inference or of training, as the settings say, of the same parts."""
     return build_predictor(settings, *parts) if settings.inference else build_trainer(settings, *parts)
 
 
 def open_feed(settings: CompletedTrainSettings, ranks: Ranks, device: torch.device, workload: Workload) -> Feed:
-    """Opens the dataset of the settings, and returns its batches for this rank."""
     dataset = open_dataset(
         settings.data,
         workload.task,

@@ -5,7 +5,7 @@ from traces_made import PUBLIC, Record, made, slice_, step
 
 from gpubench.trace.columns import join
 from gpubench.trace.copies import copies
-from gpubench.trace.host import host_parts
+from gpubench.trace.cpu import cpu_parts
 from gpubench.trace.load import read
 from gpubench.trace.phases import phase_of
 from gpubench.trace.slices import ProgramSlices
@@ -16,7 +16,7 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 def parts(*events: Record | list[Record]) -> dict[str, float]:
     """Microseconds of each part that there is."""
     program = ProgramSlices.of(made(*events))
-    found = host_parts(program, phase_of(program))
+    found = cpu_parts(program, phase_of(program))
     assert sum(spans.length for spans in found.values()) == program.window.wall
     assert join(*found.values()).length == program.window.wall
     return {part: spans.length / 1000 for part, spans in found.items() if spans.length}
@@ -86,8 +86,8 @@ def test_without_steps_the_busiest_thread_is_the_main_one() -> None:
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public traces are not here")
 def test_a_real_trace_without_a_device() -> None:
     program = ProgramSlices.of(read(PUBLIC / "hta_cpu_only_rank0.json.gz"))
-    found = host_parts(program, phase_of(program))
-    assert program.trace.host_only
+    found = cpu_parts(program, phase_of(program))
+    assert program.trace.cpu_only
     assert {part: spans.length for part, spans in found.items() if part in ("data_loader", "optimizer")} == {
         "data_loader": 71_000,
         "optimizer": 3_093_000,

@@ -1,4 +1,4 @@
-"""Computes what the host did: time by part, by module and in Python, and what was compiled."""
+"""Computes what the CPU did: time by part, by module and in Python, and what was compiled."""
 
 import re
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from gpubench.trace.columns import (
     MISSING,
-    HostKind,
     Ids,
     Mask,
     Ns,
+    SliceKind,
     Spans,
     at,
     clip,
@@ -59,23 +59,23 @@ from gpubench.trace.slices import (
 _PYTHON = HOST_PARTS.index("python")
 
 
-def host_parts(program: ProgramSlices, phases: Phases) -> dict[HostPart, Spans]:
-    """Returns when the main thread did what; the parts are disjoint and fill the window.
+def cpu_parts(program: ProgramSlices, phases: Phases) -> dict[HostPart, Spans]:
+    """What the main thread did when; the parts are disjoint and fill the window.
 
     If several are open at once, the first of HOST_PARTS counts. While the main thread records nothing, a collective on
     a thread of its own counts as communication, and waiting in `backward()` for autograd's own thread as operators.
     """
     trace, nest = program.trace, program.nest
-    kind, name = trace.host.kind, trace.host.name
+    kind, name = trace.cpu.kind, trace.cpu.name
     marks: dict[HostPart, Mask] = {
         "data_loader": program.lexicon.data_loader[name],
-        "communication": (program.lexicon.communication_host[name] & (kind != HostKind.PYTHON))
+        "communication": (program.lexicon.communication_cpu[name] & (kind != SliceKind.PYTHON))
         | np.isin(phases.of, (RECV_WAIT, SEND_WAIT)),
         "copies": copying(program),
         "optimizer": phases.of == OPTIMIZER,
         "operators": program.operators,
     }
-    part = np.full(len(trace.host), _PYTHON, np.int8)
+    part = np.full(len(trace.cpu), _PYTHON, np.int8)
     for one in reversed(HOST_PARTS[:_PYTHON]):
         part[nearest(nest, marks[one]) >= 0] = HOST_PARTS.index(one)
     pieces = program.main
@@ -91,12 +91,12 @@ def host_parts(program: ProgramSlices, phases: Phases) -> dict[HostPart, Spans]:
 
 
 def modules(program: ProgramSlices, phases: Phases) -> list[Module]:
-    """Returns every module that ran in the window, parents before their children.
+    """Every module that ran in the window, parents before their children.
 
     A layer counts as one even if the trace links no work to it.
 
     Times are nanoseconds: of the work that was launched from the module, or in a trace without device work of the
-    operators themselves. Calls and host time are of the calls from which such work was launched. Work of the backward
+    operators themselves. Calls and CPU time are of the calls from which such work was launched. Work of the backward
     pass belongs to the module of its forward operator, found by sequence number.
     """
     calls, backward = phases.calls, phases.evaluation >= 0
@@ -107,15 +107,15 @@ def modules(program: ProgramSlices, phases: Phases) -> list[Module]:
     own = [sum_at(place, np.where(part, program.effort, 0), len(calls.names)) for part in parts]
     whole = [_with_children(amounts, parents) for amounts in own]
     called = calls.mask & ~backward & program.counted
-    ordered = _in_order(_paths(calls, parents))
+    ordered = sorted((path, module) for module, path in enumerate(_paths(calls, parents)))
     count = sum_at(calls.of, called.astype(np.int64), len(calls.names))
-    host = sum_at(calls.of, np.where(called, program.nest.end - program.trace.host.start, 0), len(calls.names))
+    cpu = sum_at(calls.of, np.where(called, program.nest.end - program.trace.cpu.start, 0), len(calls.names))
     found = [
         Module(
             path=path,
             kind=calls.kinds[one],
             calls=int(count[one]),
-            host=int(host[one]),
+            host=int(cpu[one]),
             forward=int(whole[0][one]),
             backward=int(whole[1][one]),
             recompute=int(whole[2][one]),
@@ -132,18 +132,18 @@ def modules(program: ProgramSlices, phases: Phases) -> list[Module]:
 
 
 def _place(calls: ModuleCalls, around: Ids, phases: Phases) -> Ids:
-    """Returns for each slice its module, or -1."""
+    """The module of each slice, or -1."""
     call = np.where(around > phases.evaluation, around, at(around, phases.evaluated))
     return at(calls.of, np.where(phases.evaluation >= 0, call, around))
 
 
 def _parents(program: ProgramSlices, calls: ModuleCalls, around: Ids, backward: Mask) -> list[int]:
-    """Returns for each module its parent, or -1: by qualified name, or by which module called it first."""
+    """The parent of each module, or -1: by qualified name, or by which module called it first."""
     if calls.qualified:
         numbers = {name: number for number, name in enumerate(calls.names)}
         return [_prefix(numbers, name) for name in calls.names]
     slices = np.flatnonzero(calls.mask)
-    slices = slices[np.lexsort((program.trace.host.start[slices], backward[slices]))]
+    slices = slices[np.lexsort((program.trace.cpu.start[slices], backward[slices]))]
     _, first = np.unique(calls.of[slices], return_index=True)
     outer = nearest_around(program.nest, around)[slices[first]]
     parents = np.where(outer >= 0, calls.of[outer], MISSING)
@@ -151,7 +151,7 @@ def _parents(program: ProgramSlices, calls: ModuleCalls, around: Ids, backward: 
 
 
 def _prefix(numbers: dict[str, int], name: str) -> int:
-    """Returns the index of the longest name that is a proper prefix in whole words; the root's name is empty."""
+    """The index of the longest name that is a proper prefix in whole words; the root's name is empty."""
     while name:
         name = name.rpartition(".")[0]
         if name in numbers:
@@ -181,10 +181,6 @@ def _paths(calls: ModuleCalls, parents: list[int]) -> list[str]:
     return paths
 
 
-def _in_order(paths: list[str]) -> list[tuple[str, int]]:
-    return sorted((path, module) for module, path in enumerate(paths))
-
-
 PLACES = 5
 """The largest number of stretches that are listed."""
 
@@ -194,12 +190,12 @@ _EVALUATION = "autograd::engine::evaluate_function: "
 
 
 def stretches(program: ProgramSlices, known: Phases) -> Python | None:
-    """Returns the time of the window that the main thread spent in Python, outside operators and runtime calls.
+    """The time of the window that the main thread spent in Python, outside operators and runtime calls.
 
-    None without slices of the host. Loading data and waiting for autograd's own thread or for other ranks are left out,
+    None without slices of the CPU. Loading data and waiting for autograd's own thread or for other ranks are left out,
     and so is the unknown time before the thread's first slice and after its last one. Times are nanoseconds.
     """
-    if not len(program.trace.host):
+    if not len(program.trace.cpu):
         return None
     busy = _busy(program, known)
     pieces = program.main
@@ -219,36 +215,36 @@ def stretches(program: ProgramSlices, known: Phases) -> Python | None:
 
 
 def _busy(program: ProgramSlices, known: Phases) -> Mask:
-    """Returns slices that are, or are within, something other than the program's own Python."""
-    kind, name = program.trace.host.kind, program.trace.host.name
-    waits = program.lexicon.communication_host[name] & (kind != HostKind.PYTHON)
-    marks = program.operators | (kind == HostKind.RUNTIME) | program.lexicon.data_loader[name] | waits
+    """Slices that are, or are within, something other than the program's own Python."""
+    kind, name = program.trace.cpu.kind, program.trace.cpu.name
+    waits = program.lexicon.communication_cpu[name] & (kind != SliceKind.PYTHON)
+    marks = program.operators | (kind == SliceKind.RUNTIME) | program.lexicon.data_loader[name] | waits
     busy: Mask = (nearest(program.nest, marks) >= 0) | np.isin(known.of, (RECV_WAIT, SEND_WAIT))
     return busy
 
 
 def _outside(program: ProgramSlices, known: Phases, idle: Segments) -> Spans:
-    here = program.trace.host.thread == program.main_thread
+    here = program.trace.cpu.thread == program.main_thread
     waiting = join(for_autograd(program, known.of == BACKWARD, idle), for_other_ranks(program, idle))
     spans = subtract(union(idle.start, idle.end), waiting)
-    return clip(spans, int(program.trace.host.start[here].min()), int(program.nest.end[here].max()))
+    return clip(spans, int(program.trace.cpu.start[here].min()), int(program.nest.end[here].max()))
 
 
 def _operator_durations(program: ProgramSlices, known: Phases) -> Ns:
-    """Returns the outermost operators without those that load data; an autograd node counts as the operators it
+    """The durations of outermost operators without those that load data; an autograd node counts as the operators it
     calls."""
-    slices = np.arange(len(program.trace.host))
+    slices = np.arange(len(program.trace.cpu))
     plain = program.operators & (known.evaluation != slices)
-    loading = nearest(program.nest, program.lexicon.data_loader[program.trace.host.name]) >= 0
+    loading = nearest(program.nest, program.lexicon.data_loader[program.trace.cpu.name]) >= 0
     counted = np.flatnonzero((outermost(program.nest, plain) == slices) & program.inside & ~loading)
-    return program.nest.end[counted] - program.trace.host.start[counted]
+    return program.nest.end[counted] - program.trace.cpu.start[counted]
 
 
 def _before(program: ProgramSlices, known: Phases, busy: Mask, found: Spans) -> Ids:
-    """Returns for each stretch the outermost busy slice that ended last before it, on the main or autograd's thread."""
+    """For each stretch, the outermost busy slice that ended last before it, on the main or autograd's thread."""
     around = program.nest.parent
     top = busy & ~np.where(around >= 0, busy[around], False)
-    ours = (program.trace.host.thread == program.main_thread) | (known.of == BACKWARD)
+    ours = (program.trace.cpu.thread == program.main_thread) | (known.of == BACKWARD)
     ended = np.flatnonzero(top & ours)
     ended = ended[np.argsort(program.nest.end[ended], kind="stable")]
     place = np.searchsorted(program.nest.end[ended], found.start, side="right")
@@ -273,7 +269,7 @@ class _Places:
         cut = intersect(Spans(idle.start, idle.end), found)
         slice_ = idle.slice[np.searchsorted(idle.start, cut.start, side="right") - 1]
         stretch = np.searchsorted(found.start, cut.start, side="right") - 1
-        calls, name = known.calls, program.trace.host.name
+        calls, name = known.calls, program.trace.cpu.name
         call = at(nearest(program.nest, calls.mask), slice_)
         phases = at(known.of, slice_, OTHER).astype(np.int32)
         frames, length = at(innermost_frames(program), slice_), cut.end - cut.start
@@ -293,11 +289,11 @@ NEARLY_ALL = 0.9  # of a stretch: the function with as much of it is where to lo
 
 
 def _with_nearly_all(program: ProgramSlices, stretch: Positions, frames: Ids, length: Ns) -> Ids:
-    """Returns for each stretch the name of the user's innermost function with NEARLY_ALL of it, in all calls, or -1.
+    """For each stretch, the name of the user's innermost function with NEARLY_ALL of it, in all calls, or -1.
 
     `frames` has the user's innermost function around each piece. A module's own code is left out: it contains all.
     """
-    name = program.trace.host.name
+    name = program.trace.cpu.name
     outer = nearest_around(program.nest, innermost_frames(program))
     pieces, around = [np.empty(0, np.intp)], [np.empty(0, np.int32)]
     here, of = np.arange(len(frames)), frames
@@ -323,7 +319,7 @@ def _with_nearly_all(program: ProgramSlices, stretch: Positions, frames: Ids, le
 
 
 def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
-    """Returns one piece of each stretch, whose value most of the stretch has."""
+    """One piece of each stretch, whose value most of the stretch has."""
     order = np.lexsort((column, stretch))
     first = _changes(stretch[order], column[order])
     sums = np.add.reduceat(length[order], first)
@@ -333,13 +329,13 @@ def _most(stretch: Positions, column: Ids, length: Ns) -> Positions:
 
 
 def _changes(*columns: NDArray[np.integer[Any]]) -> Positions:
-    """Returns where any of the columns changes its value, including the beginning."""
+    """Where any of the columns changes its value, including the beginning."""
     changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return np.flatnonzero(np.concatenate(([True], changed)))
 
 
 def _longest(program: ProgramSlices, known: Phases, length: Ns, places: _Places) -> list[PythonStretch]:
-    """Returns the longest stretch of each place, with the number of similar lengths; equal layers are one place."""
+    """The longest stretch of each place, with the number of similar lengths; equal layers are one place."""
     layer = _layers(known.calls)[places.module]
     keys = (places.phase, layer, places.frame, places.after)
     order = np.lexsort((-length, *keys))
@@ -366,7 +362,7 @@ def _longest(program: ProgramSlices, known: Phases, length: Ns, places: _Places)
 
 
 def _layers(calls: ModuleCalls) -> Ids:
-    """Returns for each module a number that equal layers share, and at the end -1, for no module."""
+    """A number for each module that equal layers share, and at the end -1, for no module."""
     layers = dict[tuple[str, ...], int]()
     paths = zip(calls.kinds, calls.names, strict=True)
     numbers = [layers.setdefault((kind, *without_numbers(kind, name)), len(layers)) for kind, name in paths]
@@ -374,7 +370,7 @@ def _layers(calls: ModuleCalls) -> Ids:
 
 
 def _path(program: ProgramSlices, calls: ModuleCalls, call: int) -> str:
-    """Returns a module's qualified name from a call of it, or else the names of the modules that called it."""
+    """A module's qualified name from a call of it, or else the names of the modules that called it."""
     parent, path = program.nest.parent, []
     while call >= 0:
         if calls.of[call] >= 0:
@@ -384,12 +380,11 @@ def _path(program: ProgramSlices, calls: ModuleCalls, call: int) -> str:
 
 
 def _median(durations: Ns) -> int:
-    """Returns the median; 0 for no values."""
     return int(np.median(durations)) if len(durations) else 0
 
 
 def _half(lengths: Ns) -> int:
-    """Returns the length such that half of all time is in stretches at least as long; 0 without any."""
+    """The length such that half of all time is in stretches at least as long; 0 without any."""
     falling = np.sort(lengths)[::-1]
     reached = np.cumsum(falling)
     return int(falling[np.searchsorted(reached, (reached[-1] + 1) // 2)]) if len(falling) else 0
@@ -400,40 +395,40 @@ _ANY = rf"{_REGION}|CompiledFunction|TorchDynamo Cache Lookup|## Call CompiledFx
 
 
 def compiled(program: ProgramSlices) -> Compiled | None:
-    """Returns compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
+    """The compiled regions, and the nanoseconds that the window spent compiling; None for an eager program.
 
     Regions with different numbers are different graphs of one step. Modules that are compiled separately, such as the
     blocks of a model, count as regions too, because a trace does not distinguish them.
     """
     if not _matching(program, _ANY).any():
         return None
-    host, window = program.trace.host, program.window
-    compiling = program.lexicon.compiling[host.name]
+    cpu, window = program.trace.cpu, program.window
+    compiling = program.lexicon.compiling[cpu.name]
     regions = _regions_of_a_step(program)
     return Compiled(
         regions=regions,
         graph_breaks=max(0, regions - 1),
         compilations=_compilations(program),
-        compiling=clip(host.spans(compiling), window.start, window.end).length,
+        compiling=clip(cpu.spans(compiling), window.start, window.end).length,
     )
 
 
 def _compilations(program: ProgramSlices) -> int:
-    """Returns compilations; nested slices, which have two names for one compilation, are not counted."""
+    """Counts compilations without nested slices, which are a second name for one compilation."""
     found = _matching(program, COMPILATION)
     outer = nearest_around(program.nest, nearest(program.nest, found)) < 0
     return int((found & outer & program.inside).sum())
 
 
 def _regions_of_a_step(program: ProgramSlices) -> int:
-    """Returns the largest number of different graphs that began in one step."""
-    host = program.trace.host
+    """The largest number of different graphs that began in one step."""
+    cpu = program.trace.cpu
     regions = _matching(program, _REGION) & program.inside
     edges = np.array([step.start for step in program.window.steps], np.int64)
-    steps = np.searchsorted(edges, host.start[regions], side="right")
-    graphs = np.unique(np.stack((steps, host.name[regions])), axis=1)
+    steps = np.searchsorted(edges, cpu.start[regions], side="right")
+    graphs = np.unique(np.stack((steps, cpu.name[regions])), axis=1)
     return int(np.bincount(graphs[0]).max(initial=0))
 
 
 def _matching(program: ProgramSlices, pattern: str) -> Mask:
-    return program.trace.names_where(re.compile(pattern).match)[program.trace.host.name]
+    return program.trace.names_where(re.compile(pattern).match)[program.trace.cpu.name]
