@@ -28,7 +28,7 @@ FIRST = (
     *("evidence", "advice", "cause", "estimate", "ratio", "interval", "unit", "findings", "comparisons", "conclusion"),
     *("comparability", "verdicts", "explanation", "keep", "warnings", "metrics", "runs"),
 )
-"""The keys that come first, in this order. The others follow as they are, and the shortest are kept if room is short."""
+"""The keys that come first, in this order. The others follow as they are; if room is short, the shortest are kept."""
 OF_A_METRIC = ("name", "estimate", "low", "high", "interval", "unit")
 OF_AN_ENTRY = ("run_id", "path", "command", "model", "variant", "name", "tags", "status", "started", "error")
 LEADING = 2
@@ -209,4 +209,5 @@ def _shortened(text: str, room: int) -> str:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace").decode()  # the escapes of lone surrogates are those of JSON

@@ -68,12 +68,10 @@ class CommandLine:
 
     async def run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
         """Runs a command to its end; if the caller is cancelled, it ends the command before it returns."""
-        if any("\0" in word for word in words):
-            raise UsageError("a word of the command contains a NUL character", "leave it out")
         output = bytearray()
         lines: list[str] = []
         began = time.monotonic()
-        process = await anyio.open_process([*self._launcher, *words], cwd=directory, stdin=subprocess.DEVNULL)
+        process = await self._start(words, directory)
 
         async def keep(stream: AsyncIterable[bytes]) -> None:
             async for part in stream:
@@ -99,6 +97,15 @@ class CommandLine:
                     await process.aclose()
                 self._running.discard(scope)
         return Ended(process.returncode or 0, output.decode(errors="replace"), tuple(lines))
+
+    async def _start(self, words: Sequence[str], directory: Path) -> Process:
+        try:
+            return await anyio.open_process([*self._launcher, *words], cwd=directory, stdin=subprocess.DEVNULL)
+        except (OSError, ValueError) as error:  # words that are too many, or that contain a NUL character
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"gpubench cannot be started with these words: {reason}", "shorten or leave them out"
+            ) from None
 
     async def end_all(self) -> None:
         """Ends all commands that run, and returns when they have ended."""

@@ -31,13 +31,13 @@ class Folder:
 
         Raises UsageError unless it is the folder or below.
         """
-        path = Path(os.path.realpath(self.path / directory))
+        path = Path(os.path.realpath(self.path / directory.replace("\0", "")))
         if not path.is_relative_to(self.path):
             raise UsageError(
                 f"directory {directory!r} is outside of {self.path}, the folder that this server was started with",
                 "name a directory below it, or have the user start the server with another folder",
             )
-        if not path.is_dir():
+        if "\0" in directory or not os.path.isdir(path):  # noqa: PTH112 - Path's own raises for a name too long
             raise UsageError(
                 f"directory {directory!r} does not exist in {self.path}", "name one that does, or . itself"
             )

@@ -320,9 +320,9 @@ def _text(text: str) -> TextContent:
 
 
 def _options(**values: str | float | None) -> list[str]:
-    """Returns the options with these names and values, without those that are not given."""
-    given = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value not in (None, False)}
-    return [name if value is True else f"{name}={value}" for name, value in given.items()]
+    """Returns the options with these names and values, without those that are None or False."""
+    given = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None}
+    return [name if value is True else f"{name}={value}" for name, value in given.items() if value is not False]
 
 
 def _settings(command: str, settings: Mapping[str, Setting] | None) -> list[str]:
