@@ -36,10 +36,12 @@ def mcp(
     with suppress(ModuleNotFoundError):
         installed = find_spec(SERVER)
     if installed is None:
-        raise UsageError("gpubench mcp needs the mcp package, 2 or later", "pip install mcp, in gpubench's environment")
+        hint = "pip install 'mcp>=2.3', in gpubench's environment"
+        raise UsageError("gpubench mcp needs the mcp package, 2.3 or later", hint)
     if sys.stdin is None or sys.stdin.isatty():
-        hint = "give your MCP client this command; docs/agents.md tells how"
-        raise UsageError("gpubench mcp talks to an MCP client on stdin, and there is none", hint)
+        where = "closed" if sys.stdin is None else "a terminal"
+        hint = "configure this command in the client, which starts it; see docs/commands/mcp.md"
+        raise UsageError(f"gpubench mcp talks to an MCP client on stdin, and stdin is {where}", hint)
 
     from gpubench.agents.server import serve
 

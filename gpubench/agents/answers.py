@@ -24,7 +24,21 @@ LEAST = 120
 """The characters below which no part of a value is given."""
 DIGITS = 4
 FIRST = (
-    *("error", "verdict", "answer", "headline", "metric", "name", "title", "code", "fix", "expected", "measured"),
+    *(
+        "error",
+        "decision",
+        "verdict",
+        "answer",
+        "reasons",
+        "headline",
+        "metric",
+        "name",
+        "title",
+        "code",
+        "fix",
+        "expected",
+        "measured",
+    ),
     *("evidence", "advice", "cause", "estimate", "ratio", "interval", "unit", "findings", "comparisons", "conclusion"),
     *("comparability", "verdicts", "explanation", "keep", "warnings", "metrics", "runs"),
 )

@@ -1,15 +1,19 @@
 """What an agent is told of a result: what matters first, in little room, and how to ask for the rest."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running import Finished
 
 from gpubench.agents.answers import MOST, of_listing, of_runs, of_shown, written
 from gpubench.errors import UsageError
 
+CommandLine = Callable[..., Finished]
 METRIC = {"unit": "s", "better": "lower", "n": 9, "effective_n": 9.0, "repeats": [1.0, 2.0], "distribution": None}
 FINDING = {
     "id": "slow",
@@ -19,7 +23,7 @@ FINDING = {
     "code": "f() at train.py:3",
     "fix": {},
 }
-RUN = {
+RUN: dict[str, Any] = {
     "path": "results/program/1",
     "status": "completed",
     "error": None,
@@ -49,7 +53,17 @@ def test_what_to_change_and_where_comes_first() -> None:
 
 
 def test_what_is_unknown_is_left_out_and_numbers_are_rounded_after_their_decimal_point() -> None:
-    value = {"a": None, "b": [], "c": "", "d": {}, "e": 0, "f": False, "g": 0.123456, "h": 1795523385.66, "i": 2.5e-9}
+    value: dict[str, Any] = {
+        "a": None,
+        "b": [],
+        "c": "",
+        "d": {},
+        "e": 0,
+        "f": False,
+        "g": 0.123456,
+        "h": 1795523385.66,
+        "i": 2.5e-9,
+    }
     assert answer(value) == {"e": 0, "f": False, "g": 0.1235, "h": 1795523386, "i": 2.5e-9}
 
 
@@ -117,19 +131,14 @@ def test_of_two_runs_the_comparison_comes_first_and_of_each_run_what_leads() -> 
     assert "profile" not in found["runs"][1]
 
 
-def test_a_listed_run_and_a_shown_one_have_the_same_names() -> None:
-    metrics = {"one": {"estimate": 1.0, "low": 0.5, "high": 2.0, **METRIC}}
-    entry = dict.fromkeys(("command", "model", "variant", "name", "tags", "started", "error"), "word")
-    entry |= {
-        "run_id": "1",
-        "path": "results/program/1",
-        "status": "completed",
-        "metrics": metrics,
-        "settings": {"a": 1},
-    }
-    listed = answer(of_listing({"runs": [entry | {"documents": None}]}))["runs"][0]
-    assert listed["metrics"] == {"one": {"estimate": 1.0, "low": 0.5, "high": 2.0, "unit": "s"}}
-    shown = answer(of_shown({"runs": [entry | {"documents": {"metrics": RUN["metrics"], "findings": {"a": 1}}}]}))
-    assert listed.keys() - shown.keys() == set()
-    assert shown["findings"] == {"a": 1}
-    assert "settings" not in listed
+def test_a_listed_run_and_a_shown_one_have_the_names_of_the_command_line(
+    command_line: CommandLine, finished_run: Path
+) -> None:
+    results = ("--results", str(finished_run.parents[1]), "--json")
+    (listed,) = answer(of_listing(json.loads(command_line("runs", *results).stdout)))["runs"]
+    assert (listed["path"], listed["name"], listed["status"]) == (str(finished_run), "tiny-run", "completed")
+    assert list(listed["metrics"]) == ["throughput", "token_throughput"]  # of a language model
+    shown = answer(of_shown(json.loads(command_line("runs", "show", str(finished_run), *results).stdout)))
+    assert {key: shown[key] for key in listed} | {"metrics": listed["metrics"]} == listed
+    assert shown["metrics"][0]["name"] == "throughput"
+    assert shown["metrics"][0]["estimate"] == listed["metrics"]["throughput"]["estimate"]

@@ -106,31 +106,36 @@ def test_each_tool_is_a_method_and_each_method_a_tool() -> None:
     assert KNOWN - commands <= {"judge"}
 
 
-def test_a_program_is_measured_with_progress_and_its_run_can_be_listed_shown_and_compared(tmp_path: Path) -> None:
+def test_a_program_is_measured_and_its_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[float, str | None]] = []
 
-    async def progress(seconds: float, total: float | None, message: str | None) -> None:
-        told.append((seconds, message))
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
 
-    async def talk(client: Client) -> list[CallToolResult]:
-        run = await client.call_tool("measure", {"program": takes(500), **FEW}, progress_callback=progress)
-        path = answer(run)["path"]
-        calls = {
-            "runs": {},
-            "show": {"run": path, "part": "metrics.0"},
-            "compare": {"baseline": "latest", "candidate": path},
-        }
-        return [run, *[await client.call_tool(name, arguments) for name, arguments in calls.items()]]
-
-    run, runs, shown, compared = served(tmp_path, talk)
-    found = answer(run)
+    found = answer(called(tmp_path, "measure", {"program": takes(500), **FEW}, progress_callback=tell))
     assert (found["status"], found["metrics"][0]["name"]) == ("completed", "throughput")
     assert found["metrics"][0]["estimate"] == pytest.approx(4 / 0.002, rel=1e-3)
     assert any(message and "one repeat only" in message for _, message in told)
     assert [seconds for seconds, _ in told] == sorted({seconds for seconds, _ in told})
-    assert [one["path"] for one in answer(runs)["runs"]] == [found["path"]]
-    assert answer(shown) == {"part": "metrics.0", "value": found["metrics"][0]}
-    assert "is on two sides" in error(compared)[0]
+
+
+@pytest.mark.stress
+def test_two_versions_are_compared_and_their_runs_can_be_listed_shown_and_compared_again(tmp_path: Path) -> None:
+    async def talk(client: Client) -> list[Any]:
+        measured = {"program": takes(500), "steps": 20, "repeats": 2, "vs_args": ["--other"]}
+        pair = answer(await client.call_tool("measure", measured))
+        baseline, candidate = (run["path"] for run in pair["runs"])
+        again = await client.call_tool("compare", {"baseline": baseline, "candidate": candidate})
+        runs = await client.call_tool("runs", {})
+        shown = await client.call_tool("show", {"run": baseline, "part": "metrics.0"})
+        return [pair, *map(answer, (again, runs, shown))]
+
+    pair, again, runs, shown = served(tmp_path, talk)
+    verdict = pair["comparisons"][0]["verdicts"][0]
+    assert verdict["metric"] == "throughput"
+    assert again["comparisons"][0]["verdicts"][0]["verdict"] == verdict["verdict"]
+    assert {run["path"] for run in runs["runs"]} == {run["path"] for run in pair["runs"]}
+    assert shown["value"] == pair["runs"][0]["metrics"][0]
 
 
 def test_a_cancelled_measurement_ends_as_by_ctrl_c_and_leaves_no_process(tmp_path: Path) -> None:
