@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from gpubench.errors import UsageError
+from gpubench.errors import Interrupted, UsageError
 
 GPUBENCH = (sys.executable, "-P", "-m", "gpubench")
 """The words that start gpubench. Without -P, a file of the user such as queue.py would be imported in place of Python's
@@ -58,6 +58,7 @@ class CommandLine:
         self._launcher = launcher
         self._measures = anyio.Lock()
         self._running: set[anyio.CancelScope] = set()
+        self._ends = False
 
     async def measure(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
         """Runs a command that measures, once those before it have ended."""
@@ -67,7 +68,21 @@ class CommandLine:
             return await self.run(words, directory, told)
 
     async def run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
-        """Runs a command to its end; if the caller is cancelled, it ends the command before it returns."""
+        """Runs a command to its end; if the caller is cancelled, it ends the command before it returns.
+
+        Raises UsageError for words that no process can be given, and Interrupted if `end_all` has ended the command.
+        """
+        with anyio.CancelScope() as scope:
+            if self._ends:
+                scope.cancel()
+            self._running.add(scope)
+            try:
+                return await self._run(words, directory, told)
+            finally:
+                self._running.discard(scope)
+        raise Interrupted("the server has ended this command", "start the server again")
+
+    async def _run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
         output = bytearray()
         lines: list[str] = []
         began = time.monotonic()
@@ -83,20 +98,17 @@ class CommandLine:
                 if not line.startswith((ERROR, HINT)):
                     await told(time.monotonic() - began, line[:MOST_OF_A_LINE])
 
-        with anyio.CancelScope() as scope:
-            self._running.add(scope)
-            try:
-                async with anyio.create_task_group() as tasks:
-                    for read, stream in ((keep, process.stdout), (tell, process.stderr)):
-                        assert stream
-                        tasks.start_soon(read, stream)
-                await process.wait()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await _end(process)
-                    await process.aclose()
-                self._running.discard(scope)
-        return Ended(process.returncode or 0, output.decode(errors="replace"), tuple(lines))
+        try:
+            async with anyio.create_task_group() as tasks:
+                for read, stream in ((keep, process.stdout), (tell, process.stderr)):
+                    assert stream
+                    tasks.start_soon(read, stream)
+            code = await process.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+                await process.aclose()
+        return Ended(code, output.decode(errors="replace"), tuple(lines))
 
     async def _start(self, words: Sequence[str], directory: Path) -> Process:
         try:
@@ -108,7 +120,8 @@ class CommandLine:
             ) from None
 
     async def end_all(self) -> None:
-        """Ends all commands that run, and returns when they have ended."""
+        """Ends all commands that run, and returns when they have ended. None can be started any longer."""
+        self._ends = True
         for scope in self._running:
             scope.cancel()
         while self._running:

@@ -1,12 +1,10 @@
 """How a tool runs the command line: line by line, to its end, and to its end also if nobody waits for it any longer."""
 
 import json
-import signal
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import psutil
@@ -16,7 +14,7 @@ pytest.importorskip("mcp")  # which brings anyio
 
 from gpubench.agents import command_line
 from gpubench.agents.command_line import CommandLine, Ended
-from gpubench.errors import UsageError
+from gpubench.errors import Interrupted, UsageError
 
 
 def stand_in(code: str) -> CommandLine:
@@ -110,29 +108,43 @@ def test_a_command_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
-def test_all_commands_end_when_the_server_does(tmp_path: Path) -> None:
+def test_all_commands_end_when_the_server_does_and_none_begins_that_waited(tmp_path: Path) -> None:
     code = """
         import pathlib, sys, time
         pathlib.Path("started" + sys.argv[1]).touch()
-        time.sleep(600)
+        try:
+            time.sleep(600)
+        finally:
+            pathlib.Path("ended" + sys.argv[1]).touch()
     """
-    found: dict[str, Any] = {}
+    ended: list[str] = []
 
     async def main() -> None:
         commands = stand_in(code)
 
-        async def run(name: str) -> None:
-            found[name] = (await commands.run((name,), tmp_path, nothing)).code
+        async def run(start: Callable[..., Awaitable[Ended]], name: str) -> None:
+            with pytest.raises(Interrupted):
+                await start((name,), tmp_path, nothing)
+            ended.append(name)
 
         async with anyio.create_task_group() as tasks:
-            for name in "ab":
-                tasks.start_soon(run, name)
+            tasks.start_soon(run, commands.run, "reads")
+            for name in ("measures", "waits"):
+                tasks.start_soon(run, commands.measure, name)
+                await anyio.sleep(0)
             while len([*tmp_path.glob("started*")]) < 2:
                 await anyio.sleep(0.01)
             await commands.end_all()
+            assert {path.name for path in tmp_path.iterdir()} == {
+                "startedreads",
+                "endedreads",
+                "startedmeasures",
+                "endedmeasures",
+            }
 
     anyio.run(main)
-    assert found == {"a": -signal.SIGINT, "b": -signal.SIGINT}
+    assert sorted(ended) == ["measures", "reads", "waits"]
+    assert not (tmp_path / "startedwaits").exists()
 
 
 def test_measurements_run_one_after_the_other_and_the_second_is_told_that_it_waits(tmp_path: Path) -> None:
