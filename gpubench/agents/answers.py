@@ -24,23 +24,10 @@ LEAST = 120
 """The characters below which no part of a value is given."""
 DIGITS = 4
 FIRST = (
-    *(
-        "error",
-        "decision",
-        "verdict",
-        "answer",
-        "reasons",
-        "headline",
-        "metric",
-        "name",
-        "title",
-        "code",
-        "fix",
-        "expected",
-        "measured",
-    ),
-    *("evidence", "advice", "cause", "estimate", "ratio", "interval", "unit", "findings", "comparisons", "conclusion"),
-    *("comparability", "verdicts", "explanation", "keep", "warnings", "metrics", "runs"),
+    *("error", "decision", "verdict", "answer", "reasons", "headline", "metric", "name", "title", "code"),
+    *("fix", "expected", "measured", "evidence", "advice", "cause", "estimate", "ratio", "interval", "unit"),
+    *("findings", "comparisons", "conclusion", "codes", "comparability", "verdicts", "explanation", "keep"),
+    *("warnings", "metrics", "runs"),
 )
 """The keys that come first, in this order. The others follow as they are; if room is short, the shortest are kept."""
 OF_A_METRIC = ("name", "estimate", "low", "high", "interval", "unit")
@@ -94,32 +81,32 @@ def written(value: Any, more: str, part: str = "", first: int = 0) -> str:
     found = _at(whole, part)
     if isinstance(found, list):
         found = found[first:]
-    left_out: dict[str, str] = {}
+    omitted: dict[str, str] = {}
     room = MOST - NAMED * LINE - len(more) - len(part) - LEAST
-    answer = _fitted(found, room, _Path(part, left_out, first))
+    answer = _fitted(found, room, _Path(part, omitted, first))
     if part:
         answer = {"part": part, **({"first": first} if first else {}), "value": answer}
     elif not isinstance(answer, dict):
         answer = {"value": answer}
-    if left_out:
-        named = {name: said for name, said in left_out.items() if len(name) + len(said) < LINE - 6}
-        answer = {**answer, "left_out": dict(list(named.items())[:NAMED]), "more": more}
+    if omitted:
+        named = {name: said for name, said in omitted.items() if len(name) + len(said) < LINE - 6}
+        answer = {**answer, "omitted": dict(list(named.items())[:NAMED]), "more": more}
     return _text(answer)
 
 
 class _Path:
     """Where a value is in the document, and what is left out of it. `first` is the number of its first item."""
 
-    def __init__(self, name: str, left_out: dict[str, str], first: int = 0) -> None:
+    def __init__(self, name: str, omitted: dict[str, str], first: int = 0) -> None:
         self.name = name
-        self.left_out = left_out
+        self.omitted = omitted
         self.first = first
 
     def at(self, key: object) -> "_Path":
-        return _Path(f"{self.name}.{key}".lstrip("."), self.left_out)
+        return _Path(f"{self.name}.{key}".lstrip("."), self.omitted)
 
     def leave_out(self, value: Any, what: str = "") -> None:
-        self.left_out[self.name] = f"{what}about {max(1, len(_text(value)) // CHARACTERS_A_TOKEN):,} tokens"
+        self.omitted[self.name] = f"{what}about {max(1, len(_text(value)) // CHARACTERS_A_TOKEN):,} tokens"
 
 
 def _fitted(value: Any, room: int, path: _Path) -> Any:

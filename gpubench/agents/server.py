@@ -44,7 +44,7 @@ Settings = Annotated[
 Steps = Annotated[int | None, Field(description="Steps measured in each repeat; chosen for the program if left out.")]
 Inference = Annotated[bool, Field(description="Whether the program infers, and takes no optimizer step.")]
 Run = Annotated[str, Field(description="A run: its id, its path, its name, latest, or latest~1.")]
-Part = Annotated[str, Field(description="A part that an answer named in left_out, such as profile.ranks.0.modules.")]
+Part = Annotated[str, Field(description="A part that an answer named in omitted, such as profile.ranks.0.modules.")]
 First = Annotated[int, Field(ge=0, description="The number of the first item, if the part is a list.")]
 VsRef = Annotated[
     str | None, Field(description="Also run the program as of this git commit, interleaved, and compare.")

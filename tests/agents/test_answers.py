@@ -70,14 +70,14 @@ def test_what_is_unknown_is_left_out_and_numbers_are_rounded_after_their_decimal
 def test_what_does_not_fit_is_named_and_can_be_asked_for_to_its_end() -> None:
     found = answer(of_runs({"runs": [RUN]}))
     assert found["more"] == "ask for more"
-    assert set(found["left_out"]) == {"profile.ranks.0.modules"}
+    assert set(found["omitted"]) == {"profile.ranks.0.modules"}
     modules: list[Any] = []
     while len(modules) < 2000:
         got = answer(of_runs({"runs": [RUN]}), "profile.ranks.0.modules", len(modules))
         assert got["value"]
         modules += got["value"]
-        if "left_out" in got:
-            assert got["left_out"]["profile.ranks.0.modules"].startswith(f"items from {len(modules)} to 1999, ")
+        if "omitted" in got:
+            assert got["omitted"]["profile.ranks.0.modules"].startswith(f"items from {len(modules)} to 1999, ")
     assert modules == RUN["profile"]["ranks"][0]["modules"]
 
 
