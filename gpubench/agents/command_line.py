@@ -22,8 +22,8 @@ SECONDS_TO_END = 90.0
 """The seconds that an interrupted command has to end its program, which gets 30, and to write what was measured."""
 LAST_LINES = 20
 """The number of lines of a failure without an error message that are passed on."""
-MOST_OF_A_LINE = 400
-"""The number of characters of a line of progress."""
+MOST_OF_A_LINE = 600
+"""The number of characters that are passed on of a line."""
 AGAIN = 0.05
 """The seconds between two looks whether all commands have ended."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -47,7 +47,8 @@ class Ended:
         """The error and the hint that it printed, or else its last lines."""
         starts = [number for number, line in enumerate(self.lines) if line.startswith(ERROR)]
         said = [line for line in self.lines[starts[-1] :] if line.startswith((ERROR, HINT))] if starts else []
-        return "\n".join(said or [f"{ERROR}gpubench ended with {self.code}", *self.lines[-LAST_LINES:]])
+        found = said or [f"{ERROR}gpubench ended with {self.code}", *self.lines[-LAST_LINES:]]
+        return "\n".join(line[:MOST_OF_A_LINE] for line in found)
 
 
 class CommandLine:

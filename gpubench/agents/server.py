@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, wraps
 from inspect import getdoc
 from pathlib import Path
@@ -216,7 +215,7 @@ class Tools:
         words = [command, *options, "--json", "--", *program]
         place = self._folder.below(directory)
         ended = await self._commands.measure(words, place, partial(_tell, context))
-        return _answer(ended, shape, "show with the path of a run, and one of these parts", answered)
+        return _answer(ended, shape, "show with the path of a run, this directory, and one of these parts", answered)
 
 
 TOOLS = {
@@ -261,8 +260,10 @@ def serve(folder: Path, known: Collection[str]) -> None:
 async def _serve(server: MCPServer, commands: CommandLine) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_end_on_signal, commands)
-        with suppress(BrokenPipeError):  # of a client that left
+        try:
             await server.run_stdio_async()
+        except* BrokenPipeError:  # the client has left
+            pass
         tasks.cancel_scope.cancel()
 
 
@@ -316,7 +317,7 @@ def _failed(*texts: str) -> CallToolResult:
 
 
 def _text(text: str) -> TextContent:
-    return TextContent(type="text", text=text)
+    return TextContent(type="text", text=text[: answers.MOST])
 
 
 def _options(**values: str | float | None) -> list[str]:

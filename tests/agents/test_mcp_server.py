@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from places import SUPPORT
 from running import HOST, environment, processes_of
 
 pytest.importorskip("mcp")
 
+import anyio
 from mcp import Client
 from mcp.types import CallToolResult
 
@@ -70,6 +70,7 @@ def answer(result: CallToolResult) -> Any:
 
 def error(result: CallToolResult) -> tuple[str, str]:
     assert result.is_error
+    assert sum(map(len, texts(result))) <= 2 * MOST
     said, hint = texts(result)[0].splitlines()
     return said.removeprefix("error: "), hint.removeprefix("hint: ")
 

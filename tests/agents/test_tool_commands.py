@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import psutil
 import pytest
 
 pytest.importorskip("mcp")  # which brings anyio
+
+import anyio
 
 from gpubench.agents import command_line
 from gpubench.agents.command_line import CommandLine, Ended
@@ -57,8 +58,12 @@ def test_progress_is_told_line_by_line_without_colours_and_errors_are_not_progre
 
 
 def test_a_failure_without_an_error_message_keeps_its_last_lines(tmp_path: Path) -> None:
-    found = ended("import sys; sys.exit('\\n'.join(map(str, range(100))))", tmp_path)
-    assert found.error.splitlines() == ["error: gpubench ended with 1", *map(str, range(80, 100))]
+    found = ended("import sys; sys.exit('\\n'.join(map(str, range(100))) + 'x' * 5000)", tmp_path)
+    first, *last = found.error.splitlines()
+    assert first == "error: gpubench ended with 1"
+    assert last[:-1] == [*map(str, range(80, 99))]
+    assert last[-1].startswith("99x")
+    assert len(last[-1]) == command_line.MOST_OF_A_LINE
 
 
 @pytest.mark.parametrize("word", ["a\0b", "x" * 10_000_000])

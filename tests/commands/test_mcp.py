@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from cli import complaint
 from places import SUPPORT
@@ -54,6 +53,7 @@ def test_a_folder_that_does_not_exist_is_refused(command_line: CommandLine, monk
 @pytest.mark.stress
 def test_a_client_starts_it_and_is_served_until_it_leaves(tmp_path: Path) -> None:
     sdk = pytest.importorskip("mcp")
+    anyio = pytest.importorskip("anyio")
     server = sdk.StdioServerParameters(command=SERVER[0], args=[*SERVER[1:], str(tmp_path)], env=environment())
 
     async def main() -> None:
