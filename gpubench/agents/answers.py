@@ -191,7 +191,8 @@ def _at(value: Any, part: str) -> Any:
 def _words_of_a_key(value: Any, words: Sequence[str]) -> int:
     """Returns with how many of the words a key of `value` is written, as keys may contain dots; 0 if it has none."""
     if isinstance(value, list):
-        return int(words[0].isdecimal() and int(words[0]) < len(value))
+        is_number = words[0].isdecimal() and len(words[0]) <= len(str(len(value)))  # Python refuses very long ones
+        return int(is_number and int(words[0]) < len(value))
     known = value if isinstance(value, dict) else {}
     return next((count for count in range(len(words), 0, -1) if ".".join(words[:count]) in known), 0)
 

@@ -115,6 +115,7 @@ def test_a_part_may_be_a_key_with_dots() -> None:
         ("nothing", "its parts are findings, warnings, metrics, path, status, profile"),
         ("metrics.3", "its items are 0 to 2"),
         ("metrics.-1", "its items are 0 to 2"),
+        (f"metrics.{'9' * 5000}", "its items are 0 to 2"),
         ("path.x", "it has no parts"),
     ],
 )
