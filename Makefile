@@ -85,7 +85,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready-for-development: $(VENV)/ready
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,wandb]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,mcp,wandb]'
 	touch $@
 
 # Where programs of users run: the versions are those of tests/frameworks.txt, and gpubench is not installed.

@@ -11,6 +11,7 @@ from gpubench import __version__
 from gpubench.commands import (
     compare,
     history,
+    mcp,
     memory,
     options,
     parsing,
@@ -56,6 +57,7 @@ app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settin
 app.command("compare", cls=parsing.ParsedCommand, epilog=compare.EPILOG)(compare.compare)
 app.add_typer(runs.app, name="runs", cls=parsing.OfRuns, epilog=runs.EPILOG)
 app.command("history", cls=parsing.ParsedCommand, epilog=history.EPILOG)(history.history)
+app.command("mcp", cls=parsing.ParsedCommand, epilog=mcp.EPILOG)(mcp.mcp)
 
 
 def _version(requested: bool) -> None:

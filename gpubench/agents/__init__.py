@@ -1,0 +1,1 @@
+"""Offers the commands to coding agents as the tools of an MCP server."""

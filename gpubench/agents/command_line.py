@@ -1,0 +1,161 @@
+"""Runs the command line of gpubench for a tool, in a process of its own, and ends it as Ctrl-C does."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+from gpubench.errors import Interrupted, UsageError
+
+GPUBENCH = (sys.executable, "-P", "-m", "gpubench")
+"""The words that start gpubench. Without -P, a file of the user such as queue.py would be imported in place of Python's
+own."""
+SECONDS_TO_END = 90.0
+"""The seconds that an interrupted command has to end its program, which gets 30, and to write what was measured."""
+LAST_LINES = 20
+"""The number of lines of a failure without an error message that are passed on."""
+MOST_OF_A_LINE = 600
+"""The number of characters that are passed on of a line."""
+AGAIN = 0.05
+"""The seconds between two looks whether all commands have ended."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ERROR, HINT = "error: ", "hint: "
+
+Told = Callable[[float, str], Awaitable[None]]
+"""Is told a line of progress, and after how many seconds it came."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left when it ended."""
+
+    code: int
+    output: str
+    lines: tuple[str, ...]
+    """What it wrote to stderr."""
+
+    @property
+    def error(self) -> str:
+        """The error and the hint that it printed, or else its last lines."""
+        starts = [number for number, line in enumerate(self.lines) if line.startswith(ERROR)]
+        said = [line for line in self.lines[starts[-1] :] if line.startswith((ERROR, HINT))] if starts else []
+        found = said or [f"{ERROR}gpubench ended with {self.code}", *self.lines[-LAST_LINES:]]
+        return "\n".join(line[:MOST_OF_A_LINE] for line in found)
+
+
+class CommandLine:
+    """Runs commands of gpubench. Those that measure run one after the other, as they would slow each other down."""
+
+    def __init__(self, launcher: Sequence[str] = GPUBENCH) -> None:
+        """`launcher` are the words that start gpubench."""
+        self._launcher = launcher
+        self._measures = anyio.Lock()
+        self._running: set[anyio.CancelScope] = set()
+        self._ends = False
+
+    async def measure(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
+        """Runs a command that measures, once those before it have ended."""
+        if self._measures.locked():
+            await told(0.0, "waits until the measurement before it has ended")
+        async with self._measures:
+            return await self.run(words, directory, told)
+
+    async def run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
+        """Runs a command to its end; if the caller is cancelled, it ends the command before it returns.
+
+        Raises UsageError for words that no process can be given, and Interrupted if `end_all` has ended the command.
+        """
+        with anyio.CancelScope() as scope:
+            if self._ends:
+                scope.cancel()
+            self._running.add(scope)
+            try:
+                return await self._run(words, directory, told)
+            finally:
+                self._running.discard(scope)
+        raise Interrupted("the server has ended this command", "start the server again")
+
+    async def _run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
+        output = bytearray()
+        lines: list[str] = []
+        began = time.monotonic()
+        process = await self._start(words, directory)
+
+        async def keep(stream: AsyncIterable[bytes]) -> None:
+            async for part in stream:
+                output.extend(part)
+
+        async def tell(stream: AsyncIterable[bytes]) -> None:
+            async for line in _lines(stream):
+                lines.append(line)
+                if not line.startswith((ERROR, HINT)):
+                    await told(time.monotonic() - began, line[:MOST_OF_A_LINE])
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for read, stream in ((keep, process.stdout), (tell, process.stderr)):
+                    assert stream
+                    tasks.start_soon(read, stream)
+            code = await process.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+                await process.aclose()
+        return Ended(code, output.decode(errors="replace"), tuple(lines))
+
+    async def _start(self, words: Sequence[str], directory: Path) -> Process:
+        try:
+            return await anyio.open_process([*self._launcher, *words], cwd=directory, stdin=subprocess.DEVNULL)
+        except (OSError, ValueError) as error:  # words that are too many, or that contain a NUL character
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"gpubench cannot be started with these words: {reason}", "shorten or leave them out"
+            ) from None
+
+    async def end_all(self) -> None:
+        """Ends all commands that run, and returns when they have ended. None can be started any longer."""
+        self._ends = True
+        for scope in self._running:
+            scope.cancel()
+        while self._running:
+            await anyio.sleep(AGAIN)
+
+
+async def _end(process: Process) -> None:
+    """Interrupts a process as Ctrl-C does, and waits for its end. One that does not end is killed."""
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    with anyio.move_on_after(SECONDS_TO_END):
+        async with anyio.create_task_group() as tasks:
+            for stream in (process.stdout, process.stderr):  # it may wait until somebody reads what it writes
+                if stream:
+                    tasks.start_soon(_drain, stream)
+            await process.wait()
+            tasks.cancel_scope.cancel()
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+async def _drain(stream: AsyncIterable[bytes]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def _lines(stream: AsyncIterable[bytes]) -> AsyncIterable[str]:
+    """Yields the lines of a stream, without colours."""
+    rest = b""
+    async for part in stream:
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield COLOURS.sub("", line.decode(errors="replace"))
+    if rest:
+        yield COLOURS.sub("", rest.decode(errors="replace"))
