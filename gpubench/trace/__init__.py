@@ -5,5 +5,5 @@
 >>> from gpubench.trace.load import read
 >>> profile = analyse([read(Path("trace.json"))])
 >>> [kernel.name for kernel in profile.ranks[0].kernels]
-['relu']
+['gemm']
 """
