@@ -1,0 +1,351 @@
+"""Judges an edit: runs both versions of a program in rounds until a decision is proved, and says what it is."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpubench import git, temporary, units
+from gpubench.bench import Bench
+from gpubench.compare.compare import compare
+from gpubench.compare.decision import METRICS, PEAKS, Decision, Ending, Findings, Needed, Ruling, Version, decide
+from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.result import Comparison
+from gpubench.compare.sequential import FEWEST, MOST, Look, look
+from gpubench.compare.verdicts import DEFAULT_MARGIN
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, UsageError
+from gpubench.host.recorder import Recorder
+from gpubench.host.schedule import Outcome
+from gpubench.metrics import Metric, definition_of
+from gpubench.runs.directory import timestamp
+from gpubench.settings.loading import Configuration
+
+LATE = 0.1
+"""How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
+MARK = "judges"
+"""The file in the temporary folder of a host that judges."""
+BESIDE = "another judgement runs on this machine at the same time: each slows the other, and makes it less certain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user asks of a judgement."""
+
+    aim: str = "throughput"
+    """One of METRICS."""
+    margin: float = DEFAULT_MARGIN
+    """The gain that has to be exceeded, as a fraction."""
+    max_memory: float | None = None
+    """The limit of the candidate's peak memory in bytes."""
+    budget: float | None = None
+    """The time limit in seconds."""
+    most: int = MOST
+    """The largest number of rounds."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an interrupted judgement has measured, which this one goes on from."""
+
+    runs: Sequence[tuple[str, str]] = ()
+    values: Sequence[tuple[float, float]] = ()
+    seconds: float = 0.0
+    metric: str | None = None
+    started: str = field(default_factory=timestamp)
+
+
+class Judging:
+    """Makes round after round of both versions until their gains decide, or until no more may be made."""
+
+    def __init__(self, wishes: Wishes, before: Before | None = None, others: Callable[[], bool] = lambda: False) -> None:
+        """`others` tells whether another judgement runs on this machine."""
+        self._wishes, self._before, self._others = wishes, before or Before(), others
+        self.values = list(self._before.values)
+        """The metric of both versions in each round."""
+        self.metric = self._before.metric or ""
+        self.ending: Ending = "decided"
+        self.warnings: dict[str, None] = {}
+        self._began = time.monotonic()
+        self._longest = 0.0
+        """The time of the longest round so far."""
+
+    @property
+    def look(self) -> Look:
+        """What the rounds so far show."""
+        sign = 1 if self.metric and definition_of(self.metric).better == "higher" else -1
+        return look([sign * math.log(candidate / base) for base, candidate in self.values])
+
+    @property
+    def until(self) -> float:
+        """When a repeat that still runs is interrupted, in seconds of `time.monotonic()`."""
+        budget = self._wishes.budget
+        return math.inf if budget is None else self._began + (1 + LATE) * budget
+
+    @property
+    def seconds(self) -> float:
+        return self._before.seconds + time.monotonic() - self._began
+
+    def rounds(self, recorders: Sequence[Recorder[Any]], say: Callable[[str], None]) -> Iterator[int]:
+        """Yields the number of a recorder for each repeat to make. Raises UsageError if the aim is not measured."""
+        made = 0
+        while not self._has_ended(recorders, made):
+            began = time.monotonic()
+            for place in (0, 1) if made % 2 == 0 else (1, 0):
+                yield place
+                if recorders[place].completed() <= made:  # it failed, and its outcome says why
+                    self.ending = "failed"
+                    return
+            ours, theirs = (self._value(recorder, made) for recorder in recorders)
+            if ours is None or theirs is None:
+                self.ending = "failed"
+                return
+            made += 1
+            self.values.append((ours, theirs))
+            self._longest = max(self._longest, time.monotonic() - began)
+            if self._others():
+                self.warnings[BESIDE] = None
+            say(self._progress())
+
+    def _has_ended(self, recorders: Sequence[Recorder[Any]], made: int) -> bool:
+        """Returns whether no more rounds are made, and keeps the reason in `ending`."""
+        rounds, margin = len(self.values), self._wishes.margin
+        exceeds = self.look.exceeds(margin)
+        if exceeds is False:
+            self.ending = "decided"
+            return True
+        if made and (exceeds or rounds == FEWEST):
+            found = findings_of(self._sides(recorders))
+            if found.refusals or (exceeds and found.loss != "unclear"):
+                self.ending = "decided"
+                return True
+        if (most := self._wishes.max_memory) is not None and made and (_peak(recorders[1]) or 0.0) > most:
+            self.ending = "decided"
+            return True
+        if rounds >= self._wishes.most:
+            self.ending = "rounds"
+            return True
+        budget = self._wishes.budget
+        if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
+            self.ending = "budget"
+            return True
+        return False
+
+    def _value(self, recorder: Recorder[Any], made: int) -> float | None:
+        """Returns the metric in the last repeat of a run; None if that measured nothing."""
+        summary = recorder.sum_up()
+        known = {metric.name: metric for metric in summary.metrics}
+        if not known:
+            return None
+        self.metric = self.metric or next((name for name in METRICS[self._wishes.aim] if name in known), "")
+        if self.metric not in known:
+            raise UsageError(
+                f"--metric {self._wishes.aim}: the program has no {' or '.join(METRICS[self._wishes.aim])} here",
+                "energy needs a GPU whose driver counts it" if self._wishes.aim == "energy" else "name another metric",
+            )
+        repeats = known[self.metric].repeats
+        return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
+
+    def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
+        """Returns both versions as far as they were measured."""
+        for recorder in recorders:
+            recorder.flush()
+        now = [open_run(recorder.writer.path, running=True) for recorder in recorders]
+        return sides_of(self._before.runs, now, [recorder.variant for recorder in recorders])
+
+    def _progress(self) -> str:
+        found, wishes = self.look, self._wishes
+        gain = units.signed_percent(found.gain - 1) if found.gain else ""
+        interval = f" [{', '.join(units.signed_percent(end - 1) for end in found.interval)}]" if found.interval else ""
+        return f"judge: round {found.rounds} of at most {wishes.most}: gain {gain}{interval}"
+
+
+def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) -> list[Outcome]:
+    """Runs the base and the edited version. Raises the error of the base if that does not run."""
+
+    def order(recorders: Sequence[Recorder[Any]]) -> Iterator[int]:
+        return judging.rounds(recorders, bench.terminal.say)
+
+    with bench.terminal.errors_only():
+        outcomes = bench.run(variants, order=order, until=judging.until)
+    base, edited = outcomes
+    stopped = isinstance(base.error, Interrupted)
+    if base.error and not stopped:
+        raise type(base.error)(f"the base does not run: {base.error.message}", base.error.hint)
+    if stopped:
+        judging.ending = "budget" if time.monotonic() > judging.until else "interrupted"
+    elif isinstance(edited.error, GpubenchError):
+        judging.ending = "failed"
+    return outcomes
+
+
+def conclude(
+    outcomes: Sequence[Outcome], judging: Judging, wishes: Wishes, before: Before, versions: Sequence[Version]
+) -> Decision:
+    """Returns the decision on what was measured."""
+    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    failure = outcomes[1].error if not isinstance(outcomes[1].error, Interrupted) else None
+    runs = [*before.runs, (str(paths[0]), str(paths[1]))]
+    found, warnings = Findings(failure=failure), list(judging.warnings)
+    measured = [outcome.summary.metrics for outcome in outcomes]
+    if all(measured) or before.runs:
+        now = [open_run(path) for path in paths] if all(measured) else []
+        sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
+        comparison = _compared(sides)
+        found = findings_of(sides, comparison, failure=failure)
+        warnings += [line for line in comparison.warnings if line not in warnings]
+    shown = judging.look
+    ruling = decide(shown, wishes.margin, found, wishes.max_memory, _doubts(judging, wishes, shown))
+    needed = shown.needed(wishes.margin) if ruling.answer == "undecided" and shown.exceeds(wishes.margin) is None else None
+    each = judging.seconds / max(1, shown.rounds)
+    means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)] or [None, None]
+    metric = judging.metric or METRICS[wishes.aim][0]
+    return Decision(
+        decision=ruling.answer,
+        answer=sentence(ruling, shown, wishes.margin, metric, found),
+        metric=metric,
+        unit=definition_of(metric).unit,
+        margin=wishes.margin,
+        gain=shown.gain,
+        interval=shown.interval,
+        rounds=shown.rounds,
+        spread=math.expm1(shown.spread) if shown.spread is not None else None,
+        baseline=means[0],
+        candidate=means[1],
+        ending=judging.ending,
+        reasons=ruling.reasons,
+        needed=Needed(needed, each * max(0, needed - shown.rounds)) if needed else None,
+        loss=found.loss,
+        loss_reason=found.loss_reason,
+        peak_memory=found.peak_memory,
+        max_memory=wishes.max_memory,
+        warnings=warnings,
+        base=versions[0],
+        edited=versions[1],
+        runs=runs,
+        values=judging.values,
+        started=before.started,
+        seconds=judging.seconds,
+    )
+
+
+def _doubts(judging: Judging, wishes: Wishes, shown: Look) -> list[str]:
+    """Returns why the rounds have not sufficed."""
+    made = units.counted(shown.rounds, "round")
+    said: Mapping[Ending, str] = {
+        "rounds": f"{made} do not tell, and no more are made",
+        "budget": f"the budget of {units.about(wishes.budget or 0)} sufficed for {made}",
+        "interrupted": f"it was interrupted after {made}",
+    }
+    return [said[judging.ending]] if judging.ending in said else []
+
+
+def sentence(ruling: Ruling, shown: Look, margin: float, metric: str, found: Findings) -> str:
+    """Returns the decision and its main reason in one sentence."""
+    gain = in_words(shown, metric)
+    if ruling.answer == "refused":
+        return f"refused: {ruling.reasons[0]}"
+    if ruling.answer == "keep":
+        loss = f", loss {found.loss}" if found.loss != "unknown" else ""
+        return f"keep: {gain}, the same work{loss}"
+    if ruling.answer == "discard":
+        slower = shown.interval is not None and shown.interval[1] < 1
+        return f"discard: {gain}" if slower or not margin else f"discard: {gain}, not {units.percent(margin)} or more"
+    return f"undecided: {'; '.join([gain, *ruling.reasons[:1]]) if gain else '; '.join(ruling.reasons[:1])}"
+
+
+def in_words(shown: Look, metric: str) -> str:
+    """Returns the gain with its interval, such as "3.1 % faster [+2.2, +4.0]"; "" without rounds."""
+    if shown.gain is None:
+        return ""
+    better, worse = WORDS.get(metric, ("faster", "slower"))
+    gain, ends = shown.gain, shown.interval or ()
+    size = units.difference(max(gain, 1 / gain) - 1) if metric not in REDUCED else units.percent(abs(1 - 1 / gain))
+    edges = f" [{', '.join(units.signed_percent(end - 1) for end in ends)}]" if ends else ""
+    return f"{size} {better if gain >= 1 else worse}{edges}"
+
+
+REDUCED = (*PEAKS, "energy_per_sample")
+WORDS = {
+    **dict.fromkeys(PEAKS, ("less peak memory", "more peak memory")),
+    "energy_per_sample": ("less energy for a sample", "more energy for a sample"),
+}
+"""What a gain and a loss of a metric are called; faster and slower for all others."""
+
+
+def findings_of(
+    sides: Sequence[Side], comparison: Comparison | None = None, failure: GpubenchError | None = None
+) -> Findings:
+    """Returns what is known of both versions besides their gains."""
+    comparison = comparison or _compared(sides)
+    peaks = [peak for run in sides[1].runs if (peak := _largest(run.metrics)) is not None]
+    return Findings(
+        refusals=[],
+        peak_memory=max(peaks, default=None),
+        failure=failure,
+    )
+
+
+def _compared(sides: Sequence[Side]) -> Comparison:
+    return compare(sides).comparisons[0]
+
+
+def sides_of(before: Sequence[tuple[str, str]], now: Sequence[RunEvidence], labels: Sequence[str]) -> list[Side]:
+    """Returns both versions, each with its runs of before and of now.
+
+    Raises RunDirectoryError if a run of before is gone.
+    """
+    earlier = [[open_run(Path(pair[place])) for pair in before] for place in (0, 1)]
+    return [
+        Side(label, tuple([*runs, *now[place : place + 1]]))
+        for place, (label, runs) in enumerate(zip(labels, earlier, strict=True))
+    ]
+
+
+def _peak(recorder: Recorder[Any]) -> float | None:
+    return _largest({metric.name: metric for metric in recorder.sum_up().metrics})
+
+
+def _largest(metrics: Mapping[str, Metric]) -> float | None:
+    return next((max(metrics[name].repeats) for name in PEAKS if name in metrics), None)
+
+
+def version(configuration: Configuration[Any], code: Mapping[str, Any] | None, edit: str | None) -> Version:
+    """Returns what one side runs. `code` is what run.json says of the repository."""
+    program, known = configuration.settings.program, code or {}
+    return Version(
+        label=configuration.labels.variant or "",
+        command=program.command,
+        ref=program.ref,
+        commit=known.get("commit"),
+        subject=known.get("subject"),
+        edit=edit,
+    )
+
+
+@contextmanager
+def announced() -> Iterator[Callable[[], bool]]:
+    """A context in which other judgements of this user on this machine know of this one.
+
+    It has a function that tells whether there is another one.
+    """
+    folder = temporary.OwnedFolder()
+    try:
+        (folder.path / MARK).touch()
+        yield lambda: len(temporary.marked(MARK)) > 1
+    finally:
+        folder.cleanup()
+
+
+def resumed(decision: Decision, folder: Path) -> Before:
+    """Returns what a judgement can go on from. Raises RunDirectoryError if its code has changed or it has ended."""
+    edited, now, state = decision.edited, git.edit(folder), git.state(folder) or {}
+    if decision.decision != "undecided":
+        raise RunDirectoryError(f"it is decided: {decision.answer}", "judge the edit anew to measure it again")
+    if edited.edit is None or (now, state.get("commit")) != (edited.edit, edited.commit):
+        raise RunDirectoryError(
+            "the program has changed since, so that its rounds cannot be counted together", "judge the edit anew"
+        )
+    return Before(decision.runs, decision.values, decision.seconds, decision.metric, decision.started)
