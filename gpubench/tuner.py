@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -369,9 +369,8 @@ class Tuner:
             return reason
         baseline = self._evidence_of((0,) * len(combination), runs)
         before, after = ([work_of(run) for run in side] for side in (baseline, found))
-        if "training.batch_size" in self.tuning.changes(combination):
-            after = [replace(work, samples=None, forwarded=None) for work in after]
-        if less := next(filter(None, (less_work(before, work) for work in after)), ""):
+        scaled = "training.batch_size" in self.tuning.changes(combination)
+        if less := next(filter(None, (less_work(before, work, scaled=scaled) for work in after)), ""):
             return less
         if block.stage not in ("alone", "confirming"):
             return ""

@@ -222,7 +222,12 @@ STYLES: dict[Outcome, Style] = {
     "withheld": "withheld",
     "rejected": "rejected",
 }
-GATES: dict[str, Style] = {"regressed": "worse", "passed": "better", "inconclusive": "inconclusive"}
+GATES: dict[str, Style] = {
+    "refused": "rejected",
+    "regressed": "worse",
+    "passed": "better",
+    "inconclusive": "inconclusive",
+}
 VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
 VERDICTS = 3  # verdicts that a terminal shows without -v, besides established ones
 LEAST_MOVE = 0.02  # of a step: a terminal without -v leaves out smaller changes of a phase

@@ -390,6 +390,10 @@ UNEVEN = 0.01
 """The relative difference between the mean number of samples in a step and the usual one from which on it is said."""
 
 
+LEAST = ("backward_passes", "forwarded", "updated_first", "updated_least", "updated_bytes", "updated_parameters")
+"""The kinds of work of which a repeat has those of the rank that did least."""
+
+
 @dataclass
 class Repeat:
     """The events of one repeat."""
@@ -421,10 +425,19 @@ class Repeat:
 
     @property
     def work(self) -> WorkCounted | None:
-        """The work of the rank that did least, for each kind of work; None if no rank has counted it."""
-        found = [done.work for done in self.done.values() if done.work]
-        least = {name: min(getattr(one, name) for one in found) for name in WorkCounted.__struct_fields__ if found}
-        return WorkCounted(**least) if found else None
+        """The work of the ranks, None if none has counted it: for each kind in LEAST that of the rank that did least.
+
+        Other counts are added, because shares of them need numbers of the same ranks.
+        """
+        found = [done.work for _, done in sorted(self.done.items()) if done.work]
+        if not found:
+            return None
+        merged: dict[str, Any] = {"shapes": found[0].shapes}
+        for name in WorkCounted.__struct_fields__:
+            known = [value for one in found if (value := getattr(one, name)) is not None]
+            if name not in merged and known:
+                merged[name] = min(known) if name in LEAST else max(known) if name == "elements_spread" else sum(known)
+        return WorkCounted(**merged)
 
 
 class StepSamples(msgspec.Struct, frozen=True):

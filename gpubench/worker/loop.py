@@ -371,7 +371,7 @@ def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, length: Len
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
     reader.raise_if_diverged()
     counted = loop.counted.found()
-    work = WorkCounted(**counted) if counted else None
+    work = msgspec.convert(counted, WorkCounted) if counted else None
     yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, work=work, **peaks(loop.device), **setup)
 
 
