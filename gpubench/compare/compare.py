@@ -96,13 +96,15 @@ def _compare(
     undecidable = None if force else same.undecidable
     refused = _said(undecidable, baseline, candidate) if undecidable else None
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
+    if same.work == "more":
+        rejected.setdefault("slower", next(iter(same.remarks), f"{baseline.label} does less work"))
     if not force and (harm := next((one for one in same.refusals if one.kind == "loss"), None)):
         rejected.setdefault("faster", _said(harm, baseline, candidate))
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
     circumstances = Circumstances(margin, withheld, refused, rejected, record, machine, assumed)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
-    warnings = [_said(one, baseline, candidate) for one in same.refusals]
+    warnings = [*(_said(one, baseline, candidate) for one in same.refusals), *same.remarks]
     warnings = list(dict.fromkeys([*warnings, *rejected.values(), *find_warnings(baseline, candidate)]))
     if moved := changed_machine(baseline, candidate):
         warnings.append(moved)

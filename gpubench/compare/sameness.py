@@ -4,13 +4,16 @@ All comparisons use it: what is found is the `Sameness` of a `Comparison`, and i
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
+from gpubench import units
 from gpubench.compare import losses
 from gpubench.compare.comparability import declarations
-from gpubench.compare.evidence import RUNS_READ, RunEvidence, Side
+from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import counts, in_words, skips, work_of
+from gpubench.runs import clocks as clock
 
 OTHER_WORK = "does less work: "
 """How the reason of a refusal begins whose side does less work."""
@@ -41,14 +44,16 @@ def judge(
     other_loss = bool(workload)
     judged = [] if other_loss else [_loss(sides[0], sides[1], claim, margin)]
     skipped = skips(ours, theirs)
-    said = [f"{OTHER_WORK}{skipped}"] if skipped else []
-    refusals = [*(Refusal("work", "candidate", one) for one in said), *_less_work(counted), *_harmed(judged)]
-    if any(key in declarations() for key in workload):  # other work was asked for, and the verdicts are withheld
-        refusals = []
+    clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
+    refusals = list(_wrong_clocks(sides, clocks))
+    if not any(key in declarations() for key in workload):  # otherwise other work was asked for
+        refusals += [*_less_work(counted, skipped), *_harmed(judged)]
     return Sameness(
         work=_found(counted, scaled=scaled) if not skipped else "less",
         counts=counted,
         losses=judged,
+        clock="different" if any(clocks) else "unknown" if None in clocks else "same",
+        remarks=list(_remarks(baseline, candidate, counted)),
         refusals=refusals,
     )
 
@@ -63,13 +68,45 @@ def _found(counted: Sequence[WorkCount], *, scaled: bool) -> WorkFound:
     return "scaled" if scaled else "same"
 
 
-def _less_work(counted: Sequence[WorkCount]) -> Iterator[Refusal]:
-    """Yields the side that does less work, the candidate first, with all that it does less of."""
-    if less := [one for one in counted if one.less]:
-        yield Refusal("work", "candidate", f"{OTHER_WORK}{'; '.join(in_words(one) for one in less)}")
+def _less_work(counted: Sequence[WorkCount], skipped: str) -> Iterator[Refusal]:
+    """Yields that the candidate does less work, with all that it does less of."""
+    less = [*([skipped] if skipped else []), *(in_words(one) for one in counted if one.less)]
+    if less:
+        yield Refusal("work", "candidate", f"{OTHER_WORK}{'; '.join(less)}")
+
+
+def _wrong_clocks(sides: Sequence[Sequence[RunEvidence]], differ: Sequence[bool | None]) -> Iterator[Refusal]:
+    """Yields the sides whose clock went at another speed than the host's, with the times by both."""
+    names: Sequence[Literal["baseline", "candidate"]] = ("baseline", "candidate")
+    for name, side, other in zip(names, sides, differ, strict=True):
+        if other and (found := clock.together(one for run in side for one in run.summary.clocks)):
+            yield Refusal(
+                "clock",
+                name,
+                f"has a clock of its own: its steps took {units.seconds(found.program)} by it, and "
+                f"{units.seconds(found.host)} by the host's",
+            )
+
+
+def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> Iterator[str]:
+    """Yields what differs and leaves a verdict."""
     if more := [one for one in counted if one.more]:
         said = "; ".join(in_words(one, of_baseline=True) for one in more)
-        yield Refusal("work", "baseline", f"{OTHER_WORK}{said}")
+        yield f"{baseline.label} {OTHER_WORK}{said}"
+    for side, other in ((baseline, candidate), (candidate, baseline)):
+        share = _evaluation(side)
+        if share and _evaluation(other) == 0:
+            without = f"{other.label} does not evaluate"
+            yield f"{without}, and {side.label} does for {units.percent(share)} of the time of its steps"
+
+
+def _evaluation(side: Side) -> float | None:
+    """Returns the share of evaluation in the time of the steps; None if the phases are unknown."""
+    metrics = side.runs[0].metrics
+    if "step_time" not in metrics or not any(name.startswith(PHASE) for name in metrics):
+        return None
+    found = metrics.get(f"{PHASE}evaluation")
+    return found.estimate / metrics["step_time"].estimate if found else 0.0
 
 
 def _loss(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], claim: Claim, margin: Margin) -> LossFound:

@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = {
     "used": Kind("backward passes have gradients that an update uses", alike=0.1),
     "passes": Kind("backward passes are in a step", "step"),
     "parameters": Kind("parameters are in the model"),
-    "updated": Kind("elements of parameters get a gradient for an update"),
+    "updated": Kind("elements of parameters get a gradient"),
     "changed": Kind("parameters change in an update that has their gradient", alike=0.1),
     "flops": Kind("FLOPs are needed for a sample"),
 }

@@ -379,7 +379,10 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
         ({"samples": None}, ""),
         ({"flops": 0.9995e9}, ""),
         ({"samples": 8.0}, "2 times fewer samples are in a step (8 instead of 16)"),
-        ({"updated": 500_000}, "2 times fewer elements of parameters get a gradient for an update (500 k instead of 1 M)"),
+        (
+            {"updated": 500_000},
+            "2 times fewer elements of parameters get a gradient (500 k instead of 1 M)",
+        ),
         ({"forwarded": 8.0}, "2 times fewer samples reach the model (8 instead of 16)"),
         ({"passes": 1.0}, "2 times fewer backward passes are in a step (1 instead of 2)"),
         ({"flops": 0.5e9}, "2 times fewer FLOPs are needed for a sample (500 M instead of 1 G)"),
