@@ -64,8 +64,8 @@ class Bench:
         """Runs the variants as A B B A until each has its repeats, and writes their reports.
 
         With `independent`, one that fails does not end the others, unless it is the first one. `order` has the number
-        of a variant for each repeat to make instead, or chooses it; then none that fails ends the others. What still runs at the time
-        `until`, in seconds of `time.monotonic()`, is interrupted.
+        of a variant for each repeat to make instead, or chooses it; then none that fails ends the others. What still
+        runs at the time `until`, in seconds of `time.monotonic()`, is interrupted.
 
         Under the user's own torchrun this returns on rank 0 only; the other ranks become workers. For a program on
         several machines it returns on that of rank 0 only; on the others it raises the error of the run or typer.Exit.

@@ -11,20 +11,35 @@ from typing import Any
 from gpubench import git, temporary, units
 from gpubench.bench import Bench
 from gpubench.compare.compare import compare
-from gpubench.compare.decision import METRICS, PEAKS, Decision, Ending, Findings, Needed, Ruling, Version, decide
+from gpubench.compare.decision import (
+    METRICS,
+    Aim,
+    Decision,
+    Ending,
+    Findings,
+    Needed,
+    Version,
+    failure_in_words,
+    findings_of,
+    largest_peak,
+    rule,
+    sentence,
+)
 from gpubench.compare.evidence import RunEvidence, Side, open_run
-from gpubench.compare.result import Comparison
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
+from gpubench.compare.warnings import disturbance
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, UsageError
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
-from gpubench.metrics import Metric, definition_of
+from gpubench.metrics import definition_of
 from gpubench.runs.directory import timestamp
 from gpubench.settings.loading import Configuration
 
 LATE = 0.1
 """How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
+BUSY = 0.05
+"""The slowdown by other processes from which on the machine was too busy, as a fraction."""
 MARK = "judges"
 """The file in the temporary folder of a host that judges."""
 BESIDE = "another judgement runs on this machine at the same time: each slows the other, and makes it less certain"
@@ -34,8 +49,7 @@ BESIDE = "another judgement runs on this machine at the same time: each slows th
 class Wishes:
     """What the user asks of a judgement."""
 
-    aim: str = "throughput"
-    """One of METRICS."""
+    aim: Aim = "throughput"
     margin: float = DEFAULT_MARGIN
     """The gain that has to be exceeded, as a fraction."""
     max_memory: float | None = None
@@ -60,7 +74,9 @@ class Before:
 class Judging:
     """Makes round after round of both versions until their gains decide, or until no more may be made."""
 
-    def __init__(self, wishes: Wishes, before: Before | None = None, others: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, wishes: Wishes, before: Before | None = None, others: Callable[[], bool] = lambda: False
+    ) -> None:
         """`others` tells whether another judgement runs on this machine."""
         self._wishes, self._before, self._others = wishes, before or Before(), others
         self.values = list(self._before.values)
@@ -117,11 +133,13 @@ class Judging:
             self.ending = "decided"
             return True
         if made and (exceeds or rounds == FEWEST):
-            found = findings_of(self._sides(recorders))
+            sides = self._sides(recorders)
+            found = findings_of(compare(sides).comparisons[0], sides[1])
             if found.refusals or (exceeds and found.loss != "unclear"):
                 self.ending = "decided"
                 return True
-        if (most := self._wishes.max_memory) is not None and made and (_peak(recorders[1]) or 0.0) > most:
+        most = self._wishes.max_memory
+        if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
             self.ending = "decided"
             return True
         if rounds >= self._wishes.most:
@@ -155,6 +173,16 @@ class Judging:
         now = [open_run(recorder.writer.path, running=True) for recorder in recorders]
         return sides_of(self._before.runs, now, [recorder.variant for recorder in recorders])
 
+    @property
+    def doubt(self) -> str:
+        """Why the rounds have not sufficed."""
+        made = units.counted(len(self.values), "round")
+        said: Mapping[Ending, str] = {
+            "budget": f"the budget of {units.about(self._wishes.budget or 0)} sufficed for {made}",
+            "interrupted": f"it was interrupted after {made}",
+        }
+        return said.get(self.ending, f"{made} do not tell")
+
     def _progress(self) -> str:
         found, wishes = self.look, self._wishes
         gain = units.signed_percent(found.gain - 1) if found.gain else ""
@@ -185,26 +213,29 @@ def conclude(
     outcomes: Sequence[Outcome], judging: Judging, wishes: Wishes, before: Before, versions: Sequence[Version]
 ) -> Decision:
     """Returns the decision on what was measured."""
-    paths = [outcome.recorder.writer.path for outcome in outcomes]
+    pair = tuple(outcome.recorder.writer.path for outcome in outcomes)
     failure = outcomes[1].error if not isinstance(outcomes[1].error, Interrupted) else None
-    runs = [*before.runs, (str(paths[0]), str(paths[1]))]
-    found, warnings = Findings(failure=failure), list(judging.warnings)
-    measured = [outcome.summary.metrics for outcome in outcomes]
-    if all(measured) or before.runs:
-        now = [open_run(path) for path in paths] if all(measured) else []
+    measured = all(outcome.summary.metrics for outcome in outcomes)
+    found, warnings, doubt = Findings(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
+    if measured or (before.runs and not failure):
+        now = [open_run(path) for path in pair] if measured else []
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
-        comparison = _compared(sides)
-        found = findings_of(sides, comparison, failure=failure)
-        warnings += [line for line in comparison.warnings if line not in warnings]
-    shown = judging.look
-    ruling = decide(shown, wishes.margin, found, wishes.max_memory, _doubts(judging, wishes, shown))
-    needed = shown.needed(wishes.margin) if ruling.answer == "undecided" and shown.exceeds(wishes.margin) is None else None
-    each = judging.seconds / max(1, shown.rounds)
-    means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)] or [None, None]
+        (comparison,) = compare(sides).comparisons
+        found = findings_of(comparison, sides[1], failure)
+        warnings += comparison.warnings
+        if max(disturbance(side) or 0.0 for side in sides) > BUSY:
+            doubt = f"{doubt}, and other processes kept the machine busy"
+    shown, seconds = judging.look, judging.seconds
+    ruling = rule(shown, wishes.margin, found, wishes.max_memory, doubt)
+    is_open = ruling.answer == "undecided" and shown.exceeds(wishes.margin) is None
+    needed = shown.needed(wishes.margin) if is_open else None
+    left = seconds / max(1, shown.rounds) * max(0, (needed or 0) - shown.rounds)
+    means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)]
     metric = judging.metric or METRICS[wishes.aim][0]
     return Decision(
         decision=ruling.answer,
         answer=sentence(ruling, shown, wishes.margin, metric, found),
+        aim=wishes.aim,
         metric=metric,
         unit=definition_of(metric).unit,
         margin=wishes.margin,
@@ -212,84 +243,24 @@ def conclude(
         interval=shown.interval,
         rounds=shown.rounds,
         spread=math.expm1(shown.spread) if shown.spread is not None else None,
-        baseline=means[0],
-        candidate=means[1],
+        baseline=means[0] if means else None,
+        candidate=means[1] if means else None,
         ending=judging.ending,
         reasons=ruling.reasons,
-        needed=Needed(needed, each * max(0, needed - shown.rounds)) if needed else None,
+        needed=Needed(needed, left) if needed else None,
+        work=found.work,
         loss=found.loss,
         loss_reason=found.loss_reason,
         peak_memory=found.peak_memory,
         max_memory=wishes.max_memory,
-        warnings=warnings,
+        warnings=list(dict.fromkeys(warnings)),
         base=versions[0],
         edited=versions[1],
-        runs=runs,
+        runs=[*before.runs, *([(str(pair[0]), str(pair[1]))] if measured or not before.runs else [])],
         values=judging.values,
         started=before.started,
-        seconds=judging.seconds,
+        seconds=seconds,
     )
-
-
-def _doubts(judging: Judging, wishes: Wishes, shown: Look) -> list[str]:
-    """Returns why the rounds have not sufficed."""
-    made = units.counted(shown.rounds, "round")
-    said: Mapping[Ending, str] = {
-        "rounds": f"{made} do not tell, and no more are made",
-        "budget": f"the budget of {units.about(wishes.budget or 0)} sufficed for {made}",
-        "interrupted": f"it was interrupted after {made}",
-    }
-    return [said[judging.ending]] if judging.ending in said else []
-
-
-def sentence(ruling: Ruling, shown: Look, margin: float, metric: str, found: Findings) -> str:
-    """Returns the decision and its main reason in one sentence."""
-    gain = in_words(shown, metric)
-    if ruling.answer == "refused":
-        return f"refused: {ruling.reasons[0]}"
-    if ruling.answer == "keep":
-        loss = f", loss {found.loss}" if found.loss != "unknown" else ""
-        return f"keep: {gain}, the same work{loss}"
-    if ruling.answer == "discard":
-        slower = shown.interval is not None and shown.interval[1] < 1
-        return f"discard: {gain}" if slower or not margin else f"discard: {gain}, not {units.percent(margin)} or more"
-    return f"undecided: {'; '.join([gain, *ruling.reasons[:1]]) if gain else '; '.join(ruling.reasons[:1])}"
-
-
-def in_words(shown: Look, metric: str) -> str:
-    """Returns the gain with its interval, such as "3.1 % faster [+2.2, +4.0]"; "" without rounds."""
-    if shown.gain is None:
-        return ""
-    better, worse = WORDS.get(metric, ("faster", "slower"))
-    gain, ends = shown.gain, shown.interval or ()
-    size = units.difference(max(gain, 1 / gain) - 1) if metric not in REDUCED else units.percent(abs(1 - 1 / gain))
-    edges = f" [{', '.join(units.signed_percent(end - 1) for end in ends)}]" if ends else ""
-    return f"{size} {better if gain >= 1 else worse}{edges}"
-
-
-REDUCED = (*PEAKS, "energy_per_sample")
-WORDS = {
-    **dict.fromkeys(PEAKS, ("less peak memory", "more peak memory")),
-    "energy_per_sample": ("less energy for a sample", "more energy for a sample"),
-}
-"""What a gain and a loss of a metric are called; faster and slower for all others."""
-
-
-def findings_of(
-    sides: Sequence[Side], comparison: Comparison | None = None, failure: GpubenchError | None = None
-) -> Findings:
-    """Returns what is known of both versions besides their gains."""
-    comparison = comparison or _compared(sides)
-    peaks = [peak for run in sides[1].runs if (peak := _largest(run.metrics)) is not None]
-    return Findings(
-        refusals=[],
-        peak_memory=max(peaks, default=None),
-        failure=failure,
-    )
-
-
-def _compared(sides: Sequence[Side]) -> Comparison:
-    return compare(sides).comparisons[0]
 
 
 def sides_of(before: Sequence[tuple[str, str]], now: Sequence[RunEvidence], labels: Sequence[str]) -> list[Side]:
@@ -299,17 +270,9 @@ def sides_of(before: Sequence[tuple[str, str]], now: Sequence[RunEvidence], labe
     """
     earlier = [[open_run(Path(pair[place])) for pair in before] for place in (0, 1)]
     return [
-        Side(label, tuple([*runs, *now[place : place + 1]]))
+        Side(label, (*runs, *now[place : place + 1]))
         for place, (label, runs) in enumerate(zip(labels, earlier, strict=True))
     ]
-
-
-def _peak(recorder: Recorder[Any]) -> float | None:
-    return _largest({metric.name: metric for metric in recorder.sum_up().metrics})
-
-
-def _largest(metrics: Mapping[str, Metric]) -> float | None:
-    return next((max(metrics[name].repeats) for name in PEAKS if name in metrics), None)
 
 
 def version(configuration: Configuration[Any], code: Mapping[str, Any] | None, edit: str | None) -> Version:
@@ -344,6 +307,8 @@ def resumed(decision: Decision, folder: Path) -> Before:
     edited, now, state = decision.edited, git.edit(folder), git.state(folder) or {}
     if decision.decision != "undecided":
         raise RunDirectoryError(f"it is decided: {decision.answer}", "judge the edit anew to measure it again")
+    if not decision.rounds:
+        raise RunDirectoryError("it has measured nothing", "judge the edit anew")
     if edited.edit is None or (now, state.get("commit")) != (edited.edit, edited.commit):
         raise RunDirectoryError(
             "the program has changed since, so that its rounds cannot be counted together", "judge the edit anew"

@@ -99,7 +99,7 @@ Series = NDArray[np.float64]
 
 PHASE = "phase_"
 RUNS_READ = 3  # runs of a group whose losses are read
-ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
+ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted", RUNNING: "is running"}
 NOTHING = "run it again with more steps, or with fewer training.warmup_steps"
 
 
