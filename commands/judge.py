@@ -16,7 +16,7 @@ from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
     from gpubench.compare.decision import Decision
-    from gpubench.judge import Before, Wishes
+    from gpubench.judge import Before, Terms
     from gpubench.settings.loading import Configuration
 
 JUDGEMENT = "Judgement"
@@ -75,9 +75,9 @@ SETTINGS = {
     "trust": ("inference", "steps", "samples_per_step", "device"),
     "resume": ("experiment", "results"),
 }
-ALONE = frozenset({"ledger", "json", "quiet", "verbose"})
+ALONE = frozenset({"ledger", "results", "json", "quiet", "verbose"})
 """The options that may stand beside --ledger where the file is only shown."""
-RESUMED = ALONE | {"resume", "budget", "rounds", "trust", "results"}
+RESUMED = ALONE | {"resume", "budget", "rounds", "trust"}
 """The options that may stand beside --resume."""
 CHOSEN = ("measurement.repeats", "measurement.target_precision")
 """The settings that a judgement chooses itself."""
@@ -112,23 +112,23 @@ def judge(
     if ledger and not resume and not program.is_given(ctx, config):
         _show(ctx, ledger, shown)
         return
-    wishes = _wishes(budget, rounds, margin, metric, max_memory)
+    terms = _terms(budget, rounds, margin, metric, max_memory)
     if resume:
-        _resume(ctx, resume, wishes, ledger, shown)
+        _resume(ctx, resume, terms, ledger, shown)
         return
     variants = _variants(ctx, config, base, base_args, args)
     if print_config:
         print_configurations(variants, "judge")
         return
-    _judge(options.labelled(ctx, variants, own=1), wishes, ledger, shown)
+    _judge(options.labelled(ctx, variants, own=1), terms, ledger, shown)
 
 
-def _wishes(budget: str | None, rounds: str | None, margin: str, metric: str, max_memory: str | None) -> "Wishes":
+def _terms(budget: str | None, rounds: str | None, margin: str, metric: str, max_memory: str | None) -> "Terms":
     """Parses the options of a judgement. Raises UsageError for what cannot be understood."""
     from gpubench.commands.compare import fraction_of
     from gpubench.compare.decision import METRICS
     from gpubench.compare.sequential import FEWEST, MOST
-    from gpubench.judge import Wishes
+    from gpubench.judge import Terms
 
     aim = next((one for one in METRICS if one == metric.replace("-", "_")), None)
     if aim is None:
@@ -136,7 +136,7 @@ def _wishes(budget: str | None, rounds: str | None, margin: str, metric: str, ma
     if rounds is not None and not (rounds.isdecimal() and FEWEST <= int(rounds) <= MOST):
         hint = f"for example --rounds 10; fewer than {FEWEST} prove nothing, and the error rates hold for up to {MOST}"
         raise UsageError(f"--rounds {rounds!r} is not a number from {FEWEST} to {MOST}", hint)
-    return Wishes(
+    return Terms(
         aim=aim,
         margin=0.0 if margin.strip() in ("0", "0%") else fraction_of(margin),
         max_memory=amounts.memory(max_memory, "--max-memory") if max_memory is not None else None,
@@ -189,7 +189,7 @@ def _most() -> int:
 
 def _judge(
     variants: "list[Configuration[Any]]",
-    wishes: "Wishes",
+    terms: "Terms",
     ledger: Path | None,
     shown: options.Shown,
     before: "Before | None" = None,
@@ -211,12 +211,12 @@ def _judge(
     folder = variants[1].settings.program.directory or Path()
     edit = git.edit(folder)
     with announced() as others:
-        judging = Judging(wishes, before, others)
+        judging = Judging(terms, before, others)
         outcomes = run(variants, bench, judging)
     codes = [outcome.recorder.code for outcome in outcomes]
     at_base = edit if variants[0].settings.program.ref is None else ""
     versions = [version(one, code, by) for one, code, by in zip(variants, codes, (at_base, edit), strict=True)]
-    decision = conclude(outcomes, judging, wishes, before, versions)
+    decision = conclude(outcomes, judging, terms, before, versions)
     path = outcomes[1].recorder.writer.path
     try:
         report.write(decision, path)
@@ -232,7 +232,7 @@ def _judge(
     raise typer.Exit(decision.exit_code)
 
 
-def _resume(ctx: typer.Context, name: str, wishes: "Wishes", ledger: Path | None, shown: options.Shown) -> None:
+def _resume(ctx: typer.Context, name: str, terms: "Terms", ledger: Path | None, shown: options.Shown) -> None:
     """Goes on with an undecided judgement. Raises UsageError for other options, and for a run without one."""
     from dataclasses import replace
 
@@ -242,7 +242,7 @@ def _resume(ctx: typer.Context, name: str, wishes: "Wishes", ledger: Path | None
     from gpubench.runs.directory import CONFIG, DECISION
     from gpubench.runs.references import RESULTS, Lookup
     from gpubench.settings.commands import COMMANDS
-    from gpubench.settings.loading import completed, load
+    from gpubench.settings.loading import Configuration, completed, load
 
     others = options.given(ctx).keys() - RESUMED
     if others or ctx.args or options.program(ctx) is not None:
@@ -259,20 +259,18 @@ def _resume(ctx: typer.Context, name: str, wishes: "Wishes", ledger: Path | None
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path / DECISION} cannot be read: {error}", "judge the edit anew") from None
     source, complete = str(path / DECISION), kind_of(PROGRAM).complete
-    found: list[Configuration[Any]] = [load(COMMANDS[PROGRAM], str(Path(run) / CONFIG)) for run in decision.runs[-1]]
-    if decision.base.ref and decision.base.commit:
-        found[0] = found[0].with_overrides({"program.ref": decision.base.commit}, "judge")
-    variants = [
-        options.trusted(ctx, replace(completed(one, complete), received=source)).called(variant=version.label)
-        for one, version in zip(found, (decision.base, decision.edited), strict=True)
-    ]
+    variants = []
+    for run, version in zip(decision.runs[-1], (decision.base, decision.edited), strict=True):
+        recorded: Configuration[Any] = load(COMMANDS[PROGRAM], str(Path(run) / CONFIG))
+        received = Configuration(recorded.settings, dict.fromkeys(recorded.origins, source), received=source)
+        variants.append(options.trusted(ctx, completed(received, complete)).called(variant=version.label))
     before = resumed(decision, variants[1].settings.program.directory or Path())
-    if len(before.values) >= wishes.most:
+    if len(before.values) >= terms.most:
         raise UsageError(
-            f"it has made {len(before.values)} rounds, and may make at most {wishes.most}", "judge the edit anew"
+            f"it has made {len(before.values)} rounds, and may make at most {terms.most}", "judge the edit anew"
         )
-    wishes = replace(wishes, aim=decision.aim, margin=decision.margin, max_memory=decision.max_memory)
-    _judge(variants, wishes, ledger, shown, before)
+    terms = replace(terms, aim=decision.aim, margin=decision.margin, max_memory=decision.max_memory)
+    _judge(variants, terms, ledger, shown, before)
 
 
 def _show(ctx: typer.Context, ledger: Path, shown: options.Shown) -> None:

@@ -16,11 +16,11 @@ from gpubench.compare.decision import (
     Aim,
     Decision,
     Ending,
-    Findings,
+    Observed,
     Needed,
     Version,
     failure_in_words,
-    findings_of,
+    observed_of,
     largest_peak,
     rule,
     sentence,
@@ -46,8 +46,8 @@ BESIDE = "another judgement runs on this machine at the same time: each slows th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the user asks of a judgement."""
+class Terms:
+    """The terms of a judgement: what the user asks of an edit, and how long it may take."""
 
     aim: Aim = "throughput"
     margin: float = DEFAULT_MARGIN
@@ -75,10 +75,10 @@ class Judging:
     """Makes round after round of both versions until their gains decide, or until no more may be made."""
 
     def __init__(
-        self, wishes: Wishes, before: Before | None = None, others: Callable[[], bool] = lambda: False
+        self, terms: Terms, before: Before | None = None, others: Callable[[], bool] = lambda: False
     ) -> None:
         """`others` tells whether another judgement runs on this machine."""
-        self._wishes, self._before, self._others = wishes, before or Before(), others
+        self._terms, self._before, self._others = terms, before or Before(), others
         self.values = list(self._before.values)
         """The metric of both versions in each round."""
         self.metric = self._before.metric or ""
@@ -97,7 +97,7 @@ class Judging:
     @property
     def until(self) -> float:
         """When a repeat that still runs is interrupted, in seconds of `time.monotonic()`."""
-        budget = self._wishes.budget
+        budget = self._terms.budget
         return math.inf if budget is None else self._began + (1 + LATE) * budget
 
     @property
@@ -127,25 +127,25 @@ class Judging:
 
     def _has_ended(self, recorders: Sequence[Recorder[Any]], made: int) -> bool:
         """Returns whether no more rounds are made, and keeps the reason in `ending`."""
-        rounds, margin = len(self.values), self._wishes.margin
+        rounds, margin = len(self.values), self._terms.margin
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
             self.ending = "decided"
             return True
         if made and (exceeds or rounds == FEWEST):
             sides = self._sides(recorders)
-            found = findings_of(compare(sides).comparisons[0], sides[1])
+            found = observed_of(compare(sides).comparisons[0], sides[1])
             if found.refusals or (exceeds and found.loss != "unclear"):
                 self.ending = "decided"
                 return True
-        most = self._wishes.max_memory
+        most = self._terms.max_memory
         if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
             self.ending = "decided"
             return True
-        if rounds >= self._wishes.most:
+        if rounds >= self._terms.most:
             self.ending = "rounds"
             return True
-        budget = self._wishes.budget
+        budget = self._terms.budget
         if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
             self.ending = "budget"
             return True
@@ -157,11 +157,11 @@ class Judging:
         known = {metric.name: metric for metric in summary.metrics}
         if not known:
             return None
-        self.metric = self.metric or next((name for name in METRICS[self._wishes.aim] if name in known), "")
+        self.metric = self.metric or next((name for name in METRICS[self._terms.aim] if name in known), "")
         if self.metric not in known:
             raise UsageError(
-                f"--metric {self._wishes.aim}: the program has no {' or '.join(METRICS[self._wishes.aim])} here",
-                "energy needs a GPU whose driver counts it" if self._wishes.aim == "energy" else "name another metric",
+                f"--metric {self._terms.aim}: the program has no {' or '.join(METRICS[self._terms.aim])} here",
+                "energy needs a GPU whose driver counts it" if self._terms.aim == "energy" else "name another metric",
             )
         repeats = known[self.metric].repeats
         return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
@@ -178,16 +178,16 @@ class Judging:
         """Why the rounds have not sufficed."""
         made = units.counted(len(self.values), "round")
         said: Mapping[Ending, str] = {
-            "budget": f"the budget of {units.about(self._wishes.budget or 0)} sufficed for {made}",
+            "budget": f"the budget of {units.about(self._terms.budget or 0)} sufficed for {made}",
             "interrupted": f"it was interrupted after {made}",
         }
         return said.get(self.ending, f"{made} do not tell")
 
     def _progress(self) -> str:
-        found, wishes = self.look, self._wishes
+        found, terms = self.look, self._terms
         gain = units.signed_percent(found.gain - 1) if found.gain else ""
         interval = f" [{', '.join(units.signed_percent(end - 1) for end in found.interval)}]" if found.interval else ""
-        return f"judge: round {found.rounds} of at most {wishes.most}: gain {gain}{interval}"
+        return f"judge: round {found.rounds} of at most {terms.most}: gain {gain}{interval}"
 
 
 def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) -> list[Outcome]:
@@ -210,35 +210,35 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
 
 
 def conclude(
-    outcomes: Sequence[Outcome], judging: Judging, wishes: Wishes, before: Before, versions: Sequence[Version]
+    outcomes: Sequence[Outcome], judging: Judging, terms: Terms, before: Before, versions: Sequence[Version]
 ) -> Decision:
     """Returns the decision on what was measured."""
     pair = tuple(outcome.recorder.writer.path for outcome in outcomes)
     failure = outcomes[1].error if not isinstance(outcomes[1].error, Interrupted) else None
     measured = all(outcome.summary.metrics for outcome in outcomes)
-    found, warnings, doubt = Findings(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
+    found, warnings, doubt = Observed(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
     if measured or (before.runs and not failure):
         now = [open_run(path) for path in pair] if measured else []
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
         (comparison,) = compare(sides).comparisons
-        found = findings_of(comparison, sides[1], failure)
+        found = observed_of(comparison, sides[1], failure)
         warnings += comparison.warnings
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds
-    ruling = rule(shown, wishes.margin, found, wishes.max_memory, doubt)
-    is_open = ruling.answer == "undecided" and shown.exceeds(wishes.margin) is None
-    needed = shown.needed(wishes.margin) if is_open else None
+    ruling = rule(shown, terms.margin, found, terms.max_memory, doubt)
+    is_open = ruling.answer == "undecided" and shown.exceeds(terms.margin) is None
+    needed = shown.needed(terms.margin) if is_open else None
     left = seconds / max(1, shown.rounds) * max(0, (needed or 0) - shown.rounds)
     means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)]
-    metric = judging.metric or METRICS[wishes.aim][0]
+    metric = judging.metric or METRICS[terms.aim][0]
     return Decision(
         decision=ruling.answer,
-        answer=sentence(ruling, shown, wishes.margin, metric, found),
-        aim=wishes.aim,
+        answer=sentence(ruling, shown, terms.margin, metric, found),
+        aim=terms.aim,
         metric=metric,
         unit=definition_of(metric).unit,
-        margin=wishes.margin,
+        margin=terms.margin,
         gain=shown.gain,
         interval=shown.interval,
         rounds=shown.rounds,
@@ -252,7 +252,7 @@ def conclude(
         loss=found.loss,
         loss_reason=found.loss_reason,
         peak_memory=found.peak_memory,
-        max_memory=wishes.max_memory,
+        max_memory=terms.max_memory,
         warnings=list(dict.fromkeys(warnings)),
         base=versions[0],
         edited=versions[1],
@@ -303,13 +303,14 @@ def announced() -> Iterator[Callable[[], bool]]:
 
 
 def resumed(decision: Decision, folder: Path) -> Before:
-    """Returns what a judgement can go on from. Raises RunDirectoryError if its code has changed or it has ended."""
-    edited, now, state = decision.edited, git.edit(folder), git.state(folder) or {}
+    """Returns what a judgement can go on from. Raises RunDirectoryError if its code has changed or it is decided."""
+    base, edited, now, state = decision.base, decision.edited, git.edit(folder), git.state(folder) or {}
     if decision.decision != "undecided":
         raise RunDirectoryError(f"it is decided: {decision.answer}", "judge the edit anew to measure it again")
     if not decision.rounds:
         raise RunDirectoryError("it has measured nothing", "judge the edit anew")
-    if edited.edit is None or (now, state.get("commit")) != (edited.edit, edited.commit):
+    moved = base.ref is not None and git.commit(folder, base.ref) != base.commit
+    if moved or edited.edit is None or (now, state.get("commit")) != (edited.edit, edited.commit):
         raise RunDirectoryError(
             "the program has changed since, so that its rounds cannot be counted together", "judge the edit anew"
         )

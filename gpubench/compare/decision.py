@@ -114,7 +114,7 @@ class Decision(Struct, frozen=True, kw_only=True):
         return EXIT_CODES[self.decision]
 
 
-class Findings(Struct, frozen=True, kw_only=True):
+class Observed(Struct, frozen=True, kw_only=True):
     """What was found about both versions besides the gains of their rounds."""
 
     refusals: Sequence[str] = ()
@@ -125,7 +125,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     peak_memory: float | None = None
 
 
-def findings_of(comparison: Comparison, candidate: Side, failure: GpubenchError | None = None) -> Findings:
+def observed_of(comparison: Comparison, candidate: Side, failure: GpubenchError | None = None) -> Observed:
     """Returns what a comparison of the edited version with the base found; `failure` has ended the former early."""
     comparable, found = comparison.comparability, comparison.sameness
     refusals = failure_in_words(failure)
@@ -133,7 +133,7 @@ def findings_of(comparison: Comparison, candidate: Side, failure: GpubenchError 
     if not comparable.comparable and not found.refusals:
         refusals.append(comparable.reasons[0])
     peaks = [peak for run in candidate.runs if (peak := largest_peak(run.summary.metrics)) is not None]
-    return Findings(
+    return Observed(
         refusals=refusals,
         work=found.work,
         loss=found.loss.outcome if found.loss else "unknown",
@@ -159,7 +159,7 @@ class Ruling(Struct, frozen=True):
     """Why it is refused or undecided, the most serious reason first."""
 
 
-def rule(look: Look, margin: float, found: Findings, max_memory: float | None, doubt: str) -> Ruling:
+def rule(look: Look, margin: float, found: Observed, max_memory: float | None, doubt: str) -> Ruling:
     """Returns the answer and its reasons; `doubt` is why the rounds may not have sufficed."""
     refusals = list(found.refusals)
     if max_memory is not None and found.peak_memory is not None and found.peak_memory > max_memory:
@@ -191,7 +191,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
 """What a gain and a loss of a metric are called; faster and slower for all others."""
 
 
-def sentence(ruling: Ruling, look: Look, margin: float, metric: str, found: Findings) -> str:
+def sentence(ruling: Ruling, look: Look, margin: float, metric: str, found: Observed) -> str:
     """Returns the answer and its main reason in one sentence."""
     gain, reasons = in_words(look, metric), ruling.reasons[:1]
     if ruling.answer == "refused":
