@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gpubench import units
-from gpubench.compare import losses
+from gpubench.compare import losses, watched
 from gpubench.compare.comparability import declarations, same_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
@@ -47,6 +47,7 @@ def judge(
     counted = counts(ours, theirs, scaled=scaled)
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
     judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
+    judged += _watched(sides[0], sides[1], margin)
     skipped = skips(ours, theirs)
     clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
     refusals = list(_wrong_clocks(sides, clocks))
@@ -128,7 +129,20 @@ def _loss(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], cla
     )
 
 
+def _watched(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], margin: Margin) -> Iterator[LossFound]:
+    """Yields the judgement of each number that is watched in the output of both sides."""
+    names = {name for run in candidate for name in run.summary.watched}
+    for name in dict.fromkeys(name for run in baseline for name in run.summary.watched):
+        if name in names:
+            ours, theirs = (
+                [values for run in side for values in run.summary.watched.get(name, [])]
+                for side in (baseline, candidate)
+            )
+            yield watched.judge(name, ours, theirs, margin)
+
+
 def _harmed(judged: Sequence[LossFound]) -> Iterator[Refusal]:
     for one in judged:
         if one.outcome == "harmed":
-            yield Refusal("loss", "candidate", f"{HARMED}{one.reason}")
+            harms = HARMED if one.name == "loss" else f"harms {one.name}: "
+            yield Refusal("loss", "candidate", f"{harms}{one.reason}")

@@ -197,7 +197,7 @@ CHEATS = [
     _edit("gradients of half of the parameters dropped", "work", "elements of parameters",
           (STEP, "                for each in list(model.parameters())[::2]:\n                    each.grad = None\n" + STEP)),
     _edit("a learning rate of 0", "work", "parameters change", ("lr=0.1, momentum", "lr=0.0, momentum")),
-    _edit("parameters put back after the update", "work", "",
+    _edit("parameters put back after the update", "loss", "",
           (STEP, "                before = [each.detach().clone() for each in model.parameters()]\n" + STEP
            + "                with torch.no_grad():\n"
            "                    [each.copy_(old) for each, old in zip(model.parameters(), before)]\n")),
