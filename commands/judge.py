@@ -8,6 +8,7 @@ import typer
 
 from gpubench import git
 from gpubench.commands import amounts, options, output, program
+from gpubench.commands import loss_margin as of_losses
 from gpubench.commands.options import option
 from gpubench.commands.running import print_configurations
 from gpubench.errors import Interrupted, RunDirectoryError, UsageError, one_of
@@ -54,14 +55,19 @@ Budget = Annotated[str | None, option("TIME", "Take at most about this long: 90s
 Rounds = Annotated[
     str | None, option("N", "Make at most this many rounds, from 3 to 30; default: 30.", JUDGEMENT, "--rounds")
 ]
-Margin = Annotated[
-    str, option("X%", "Keep only what gains more than this; 0.5% by default.", JUDGEMENT, "--margin")
-]
-Aim = Annotated[
-    str, option(AIMS, "What has to be better; throughput by default.", JUDGEMENT, "--metric")
-]
+Margin = Annotated[str, option("X%", "Keep only what gains more than this; 0.5% by default.", JUDGEMENT, "--margin")]
+Aim = Annotated[str, option(AIMS, "What has to be better; throughput by default.", JUDGEMENT, "--metric")]
 MaxMemory = Annotated[
     str | None, option("SIZE", "Refuse what needs more memory than this, such as 22GiB.", JUDGEMENT, "--max-memory")
+]
+LossMargin = Annotated[
+    str | None,
+    option(
+        "SHARE|NUMBER",
+        "Refuse what changes the final loss by more than this: a share of it, or a number. Default: 1%.",
+        JUDGEMENT,
+        "--loss-margin",
+    ),
 ]
 Ledger = Annotated[
     Path | None,
@@ -72,7 +78,7 @@ Resume = Annotated[
 ]
 
 SETTINGS = {
-    "trust": ("inference", "steps", "samples_per_step", "device"),
+    "trust": ("inference", "steps", "samples_per_step", "watch", "device"),
     "resume": ("experiment", "results"),
 }
 ALONE = frozenset({"ledger", "results", "json", "quiet", "verbose"})
@@ -96,6 +102,7 @@ def judge(
     margin: Margin = "0.5%",
     metric: Aim = "throughput",
     max_memory: MaxMemory = None,
+    loss_margin: LossMargin = None,
     ledger: Ledger = None,
     resume: Resume = None,
     name: options.Name = None,
@@ -112,7 +119,7 @@ def judge(
     if ledger and not resume and not program.is_given(ctx, config):
         _show(ctx, ledger, shown)
         return
-    terms = _terms(budget, rounds, margin, metric, max_memory)
+    terms = _terms(budget, rounds, margin, metric, max_memory, loss_margin)
     if resume:
         _resume(ctx, resume, terms, ledger, shown)
         return
@@ -123,10 +130,18 @@ def judge(
     _judge(options.labelled(ctx, variants, own=1), terms, ledger, shown)
 
 
-def _terms(budget: str | None, rounds: str | None, margin: str, metric: str, max_memory: str | None) -> "Terms":
+def _terms(
+    budget: str | None,
+    rounds: str | None,
+    margin: str,
+    metric: str,
+    max_memory: str | None,
+    loss_margin: str | None,
+) -> "Terms":
     """Parses the options of a judgement. Raises UsageError for what cannot be understood."""
     from gpubench.commands.compare import fraction_of
     from gpubench.compare.decision import METRICS
+    from gpubench.compare.losses import DEFAULT
     from gpubench.compare.sequential import FEWEST, MOST
     from gpubench.judge import Terms
 
@@ -140,6 +155,7 @@ def _terms(budget: str | None, rounds: str | None, margin: str, metric: str, max
         aim=aim,
         margin=0.0 if margin.strip() in ("0", "0%") else fraction_of(margin),
         max_memory=amounts.memory(max_memory, "--max-memory") if max_memory is not None else None,
+        loss_margin=of_losses.parse(loss_margin) if loss_margin is not None else DEFAULT,
         budget=amounts.seconds(budget, "--budget") if budget is not None else None,
         most=int(rounds) if rounds is not None else MOST,
     )
@@ -269,7 +285,13 @@ def _resume(ctx: typer.Context, name: str, terms: "Terms", ledger: Path | None, 
         raise UsageError(
             f"it has made {len(before.values)} rounds, and may make at most {terms.most}", "judge the edit anew"
         )
-    terms = replace(terms, aim=decision.aim, margin=decision.margin, max_memory=decision.max_memory)
+    terms = replace(
+        terms,
+        aim=decision.aim,
+        margin=decision.margin,
+        max_memory=decision.max_memory,
+        loss_margin=decision.loss_margin,
+    )
     _judge(variants, terms, ledger, shown, before)
 
 

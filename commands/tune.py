@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench.commands import amounts, completion, options, output, program
+from gpubench.commands import loss_margin as of_losses
 from gpubench.commands.options import option
 from gpubench.commands.running import print_configurations
 from gpubench.errors import (
@@ -199,7 +200,7 @@ def _wishes(
         _count(runs) if runs is not None else None,
         frozenset(named),
         asked,
-        loss_margin=_loss_margin(loss_margin) if loss_margin is not None else DEFAULT,
+        loss_margin=of_losses.parse(loss_margin) if loss_margin is not None else DEFAULT,
         keep_arithmetic=keep_arithmetic,
     )
 
@@ -248,23 +249,6 @@ def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
     if unknown := [name for name in named if name not in fields(cls)]:
         raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
     return named
-
-
-def _loss_margin(text: str) -> "Margin":
-    """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
-    from gpubench.compare.losses import Margin
-
-    is_share = text.endswith("%")
-    try:
-        size = float(text.removesuffix("%")) / (100 if is_share else 1)
-    except ValueError:
-        size = 0.0
-    if not 0 < size < (1 if is_share else 1e9):
-        raise UsageError(
-            f"--loss-margin {text!r} is no change of a loss",
-            "write a share of the final loss, such as 1%, or a number in its own unit, such as 0.02",
-        )
-    return Margin(size, is_share, is_set=True)
 
 
 def _count(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import typer
 
 from gpubench.compare.gate import Condition
+from gpubench.compare.losses import Margin
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import Interrupted
 from gpubench.host import launch, schedule
@@ -98,14 +99,20 @@ class Bench:
         return outcomes
 
     def compare(
-        self, outcomes: Sequence[Outcome], metrics: Sequence[str] = (), conditions: Sequence[Condition] = ()
+        self,
+        outcomes: Sequence[Outcome],
+        metrics: Sequence[str] = (),
+        conditions: Sequence[Condition] = (),
+        loss_margin: Margin | None = None,
     ) -> Comparisons | None:
         """Compares the second of two outcomes with the first, by default in all metrics.
+
+        `loss_margin` is the largest change of the loss that does not matter; None for the usual one.
 
         Returns None if one of them measured nothing. Raises UsageError for a condition that they cannot decide.
         """
         paths = [outcome.recorder.writer.path for outcome in outcomes]
-        return after_run.judge_pair(paths, metrics=metrics, conditions=conditions)
+        return after_run.judge_pair(paths, metrics=metrics, conditions=conditions, loss_margin=loss_margin)
 
     def throughput(self, without: Outcome, with_change: Outcome) -> Verdict | None:
         """Returns the verdict on the throughput alone, because a change may alter the work of a step.

@@ -16,16 +16,17 @@ from gpubench.compare.decision import (
     Aim,
     Decision,
     Ending,
-    Observed,
     Needed,
+    Observed,
     Version,
     failure_in_words,
-    observed_of,
     largest_peak,
+    observed_of,
     rule,
     sentence,
 )
 from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.compare.warnings import disturbance
@@ -54,6 +55,8 @@ class Terms:
     """The gain that has to be exceeded, as a fraction."""
     max_memory: float | None = None
     """The limit of the candidate's peak memory in bytes."""
+    loss_margin: Margin = DEFAULT
+    """The largest change of the loss that does not matter."""
     budget: float | None = None
     """The time limit in seconds."""
     most: int = MOST
@@ -74,9 +77,7 @@ class Before:
 class Judging:
     """Makes round after round of both versions until their gains decide, or until no more may be made."""
 
-    def __init__(
-        self, terms: Terms, before: Before | None = None, others: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, terms: Terms, before: Before | None = None, others: Callable[[], bool] = lambda: False) -> None:
         """`others` tells whether another judgement runs on this machine."""
         self._terms, self._before, self._others = terms, before or Before(), others
         self.values = list(self._before.values)
@@ -134,7 +135,7 @@ class Judging:
             return True
         if made and (exceeds or rounds == FEWEST):
             sides = self._sides(recorders)
-            found = observed_of(compare(sides).comparisons[0], sides[1])
+            found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
             if found.refusals or (exceeds and found.loss != "unclear"):
                 self.ending = "decided"
                 return True
@@ -220,7 +221,7 @@ def conclude(
     if measured or (before.runs and not failure):
         now = [open_run(path) for path in pair] if measured else []
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
-        (comparison,) = compare(sides).comparisons
+        (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
         warnings += comparison.warnings
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
@@ -253,6 +254,7 @@ def conclude(
         loss_reason=found.loss_reason,
         peak_memory=found.peak_memory,
         max_memory=terms.max_memory,
+        loss_margin=terms.loss_margin,
         warnings=list(dict.fromkeys(warnings)),
         base=versions[0],
         edited=versions[1],

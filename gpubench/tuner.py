@@ -18,6 +18,7 @@ from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.registry import TUNE
+from gpubench.runs import clocks
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
@@ -372,6 +373,8 @@ class Tuner:
         scaled = "training.batch_size" in self.tuning.changes(combination)
         if less := next(filter(None, (less_work(before, work, scaled=scaled) for work in after)), ""):
             return less
+        if clocks.differ([one for run in found for one in run.summary.clocks]):
+            return "its clock went at another speed than the host's"
         if block.stage not in ("alone", "confirming"):
             return ""
         judged = self._judge_losses(combination, baseline, found)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gpubench import units
 from gpubench.compare.evidence import MOST_OF_A_METRIC, Side
+from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, LossOutcome, WorkFound
 from gpubench.compare.sequential import Look
 from gpubench.errors import GpubenchError
@@ -97,6 +98,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The largest peak of the candidate in bytes; None if it is unknown."""
     max_memory: float | None = None
     """The limit of the peak in bytes; None without one."""
+    loss_margin: Margin = DEFAULT
+    """The largest change of the loss that does not matter."""
     warnings: list[str] = []
     base: Version
     edited: Version
@@ -132,12 +135,15 @@ def observed_of(comparison: Comparison, candidate: Side, failure: GpubenchError 
     refusals += [("the base " if one.side == "baseline" else "") + one.reason for one in found.refusals]
     if not comparable.comparable and not found.refusals:
         refusals.append(comparable.reasons[0])
+    unclear = (one for one in found.losses if one.outcome == "unclear")
+    loss = next(unclear, found.loss)
+    name = f"{loss.name}: " if loss and loss.name != "loss" else ""
     peaks = [peak for run in candidate.runs if (peak := largest_peak(run.summary.metrics)) is not None]
     return Observed(
         refusals=refusals,
         work=found.work,
-        loss=found.loss.outcome if found.loss else "unknown",
-        loss_reason=found.loss.reason if found.loss else "",
+        loss=loss.outcome if loss else "unknown",
+        loss_reason=name + loss.reason if loss else "",
         peak_memory=max(peaks, default=None),
     )
 

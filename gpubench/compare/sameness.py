@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gpubench import units
-from gpubench.compare import losses
-from gpubench.compare.comparability import declarations
+from gpubench.compare import losses, watched
+from gpubench.compare.comparability import declarations, same_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
@@ -17,6 +17,11 @@ from gpubench.runs import clocks as clock
 
 OTHER_WORK = "does less work: "
 """How the reason of a refusal begins whose side does less work."""
+OTHER_STEPS = LossFound(
+    name="loss",
+    outcome="unknown",
+    reason="steps of other samples train in another way: train to the same loss to judge it",
+)
 HARMED = "harms the loss: "
 """How the reason of a refusal begins whose side has another loss."""
 
@@ -37,12 +42,12 @@ def judge(
     sides = [side.runs[:RUNS_READ] for side in (baseline, candidate)]
     if any(run.record is None or not run.kind.steps or run.untimed for side in sides for run in side):
         return Sameness()
-    scaled = any(one.kind == "scale" for one in comparable.differences)
+    scaled = any(one.kind == "scale" for one in comparable.differences) and not same_step(baseline, candidate)
     ours, theirs = ([work_of(run) for run in side] for side in sides)
     counted = counts(ours, theirs, scaled=scaled)
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
-    other_loss = bool(workload)
-    judged = [] if other_loss else [_loss(sides[0], sides[1], claim, margin)]
+    judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
+    judged += _watched(sides[0], sides[1], margin)
     skipped = skips(ours, theirs)
     clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
     refusals = list(_wrong_clocks(sides, clocks))
@@ -124,7 +129,20 @@ def _loss(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], cla
     )
 
 
+def _watched(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], margin: Margin) -> Iterator[LossFound]:
+    """Yields the judgement of each number that is watched in the output of both sides."""
+    names = {name for run in candidate for name in run.summary.watched}
+    for name in dict.fromkeys(name for run in baseline for name in run.summary.watched):
+        if name in names:
+            ours, theirs = (
+                [values for run in side for values in run.summary.watched.get(name, [])]
+                for side in (baseline, candidate)
+            )
+            yield watched.judge(name, ours, theirs, margin)
+
+
 def _harmed(judged: Sequence[LossFound]) -> Iterator[Refusal]:
     for one in judged:
         if one.outcome == "harmed":
-            yield Refusal("loss", "candidate", f"{HARMED}{one.reason}")
+            harms = HARMED if one.name == "loss" else f"harms {one.name}: "
+            yield Refusal("loss", "candidate", f"{harms}{one.reason}")

@@ -70,7 +70,7 @@ class CountedWork:
     reached: float | None = None
     """The share of the forward passes that a backward pass has gone through, in a sample of the steps."""
     forwarded: float | None = None
-    """The samples that the model is given in one step on a rank, as a mean over the steps."""
+    """The samples that the model is given in one step of all ranks, as a mean over the steps."""
     elements: float | None = None
     """The elements that the model is given for each of these samples."""
     contents: float | None = None
@@ -94,7 +94,7 @@ def work_of(run: RunEvidence) -> CountedWork:
         skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
         steps = max(map(len, run.steps.of_repeat(window.repeat).values()), default=0)
         if counted and steps:
-            for name, value in _of_repeat(counted, steps).items():
+            for name, value in _of_repeat(counted, steps, run.ranks).items():
                 found[name].append(value)
             if counted.elements_spread is not None and counted.calls and counted.forwarded:
                 errors.append(counted.elements_spread * counted.calls**0.5 / counted.forwarded)
@@ -111,18 +111,19 @@ def work_of(run: RunEvidence) -> CountedWork:
     )
 
 
-def _of_repeat(counted: WorkCounted, steps: int) -> dict[str, float]:
+def _of_repeat(counted: WorkCounted, steps: int, ranks: int) -> dict[str, float]:
     """Returns the counts of a repeat by the names of KINDS, without those that are unknown."""
     found: dict[str, float] = {
         "updated": float(counted.updated_least),
         "passes": counted.backward_passes / steps,
     }
     if counted.calls is not None:  # so that none at all is known to be none
-        found["forwarded"] = counted.forwarded / max(counted.counted_steps or steps, 1)
+        # Those of all ranks: the forwarded samples are of one, and the steps in which they were counted of all.
+        found["forwarded"] = counted.forwarded * ranks / max((counted.counted_steps or 0) / ranks, 1)
     elif counted.forwarded:
-        found["forwarded"] = counted.forwarded / steps
+        found["forwarded"] = counted.forwarded * ranks / steps
     if counted.elements is not None and counted.forwarded:
-        found["elements"] = counted.elements / counted.forwarded
+        found["elements"] = counted.elements / (counted.forwarded * ranks)
     if counted.unused_passes is not None and counted.backward_passes:
         found["used"] = 1 - counted.unused_passes / counted.backward_passes
     if counted.looked_at and counted.reached is not None:

@@ -1,4 +1,4 @@
-"""The clock of the probe, which is that of Python itself, whatever the program has put in the place of its functions."""
+"""The clock of the probe, which is that of Python itself, whatever a program has put in its place."""
 
 from __future__ import annotations
 

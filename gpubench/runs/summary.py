@@ -143,6 +143,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     It is None for a repeat with too few reports, and empty for inference, whose pauses belong to no step.
     """
+    watched: dict[str, list[list[float]]] = {}
+    """The numbers that the user watches in the output of a program: by name, those of each repeat of `steady`."""
     samples: StepSamples | None = None
     """None if the samples are unknown."""
     timed_by: str = ""
