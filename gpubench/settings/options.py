@@ -42,6 +42,7 @@ ROWS: list[tuple[str, list[str], Option]] = [
     ('results', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune'], Option(panel='Output', metavar='DIR', help='Directory for run directories.')),
     ('repeats', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune'], Option(panel='Measurement', metavar='N', help='Number of repeats of the measurement, each in fresh processes.')),
     ('target_precision', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune'], Option(panel='Measurement', metavar='P%', help='Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.')),
+    ('watch', ['train-bench', 'profile', 'memory', 'tune'], Option(panel='Your program', metavar='REGEX', help="Judge a number too that the program prints, such as 'val_loss=([0-9.]+)'.")),
     ('inference', ['train-bench', 'profile', 'memory', 'tune'], Option(panel='Measurement', help='Measure inference instead of training: latency and throughput of forward passes.')),
     ('samples_per_step', ['train-bench', 'profile', 'tune'], Option(panel='Your program', metavar='N', help='Samples of one rank in each step of the program, where they are counted otherwise.')),
     ('precision', ['train-bench', 'profile', 'memory', 'tune'], Option(panel='Model and data', metavar='fp32|tf32|amp|bf16', help='Arithmetic of the forward and backward pass.')),
