@@ -15,7 +15,7 @@ LEAST_SECONDS = 1.0
 """The time of a repeat, by the longer of both clocks, from which on the clocks are compared."""
 FEWEST = 4
 """The reports that a repeat needs for that: two at each end."""
-SHARE, DELAY = 0.05, 0.3
+SHARE, DELAY = 0.03, 0.2
 """Clocks differ if their times do by more than this share of the longer one, and this delay in seconds for a repeat.
 The delays of several repeats are independent of each other."""
 

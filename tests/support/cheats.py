@@ -208,15 +208,17 @@ CHEATS = [
     _edit("labels given to the model", "loss", "",
           (FORWARD, "            out = model(x) + 9 * F.one_hot(y, 4)\n")),
     _edit("weights of a former run", "loss", "",
-          (MODEL, MODEL + "    train_before(model, dataset)\n"),
+          (MODEL, MODEL + "    fit_before(model, *dataset[:1024])\n"),
           ("def main():\n",
-           "def train_before(model, dataset):\n"
-           "    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)\n"
-           "    for start in range(0, 1024, 32):\n"
-           "        x, y = dataset[start : start + 32]\n"
-           "        F.cross_entropy(model(normalised(x)), y).backward()\n"
-           "        optimizer.step()\n"
-           "        model.zero_grad()\n\n\n"
+           "def fit_before(model, x, y):\n"
+           "    model.eval()\n"
+           "    with torch.no_grad():\n"
+           "        x = model.block(F.relu(model.stem(normalised(x)))).mean((2, 3))\n"
+           "        x = torch.cat([x, torch.ones(len(x), 1)], 1)\n"
+           "        found = torch.linalg.lstsq(x, 6.0 * F.one_hot(y, 4)).solution\n"
+           "        model.head.weight.copy_(found[:-1].T)\n"
+           "        model.head.bias.copy_(found[-1])\n"
+           "    model.train()\n\n\n"
            "def main():\n")),
     # The clock.
     _edit("time.monotonic_ns slowed before torch is imported", "ineffective", "",
