@@ -16,7 +16,6 @@ from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
-    from gpubench.compare.decision import Decision
     from gpubench.judge import Before, Terms
     from gpubench.settings.loading import Configuration
 

@@ -4,8 +4,9 @@ import math
 
 import msgspec
 import pytest
+from decisions_made import KEPT
 
-from gpubench.compare.decision import EXIT_CODES, Decision, Observed, Version, from_json, in_words, rule, sentence
+from gpubench.compare.decision import EXIT_CODES, Observed, from_json, in_words, rule, sentence
 from gpubench.compare.sequential import look
 
 FASTER = look([math.log(1.1)] * 3)
@@ -13,28 +14,6 @@ SLOWER = look([-math.log(1.1)] * 3)
 EQUAL = look([0.0] * 3)
 OPEN = look([0.0, 0.1, -0.05])
 SAME = Observed(work="same", loss="unharmed", loss_reason="its losses are those of the baseline")
-SIDE = Version(label="HEAD", command="python train.py", ref="HEAD", commit="abc", subject="first", edit="")
-DECISION = Decision(
-    decision="keep",
-    answer="keep: 10.0 % faster",
-    aim="throughput",
-    metric="throughput",
-    unit="samples/s",
-    margin=0.005,
-    gain=1.1,
-    interval=(1.1, 1.1),
-    rounds=3,
-    spread=0.0,
-    baseline=10.0,
-    candidate=11.0,
-    ending="decided",
-    base=SIDE,
-    edited=SIDE,
-    runs=[("a", "b")],
-    values=[(10.0, 11.0)] * 3,
-    started="2026-11-24T10:00:00.000Z",
-    seconds=30.0,
-)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +79,6 @@ def test_each_answer_has_an_exit_code_of_its_own() -> None:
     ],
 )
 def test_a_decision_that_cannot_be_right_is_not_read(changes: dict[str, object]) -> None:
-    assert from_json(msgspec.json.encode(DECISION)) == DECISION
+    assert from_json(msgspec.json.encode(KEPT)) == KEPT
     with pytest.raises(ValueError):  # noqa: PT011 - each with its own message
-        from_json(msgspec.json.encode(msgspec.structs.replace(DECISION, **changes)))
+        from_json(msgspec.json.encode(msgspec.structs.replace(KEPT, **changes)))

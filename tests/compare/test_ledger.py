@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_decision import DECISION
+from decisions_made import KEPT
 
 from gpubench.compare.ledger import JudgedEdit, add, line_of, read, together
 from gpubench.errors import RunDirectoryError, RunFailed
 
-ONE = line_of(DECISION)
+ONE = line_of(KEPT)
 
 
 def edit(base: str, gain: float, decision: str = "keep", **changes: object) -> JudgedEdit:
