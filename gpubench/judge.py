@@ -30,7 +30,7 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.compare.warnings import disturbance
-from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import definition_of
@@ -201,8 +201,10 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
         outcomes = bench.run(variants, order=order, until=judging.until)
     base, edited = outcomes
     stopped = isinstance(base.error, Interrupted)
-    if base.error and not stopped:
+    if isinstance(base.error, RunFailed) and not isinstance(base.error, RunDirectoryLost):
         raise type(base.error)(f"the base does not run: {base.error.message}", base.error.hint)
+    if base.error and not stopped:
+        raise base.error
     if stopped:
         judging.ending = "budget" if time.monotonic() > judging.until else "interrupted"
     elif isinstance(edited.error, GpubenchError):

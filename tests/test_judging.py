@@ -46,7 +46,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Observed]:
     """What is found about both versions, which a test may change."""
     said = {"observed": Observed(work="same", loss="unharmed")}
     monkeypatch.setattr(Judging, "_sides", lambda self, recorders: ("base", "edited"))
-    monkeypatch.setattr(judge, "compare", lambda sides: SimpleNamespace(comparisons=[None]))
+    monkeypatch.setattr(judge, "compare", lambda sides, **how: SimpleNamespace(comparisons=[None]))
     monkeypatch.setattr(judge, "observed_of", lambda comparison, side: said["observed"])
     return said
 

@@ -1,6 +1,7 @@
 """`gpubench judge -- PROGRAM`: an edit is judged by running it, and what cannot be judged is refused before it runs."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from cli import complaint
 from places import SUPPORT
-from running import Finished, gpubench
+from running import Finished, gpubench, started
 
 PROGRAM = (SUPPORT / "training_program.py").read_text()
 FAST = PROGRAM.replace("STEP_SECONDS = 0.002", "STEP_SECONDS = 0.001")
@@ -73,6 +74,21 @@ def test_an_edit_that_fails_is_refused_and_a_base_that_fails_is_an_error(reposit
     assert (done.code, found) == (1, None)
     assert "the base does not run: the program exited with code 1" in done.stderr
     assert "HEAD runs in a clone, which has no untracked files" in done.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(repository: Path) -> None:
+    (repository / "train.py").write_text(FAST)
+    results = repository.parent / "results"
+    slowly = (*FEW[:-1], "30", "--margin", "99%", "--json", *TRAIN)  # which a gain of 100 % does not reach soon
+    with started("judge", *slowly, results=results, cwd=repository) as run:
+        run.wait_for("*/*/summary.json")
+        run.process.send_signal(signal.SIGINT)
+        done = run.finish(60)
+    assert done.code == 130, done
+    found = json.loads(done.stdout)
+    assert (found["decision"], found["ending"]) == ("undecided", "interrupted")
+    assert json.loads((Path(found["runs"][0][1]) / "decision.json").read_text()) == found
+    assert f"gpubench judge --resume {found['runs'][0][1]} goes on" in done.stderr
 
 
 def test_what_is_undecided_goes_on_unless_the_program_has_changed(repository: Path) -> None:
