@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from cheats import CHEATS, HONEST, PROGRAM, Edit
 
+GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 GPUBENCH = (sys.executable, "-m", "gpubench")
 REFUSED = ("work", "loss", "clock")
 SECONDS = 300
@@ -89,9 +90,7 @@ class Programs:
         self._options = ("--steps", str(steps), "--repeats", str(repeats), "--results", str(self._results), "--json")
         self._script.write_text(PROGRAM)
         for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
-            subprocess.run(
-                ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *words], cwd=folder, check=True
-            )
+            subprocess.run([*GIT, *words], cwd=folder, check=True)
         self._baseline: str | None = None
 
     def compared(self, edit: Edit) -> Seen:
