@@ -104,6 +104,18 @@ def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> I
             without = f"{other.label} does not evaluate"
             yield f"{without}, and {side.label} does for {units.percent(share)} of the time of its steps"
 
+    lengths = [_steps(side) for side in (baseline, candidate)]
+    asked = [side.runs[0].settings.get("training.steps") for side in (baseline, candidate)]
+    if asked[0] == asked[1] is not None and None not in lengths and lengths[0] != lengths[1]:
+        names = [side.label for side in (baseline, candidate)]
+        ours, theirs = (units.counted(length or 0, "step") for length in lengths)
+        yield f"a repeat of {names[0]} has {ours}, and one of {names[1]} has {theirs}"
+
+
+def _steps(side: Side) -> int | None:
+    """Returns the steps of the shortest repeat, the warm-up included; None if there is none."""
+    return min((window.first + window.steps for run in side.runs[:RUNS_READ] for window in run.windows), default=None)
+
 
 def _evaluation(side: Side) -> float | None:
     """Returns the share of evaluation in the time of the steps; None if the phases are unknown."""

@@ -372,7 +372,9 @@ CLOCKS = {
 
 
 def _sameness(found: Sameness) -> Iterator[Block]:
-    """Yields what was found about the work, the losses and the clocks of both sides."""
+    """Yields what was found about the work, the losses and the clocks of both sides, if anything was."""
+    if not (found.counts or found.losses):
+        return
     yield Heading("Did both sides do the same work?")
     rows = [
         {
@@ -388,7 +390,7 @@ def _sameness(found: Sameness) -> Iterator[Block]:
     if found.counts:
         lines.append(CLOCKS[found.clock])
     else:
-        lines.insert(0, "the work is not counted on both sides")
+        lines.insert(0, "the work was not counted on both sides")
     yield Paragraph(lines, "quiet", listed=True, on=Medium.PAGE | Medium.DETAILS)
 
 

@@ -126,7 +126,8 @@ def _edit(name: str, found: str, said: str, *changes: tuple[str, str]) -> Edit:
 
 
 def _constants(**values: str) -> tuple[str, str]:
-    known = dict(BATCH="8", ACCUMULATION="2", SIDE="12", WIDTH="8", SAMPLES="4096", LAST="10**9") | values
+    names, numbers = (part.split(", ") for part in CONSTANTS.split(" = "))
+    known = dict(zip(names, numbers, strict=True)) | values
     return CONSTANTS, f"{', '.join(known)} = {', '.join(known.values())}"
 
 
@@ -172,7 +173,8 @@ CHEATS = [
           (BACKWARD, "            if number % 2:\n                loss.backward()\n")),
     _edit("every other batch not differentiated", "work", "backward pass",
           (BACKWARD, "            if number % ACCUMULATION == ACCUMULATION - 1:\n                loss.backward()\n")),
-    _edit("the stem frozen", "work", "elements of parameters", (MODEL, MODEL + "    model.stem.requires_grad_(False)\n")),
+    _edit("the stem frozen", "work", "elements of parameters",
+          (MODEL, MODEL + "    model.stem.requires_grad_(False)\n")),
     _edit("all but the head frozen", "work", "elements of parameters",
           (MODEL, MODEL + "    model.stem.requires_grad_(False)\n    model.block.requires_grad_(False)\n")),
     _edit("a layer detached", "work", "elements of parameters",
@@ -195,7 +197,8 @@ CHEATS = [
     _edit("updates of the head alone", "work", "elements of parameters",
           ("model.parameters(), lr", "model.head.parameters(), lr")),
     _edit("gradients of half of the parameters dropped", "work", "elements of parameters",
-          (STEP, "                for each in list(model.parameters())[::2]:\n                    each.grad = None\n" + STEP)),
+          (STEP, "                for each in list(model.parameters())[::2]:\n"
+           "                    each.grad = None\n" + STEP)),
     _edit("a learning rate of 0", "work", "parameters change", ("lr=0.1, momentum", "lr=0.0, momentum")),
     _edit("parameters put back after the update", "loss", "",
           (STEP, "                before = [each.detach().clone() for each in model.parameters()]\n" + STEP
@@ -224,7 +227,7 @@ CHEATS = [
     _edit("time.monotonic_ns slowed before torch is imported", "ineffective", "",
           (TORCH, "real = time.monotonic_ns\ntime.monotonic_ns = lambda: real() // 10\n" + TORCH)),
     _edit("all clocks of the module time slowed", "ineffective", "",
-          (MODEL, "    for name in ('monotonic', 'monotonic_ns', 'perf_counter', 'perf_counter_ns', 'time', 'time_ns'):\n"
+          (MODEL, "    for name in ('monotonic', 'monotonic_ns', 'perf_counter', 'perf_counter_ns', 'time'):\n"
            "        setattr(time, name, lambda real=getattr(time, name): real() / 10)\n" + MODEL)),
     _edit("the clock of the probe slowed", "clock", "clock of its own",
           (MODEL, "    for name, module in list(sys.modules.items()):\n"
@@ -236,30 +239,34 @@ CHEATS = [
            "                    each.mark = module.Timing.now\n" + MODEL)),
     # What surrounds the steps.
     _edit("the evaluation left out", "named", "does not evaluate", (EVALUATION, "")),
-    _edit("an early end", "named", "", _constants(LAST="12")),
+    _edit("an early end", "named", "steps", _constants(LAST="12")),
     _edit("the optimizer's hooks removed", "failed", "",
           (MODEL, "    from torch.optim import optimizer as module\n"
            "    module._global_optimizer_post_hooks.clear()\n"
            "    module._global_optimizer_pre_hooks.clear()\n" + MODEL)),
-    _edit("the calls of the model hidden", "work", "",
-          (FORWARD, "            out = model.forward(x)\n")),
+    _edit("the calls of the model hidden", "work", "samples reach the model",
+          (FORWARD, "            x, y = x[:1], y[:1]\n            out = model.forward(x)\n")),
     _edit("the environment searched for gpubench", "work", "samples reach the model",
           (FORWARD, "            import os\n            if any('GPUBENCH' in name for name in os.environ):\n"
            "                x, y = x[:1], y[:1]\n" + FORWARD)),
-    _edit("torch.nn.Module.__call__ put back", "work", "samples reach the model",
-          (FORWARD, "            out = nn.Module._call_impl(model, x)\n")),
+    _edit("the probe's hooks on modules removed", "work", "samples reach the model",
+          (FORWARD, "            for each in (Net, nn.Conv2d, nn.Sequential, nn.Linear):\n"
+           "                each.__call__ = nn.Module._call_impl\n"
+           "            x, y = x[:1], y[:1]\n" + FORWARD)),
     # What is not seen.
     _edit("weight decay dropped", "undetected", "", (", weight_decay=1e-4", "")),
     _edit("dropout dropped", "undetected", "", (", nn.Dropout(0.05)", "")),
     _edit("few samples in the data", "undetected", "", _constants(SAMPLES="512")),
     _edit("a smaller evaluation", "undetected", "", ("*dataset[:64]", "*dataset[:8]")),
     _edit("work moved to set-up", "undetected", "",
-          (NORMALISED, ""), ("    return TensorDataset(pictures + labels[:, None, None, None] / 2, labels)\n",
-                             "    return TensorDataset(normalised(pictures + labels[:, None, None, None] / 2), labels)\n")),
+          (NORMALISED, ""),
+          ("    return TensorDataset(pictures + labels[:, None, None, None] / 2, labels)\n",
+           "    pictures = normalised(pictures + labels[:, None, None, None] / 2)\n"
+           "    return TensorDataset(pictures, labels)\n")),
     _edit("work left to a thread", "undetected", "",
           (EVALUATION, "                if updates % 10 == 0:\n"
            "                    __import__('threading').Thread(\n"
-           "                        target=lambda: F.cross_entropy(model(normalised(dataset[:64][0])), dataset[:64][1]),\n"
+           "                        target=lambda: model(normalised(dataset[:64][0])),\n"
            "                        daemon=True,\n                    ).start()\n")),
 ]  # fmt: skip
 
@@ -270,7 +277,8 @@ HONEST = [
     _edit("a fused optimizer", "", "", ("weight_decay=1e-4)", "weight_decay=1e-4, fused=True)")),
     _edit("an optimizer with foreach", "", "", ("weight_decay=1e-4)", "weight_decay=1e-4, foreach=True)")),
     _edit("bf16", "", "",
-          (FORWARD, "            with torch.autocast('cpu', torch.bfloat16):\n                out = model(x).float()\n")),
+          (FORWARD, "            with torch.autocast('cpu', torch.bfloat16):\n"
+           "                out = model(x).float()\n")),
     _edit("channels_last", "", "",
           (MODEL, "    model = Net().to(memory_format=torch.channels_last)\n"),
           (FORWARD, "            out = model(x.contiguous(memory_format=torch.channels_last))\n")),
@@ -283,7 +291,9 @@ HONEST = [
     _edit("another formula of the loss", "", "",
           (LOSS, "            loss = F.nll_loss(F.log_softmax(out, 1), y) / ACCUMULATION\n")),
     _edit("a reordered loop", "", "",
-          (ZERO, ""), (BACKWARD, "            if number % ACCUMULATION == 0:\n                optimizer.zero_grad()\n" + BACKWARD)),
+          (ZERO, ""),
+          (BACKWARD, "            if number % ACCUMULATION == 0:\n"
+           "                optimizer.zero_grad()\n" + BACKWARD)),
     _edit("gradients cleared in place", "", "", (ZERO, "                optimizer.zero_grad(set_to_none=False)\n")),
     _edit("accumulation split otherwise", "", "", _constants(BATCH="16", ACCUMULATION="1")),
     _edit("accumulation in more parts", "", "", _constants(BATCH="4", ACCUMULATION="4")),
@@ -297,7 +307,8 @@ HONEST = [
     _edit("the batch by its keyword", "", "", (FORWARD, "            out = model(x=x)\n")),
     _edit("outputs in a dictionary", "", "",
           ("        return self.head(x.mean((2, 3)))\n", "        return {'logits': self.head(x.mean((2, 3)))}\n"),
-          (FORWARD, "            out = model(x)['logits']\n"), ("model(normalised(x))", "model(normalised(x))['logits']")),
+          (FORWARD, "            out = model(x)['logits']\n"),
+          ("model(normalised(x))", "model(normalised(x))['logits']")),
     _edit("another order of the samples", "", "", ("manual_seed(2)", "manual_seed(3)")),
     _edit("another seed", "", "", ("torch.manual_seed(0)", "torch.manual_seed(7)")),
     _edit("the model in a wrapper", "", "",
