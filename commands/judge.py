@@ -164,6 +164,8 @@ def _variants(
     ctx: typer.Context, config: str | None, base: str | None, base_args: str | None, args: str | None
 ) -> "list[Configuration[Any]]":
     """Returns the base and the edited version, complete. Raises an error for what cannot be judged."""
+    from gpubench.compare.sequential import MOST
+    from gpubench.settings.identity import BASELINE
     from gpubench.settings.loading import complete_all
 
     if not program.is_given(ctx, config):
@@ -190,16 +192,13 @@ def _variants(
             )
         ours["program.ref"] = ref
     theirs = {"program.command": f"{found.command} {args}"} if args else {}
-    rounds = {"measurement.repeats": _most()}
-    return complete_all(
-        [given.with_overrides(ours | rounds, "judge"), given.with_overrides(theirs | rounds, "judge")], kind.complete
-    )
-
-
-def _most() -> int:
-    from gpubench.compare.sequential import MOST
-
-    return MOST
+    rounds = {"measurement.repeats": MOST}
+    variants = [given.with_overrides(changes | rounds, "judge") for changes in (ours, theirs)]
+    variants = complete_all(variants, kind.complete)
+    if ref is None:
+        labels = [f"+ {more}" if more else BASELINE for more in (base_args, args)]
+        variants = [one.called(variant=label) for one, label in zip(variants, labels, strict=True)]
+    return variants
 
 
 def _judge(

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.compare.warnings import disturbance
-from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
+from gpubench.errors import Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import definition_of
@@ -43,6 +43,7 @@ BUSY = 0.05
 """The slowdown by other processes from which on the machine was too busy, as a fraction."""
 MARK = "judges"
 """The file in the temporary folder of a host that judges."""
+CHANGED = "files that git tracks have changed while it was judged: it was edited, or it writes to them"
 BESIDE = "another judgement runs on this machine at the same time: each slows the other, and makes it less certain"
 
 
@@ -192,7 +193,12 @@ class Judging:
 
 
 def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) -> list[Outcome]:
-    """Runs the base and the edited version. Raises the error of the base if that does not run."""
+    """Runs the base and the edited version. Raises the error of the base if that does not run.
+
+    An edited version whose code has changed meanwhile has failed, because its rounds are not those of one version.
+    """
+    folder = variants[1].settings.program.directory or Path()
+    before = git.edit(folder)
 
     def order(recorders: Sequence[Recorder[Any]]) -> Iterator[int]:
         return judging.rounds(recorders, bench.terminal.say)
@@ -207,9 +213,14 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
         raise base.error
     if stopped:
         judging.ending = "budget" if time.monotonic() > judging.until else "interrupted"
-    elif isinstance(edited.error, GpubenchError):
+    elif git.edit(folder) != before:
         judging.ending = "failed"
-    return outcomes
+        edited = replace(
+            edited, error=RunFailed(CHANGED, "judge the edit anew; what a program writes is not to be tracked")
+        )
+    elif edited.error:
+        judging.ending = "failed"
+    return [base, edited]
 
 
 def conclude(

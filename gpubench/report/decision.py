@@ -74,7 +74,7 @@ def _more(decision: Decision, edited: str) -> Iterator[Block]:
                 f"that is more than the {MOST} of a judgement: quiet the machine, or make each repeat longer by --steps"
             )
             yield Paragraph(quieter, label="next: ")
-    if decision.rounds < MOST:
+    if 0 < decision.rounds < MOST:
         yield Command("to go on", f"gpubench judge --resume {edited}")
 
 

@@ -76,6 +76,25 @@ def test_an_edit_that_fails_is_refused_and_a_base_that_fails_is_an_error(reposit
     assert "HEAD runs in a clone, which has no untracked files" in done.stderr
 
 
+def test_an_edit_that_changes_while_it_is_judged_is_refused(repository: Path) -> None:
+    (repository / "log.txt").write_text("")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "a log")
+    (repository / "train.py").write_text(f"open('log.txt', 'a').write('a line')\n{FAST}")
+    done, found = judged(repository)
+    assert (done.code, found["decision"], found["ending"]) == (5, "refused", "failed"), done
+    assert "files that git tracks have changed while it was judged" in found["answer"]
+
+
+def test_two_sets_of_arguments_are_judged_in_the_working_tree(repository: Path) -> None:
+    (repository / "train.py").write_text(f"{PROGRAM}\n")
+    done, found = judged(repository, "--base-args", "old", "--args", "new")
+    assert done.code == 3, done
+    assert [found[side]["label"] for side in ("base", "edited")] == ["+ old", "+ new"]
+    assert found["base"]["ref"] is None
+    assert found["base"]["edit"] == found["edited"]["edit"] != ""
+
+
 def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(repository: Path) -> None:
     (repository / "train.py").write_text(FAST)
     results = repository.parent / "results"
