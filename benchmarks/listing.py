@@ -57,6 +57,13 @@ BENCHMARKS = (
         4,
     ),
     Benchmark(
+        "cheats",
+        "Are edits that make a program faster by less work caught, and honest ones not?",
+        ("benchmarks/cheats.py",),
+        "all cheats but those that docs/statistics.md lists; no honest edit is refused",
+        20,
+    ),
+    Benchmark(
         "tune-peers",
         "How well do searches for the fastest settings work?",
         ("benchmarks/tune_peers.py", "--trials", "100", "--peer-trials", "5"),

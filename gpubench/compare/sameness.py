@@ -15,6 +15,8 @@ from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness,
 from gpubench.compare.work import counts, in_words, skips, work_of
 from gpubench.runs import clocks as clock
 
+STRATEGY = "distributed.strategy"
+"""The setting by which ranks share the parameters."""
 OTHER_WORK = "does less work: "
 """How the reason of a refusal begins whose side does less work."""
 OTHER_STEPS = LossFound(
@@ -44,7 +46,8 @@ def judge(
         return Sameness()
     scaled = any(one.kind == "scale" for one in comparable.differences) and not same_step(baseline, candidate)
     ours, theirs = ([work_of(run) for run in side] for side in sides)
-    counted = counts(ours, theirs, scaled=scaled)
+    layouts = [(side.runs[0].ranks, side.runs[0].settings.get(STRATEGY)) for side in (baseline, candidate)]
+    counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1])
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
     judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
     judged += _watched(sides[0], sides[1], margin)

@@ -16,6 +16,8 @@ from gpubench.events import WorkCounted
 Per = Literal["step", "whole"]
 """What a count is of: a step, whose samples may differ between the sides, or the whole of a run."""
 
+OF_PARAMETERS = ("parameters", "updated", "changed")
+"""The kinds of work that a rank does for its share of the parameters."""
 SURE = 4.0
 """The standard errors by which counts of random sizes have to differ."""
 
@@ -136,18 +138,23 @@ def _of_repeat(counted: WorkCounted, steps: int, ranks: int) -> dict[str, float]
 
 
 def counts(
-    baseline: Sequence[CountedWork], candidate: Sequence[CountedWork], *, scaled: bool = False
+    baseline: Sequence[CountedWork],
+    candidate: Sequence[CountedWork],
+    *,
+    scaled: bool = False,
+    resharded: bool = False,
 ) -> list[WorkCount]:
     """Returns what both sides have counted, each kind of it by the run that did least.
 
-    `scaled` means that a step may have other samples, so that what is of a step is compared by its samples. What is
+    `scaled` means that a step may have other samples, so that what is of a step is compared by its samples, and
+    `resharded` that a rank may hold another share of the parameters, so that these are not compared. What is
     unknown on a side is not compared. Where the runs of a side differ, as with random lengths, the other one must do
     less than the least of them by as much as they differ.
     """
     found = []
     seen = {name for name in KINDS if all(_known(side, name) for side in (baseline, candidate))}
     for name, kind in KINDS.items():
-        if name not in seen or (name == "samples" and scaled):
+        if name not in seen or (name == "samples" and scaled) or (name in OF_PARAMETERS and resharded):
             continue
         if name == "passes" and (scaled or {"reached", "used"} <= seen):
             continue  # an accumulation in other parts has other passes, and does the same work if all are reached
