@@ -8,7 +8,7 @@ from gpubench import units
 from gpubench.compare.decision import Decision, Version
 from gpubench.compare.ledger import JudgedEdit, Together, together
 from gpubench.compare.sequential import MOST
-from gpubench.report.document import UNASKED, Block, Cell, Command, Document, Facts, Medium, Paragraph, Style, table
+from gpubench.report.document import UNASKED, Block, Cell, Command, Document, Medium, Paragraph, Style, table
 from gpubench.runs import directory
 
 STYLES: dict[str, Style] = {"keep": "better", "discard": "worse", "undecided": "inconclusive", "refused": "rejected"}
@@ -31,7 +31,7 @@ def document(decision: Decision) -> Document:
     blocks += [Paragraph(reason, label="also: ") for reason in decision.reasons[1:]]
     blocks += [Paragraph(line, "warning", label="warning: ") for line in decision.warnings]
     blocks += _next(decision)
-    blocks.append(Facts({"Judged": dict(_facts(decision))}, on=UNASKED))
+    blocks.append(Paragraph([f"{name}: {value}" for name, value in _facts(decision)], "quiet", on=UNASKED))
     return Document(decision.answer, blocks, title="Judgement", context="gpubench judge", path=decision.runs[-1][1])
 
 
@@ -40,7 +40,7 @@ def _certainty(decision: Decision) -> str:
     made = units.counted(decision.rounds, "round")
     parts = [f"{made} of a repeat of each version, in {units.seconds(decision.seconds)}"]
     if decision.interval:
-        parts.append("[] is a 95 % interval that holds at each look")
+        parts.append("intervals are 95 %, and hold at every look")
     if decision.spread is not None:
         parts.append(f"rounds differ by {units.percent(decision.spread)} (standard deviation)")
     return "; ".join(parts)

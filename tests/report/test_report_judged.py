@@ -1,5 +1,6 @@
 """How a decision is shown, alone, in a ledger and in the listing of runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -83,3 +84,11 @@ def test_runs_are_listed_with_the_decision_on_them(tmp_path: Path) -> None:
     (run / directory.DECISION).write_text("{}")
     (entry,) = catalogue(tmp_path / "results")
     assert entry.compared is None
+
+
+def test_decisions_and_a_ledger_are_the_golden_ones(golden: Callable[[str, str], None]) -> None:
+    terminal = Terminal(quiet=True, verbosity=1)
+    edits = [edit("a" * 40, 1.1), edit("b" * 40, 0.98, "discard"), edit("b" * 40, 1.2), edit("a" * 40, 1.25)]
+    refused = decided("refused", reasons=["does less work: 16 samples given to the model instead of 64", "it is slow"])
+    documents = [*map(report.document, (KEPT, OPEN, refused)), report.of_ledger(Path("edits.jsonl"), edits)]
+    golden("judged.txt", "\n".join(map(terminal.render, documents)))
