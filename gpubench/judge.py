@@ -107,12 +107,21 @@ class Judging:
         return self._before.seconds + time.monotonic() - self._began
 
     def rounds(self, recorders: Sequence[Recorder[Any]], say: Callable[[str], None]) -> Iterator[int]:
-        """Yields the number of a recorder for each repeat to make. Raises UsageError if the aim is not measured."""
+        """Yields the number of a recorder for each repeat to make.
+
+        Raises UsageError if the aim is not measured, or for a program on several machines.
+        """
         made = 0
         while not self._has_ended(recorders, made):
             began = time.monotonic()
             for place in (0, 1) if made % 2 == 0 else (1, 0):
                 yield place
+                if recorders[place].is_spread:
+                    raise UsageError(
+                        "judge needs all ranks of the program on one machine, because other machines do not know when "
+                        "it is decided",
+                        "measure both versions with train-bench --vs-ref COMMIT on every machine",
+                    )
                 if recorders[place].completed() <= made:  # it failed, and its outcome says why
                     self.ending = "failed"
                     return

@@ -20,6 +20,7 @@ class MadeUp:
     """A recorder whose repeats have planned results; None is one that fails."""
 
     variant = "one"
+    is_spread = False
 
     def __init__(self, values: Sequence[float | None], name: str = "throughput") -> None:
         self.values, self.name, self.made = values, name, 0
@@ -120,6 +121,14 @@ def test_a_budget_begins_no_round_that_it_has_no_time_for() -> None:
 def test_what_is_not_measured_here_is_refused_after_the_first_round() -> None:
     with pytest.raises(UsageError, match="energy_per_sample"):
         made(Judging(Terms(aim="energy")), MadeUp(noisy(10)), MadeUp(noisy(12)))
+
+
+def test_a_program_on_several_machines_is_refused_after_the_first_repeat() -> None:
+    spread = MadeUp(noisy(10))
+    spread.is_spread = True
+    with pytest.raises(UsageError, match="on one machine"):
+        made(Judging(Terms()), spread, MadeUp(noisy(12)))
+    assert spread.made == 1
 
 
 def test_a_resumed_judgement_counts_the_rounds_of_before() -> None:
