@@ -245,7 +245,7 @@ def conclude(
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
-        warnings += comparison.warnings
+        warnings += [line for line in comparison.warnings if not any(said in line for said in found.refusals)]
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds

@@ -219,17 +219,17 @@ def in_words(look: Look, metric: str) -> str:
     if look.gain is None:
         return ""
     saves = metric in WORDS
+    better, worse = WORDS.get(metric, ("faster", "slower"))
+    if look.gain >= 2 and not saves:
+        ratio, factors = units.factors(look.gain, look.interval or ())
+        return f"{ratio} times as fast" + (f" [{', '.join(factors)}]" if factors else "")
 
     def change(gain: float) -> float:
         return 1 - 1 / gain if saves else gain - 1
 
-    better, worse = WORDS.get(metric, ("faster", "slower"))
-    size = (
-        units.percent(abs(change(look.gain))) if look.gain < 2 or saves else f"{units.digits(look.gain)} times as fast"
-    )
-    word = ("" if look.gain >= 2 and not saves else better) if look.gain >= 1 else worse
+    size = f"{units.percent(abs(change(look.gain)))} {better if look.gain >= 1 else worse}"
     ends = ", ".join(units.signed_percent(change(end)) for end in look.interval or ())
-    return f"{size} {word}".rstrip() + (f" [{ends}]" if ends else "")
+    return size + (f" [{ends}]" if ends else "")
 
 
 def from_json(content: bytes) -> Decision:
