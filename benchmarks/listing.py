@@ -57,6 +57,13 @@ BENCHMARKS = (
         4,
     ),
     Benchmark(
+        "cheats",
+        "Are edits that make a program faster by less work caught, and honest ones not?",
+        ("benchmarks/cheats.py",),
+        "all cheats but those that docs/statistics.md lists; no honest edit is refused",
+        20,
+    ),
+    Benchmark(
         "tune-peers",
         "How well do searches for the fastest settings work?",
         ("benchmarks/tune_peers.py", "--trials", "100", "--peer-trials", "5"),
@@ -70,6 +77,14 @@ BENCHMARKS = (
         ("benchmarks/history_peers.py",),
         "up to 0.7 % noise, 95 % of steps of 3 % found within 2 runs; false change points in at most 5 % of series",
         4,
+    ),
+    Benchmark(
+        "judge-power",
+        "How often is a decision of `judge` wrong, and how many rounds does it take?",
+        ("benchmarks/judge_power.py",),
+        "at most 5 % false `keep` on equal programs with any noise; at most 1.3 times the rounds of a fixed number "
+        "with the same power, where that is 80 %",
+        2,
     ),
     Benchmark(
         "trace-speed",

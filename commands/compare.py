@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpubench.commands import completion, gate, options, output, wrong_words
+from gpubench.commands import loss_margin as of_losses
 from gpubench.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def compare(
         ),
     ] = None,
     margin: options.Margin = "0.5%",
+    loss_margin: options.LossMargin = None,
     assume: Annotated[
         str | None,
         options.option(
@@ -140,6 +142,7 @@ def compare(
             "--null measures how runs differ, so --assume has no effect",
             "leave --assume out",
         ),
+        (null and loss_margin is not None, "--null compares nothing, so --loss-margin has no effect", "leave it out"),
         (null and force, "--null compares nothing, so --force has no effect", "leave --force out"),
         (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} output", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
@@ -151,6 +154,7 @@ def compare(
     from gpubench.compare import compare as comparison
     from gpubench.compare import inputs
     from gpubench.compare.gate import parse_condition
+    from gpubench.compare.losses import DEFAULT
     from gpubench.compare.verdicts import ASSUMED
     from gpubench.report.terminal import Terminal
 
@@ -180,6 +184,7 @@ def compare(
         force=force,
         conditions=conditions,
         left_out=left_out,
+        loss_margin=DEFAULT if loss_margin is None else of_losses.parse(loss_margin),
     )
     if html:
         output.write_file(html, _page(comparisons, found))

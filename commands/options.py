@@ -259,6 +259,15 @@ Strict = Annotated[
     typer.Option("--strict", help="Exit with 4 if a --fail-on condition is undecided.", rich_help_panel=GATE),
 ]
 Margin = Annotated[str, option("X%", "Changes up to this size count as none; 0.5% by default.", VERDICT, "--margin")]
+LossMargin = Annotated[
+    str | None,
+    option(
+        "SHARE|NUMBER",
+        "Changes of the final loss up to this size do no harm: a share of it, or a number; 1% by default.",
+        VERDICT,
+        "--loss-margin",
+    ),
+]
 RunsFolder = Annotated[
     Path,
     typer.Option(

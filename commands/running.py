@@ -13,6 +13,7 @@ from gpubench.ranks import is_rank_zero
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
+    from gpubench.compare.losses import Margin
     from gpubench.compare.result import Comparisons
     from gpubench.host.schedule import Outcome
     from gpubench.report.profile_tables import Arrangement
@@ -35,6 +36,7 @@ def run_and_report(
     *,
     swept: bool = False,
     gate: Gate = OPEN,
+    loss_margin: "Margin | None" = None,
 ) -> None:
     """Runs the variants, compares two of them, shows the results, and raises the error of the runs.
 
@@ -48,9 +50,9 @@ def run_and_report(
     pair, undecidable = None, None
     if len(outcomes) == 2 and not swept:
         try:
-            pair = bench.compare(outcomes, conditions=gate.conditions)
+            pair = bench.compare(outcomes, conditions=gate.conditions, loss_margin=loss_margin)
         except GpubenchError as error:  # the measurements are shown all the same
-            pair, undecidable = bench.compare(outcomes), error
+            pair, undecidable = bench.compare(outcomes, loss_margin=loss_margin), error
     finish(outcomes, pair, bench.terminal, json=shown.json, swept=swept)
     if undecidable:
         raise undecidable

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpubench.commands import gate, options, program
+from gpubench.commands import loss_margin as of_losses
 from gpubench.commands.running import print_configurations, run_and_report
 from gpubench.commands.variants import Versus, of_values
 from gpubench.configs import presets
@@ -54,7 +55,7 @@ Exit codes: 0 done, 1 a run failed, 2 usage error, {gate.EXIT_CODES}, 130 interr
 
 SETTINGS = {
     "trust": (
-        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "world_size"),
+        *("model", "data", "precision", "batch_size", "inference", "steps", "samples_per_step", "watch", "world_size"),
         *("repeats", "target_precision", "measure_peak", "device"),
     ),
     "strict": ("experiment", "results"),
@@ -69,6 +70,7 @@ def train_bench(
     vs: options.Vs = None,
     vs_args: options.VsArguments = None,
     vs_ref: options.VsRef = None,
+    loss_margin: options.LossMargin = None,
     fail_on: options.FailOn = None,
     strict: options.Strict = False,
     name: options.Name = None,
@@ -81,6 +83,7 @@ def train_bench(
     """Measure how fast a model, or your own program, trains or infers on this machine, and where the time goes."""
     shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
     gated = gate.of_new_runs(fail_on, strict=strict, two_sided=any(versus))
+    margin = of_losses.of_comparison(loss_margin, compared=any(versus))
     kind = kind_of(PROGRAM if program.is_given(ctx, config) else "train-bench")
 
     # Which variants? The run that is asked for, alone or beside another version of it, or a run for each batch size.
@@ -95,7 +98,7 @@ def train_bench(
     from gpubench.bench import Bench  # not loaded for settings that are refused
 
     bench = Bench(kind, shown.terminal())
-    run_and_report(bench, variants, shown, swept=swept, gate=gated)
+    run_and_report(bench, variants, shown, swept=swept, gate=gated, loss_margin=margin)
 
 
 def _variants(ctx: typer.Context, config: str | None, kind: RunKind, versus: Versus) -> "list[Configuration[Any]]":

@@ -56,6 +56,8 @@ Loss = Annotated[float, Meta(ge=-1e70, le=1e70)]
 """A number whose fourth power is finite, which comparisons compute. Those of 32 bits are smaller."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+(?![\s\S])")]
 """The name of a phase, which may be a name of the user."""
+Spread = Annotated[float, Meta(ge=0, le=1e18)]
+"""A standard deviation of numbers of elements."""
 Words = Annotated[str, Meta(max_length=1000)]
 """A short text that is shown in a line."""
 UuidDigits = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}(?![\s\S])")]
@@ -403,6 +405,39 @@ class WorkCounted(msgspec.Struct, frozen=True):
     """The same for the update of each optimizer that has changed the fewest, among those that were counted."""
     forwarded: Size = 0
     """The samples that the model was given in forward passes of training; 0 if they were not counted."""
+    calls: Size | None = None
+    """The forward passes of training in which these were counted; None in runs of older versions, as all that follow.
+
+    A program calls its model before the model is known, so that those of its first steps are missing.
+    """
+    counted_steps: Size | None = None
+    """The steps, or updates, in which forward passes could be counted."""
+    elements: Size | None = None
+    """The elements of the first tensor of all these forward passes: a lower resolution has fewer for each sample."""
+    elements_spread: Spread | None = None
+    """Their standard deviation between forward passes."""
+    shapes: Annotated[list[Words], FEW] = []
+    """The shapes and types of that tensor, the most frequent ones first, such as "64x3x32x32 float32"."""
+    batches: Size | None = None
+    """The batches that were drawn from DataLoaders for training."""
+    looked_at: Size | None = None
+    """The forward passes of a sample of the steps, of which it was seen whether a backward pass reached them."""
+    reached: Size | None = None
+    """How many of these a backward pass has reached."""
+    unused_passes: Size | None = None
+    """The backward passes whose gradients were cleared before an update could use them."""
+    contents: Size | None = None
+    """The forward passes on the CPU whose first tensor was sampled, to find those with the same content."""
+    repeated_contents: Size | None = None
+    """How many of these had the content of an earlier one in the same sample of steps."""
+    updated_bytes: Size | None = None
+    """The bytes of the parameters of `updated_least`."""
+    updated_parameters: Size | None = None
+    """The number of these parameters, which are tensors."""
+    looked_at_parameters: Size | None = None
+    """The parameters of a sample of the updates, whose values were read on the CPU before and after the update."""
+    changed_parameters: Size | None = None
+    """How many of these an update has changed."""
 
 
 class RepeatDone(Event, frozen=True):

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.registry import TUNE
+from gpubench.runs import clocks
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
@@ -369,10 +370,11 @@ class Tuner:
             return reason
         baseline = self._evidence_of((0,) * len(combination), runs)
         before, after = ([work_of(run) for run in side] for side in (baseline, found))
-        if "training.batch_size" in self.tuning.changes(combination):
-            after = [replace(work, samples=None, forwarded=None) for work in after]
-        if less := next(filter(None, (less_work(before, work) for work in after)), ""):
+        scaled = "training.batch_size" in self.tuning.changes(combination)
+        if less := next(filter(None, (less_work(before, work, scaled=scaled) for work in after)), ""):
             return less
+        if clocks.differ([one for run in found for one in run.summary.clocks]):
+            return "its clock went at another speed than the host's"
         if block.stage not in ("alone", "confirming"):
             return ""
         judged = self._judge_losses(combination, baseline, found)

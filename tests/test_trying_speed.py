@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from gpubench.bench import Bench
-from gpubench.compare.gate import Condition
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
@@ -68,9 +67,7 @@ class Machine(Bench):
         self.measured.append(changes)
         return [self._outcome({}), *map(self._outcome, changes)]
 
-    def compare(
-        self, outcomes: Sequence[Outcome], metrics: Sequence[str] = (), conditions: Sequence[Condition] = ()
-    ) -> Comparisons:
+    def compare(self, outcomes: Sequence[Outcome], *wishes: Any, **named: Any) -> Comparisons:
         _, with_fix = outcomes
         ratio = self.ratio(cast("Any", with_fix).changes)
         outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent"

@@ -7,13 +7,13 @@ from typing import TypeVar
 import msgspec
 
 from gpubench import units
-from gpubench.compare import comparability, gate, intervals, noise, verdicts
+from gpubench.compare import comparability, gate, intervals, losses, noise, sameness, verdicts
 from gpubench.compare.causes import find_causes
 from gpubench.compare.evidence import Side
 from gpubench.compare.explanation import explain
 from gpubench.compare.footprints import find_memory
 from gpubench.compare.gate import Condition
-from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Verdict
+from gpubench.compare.result import Comparability, Comparison, Comparisons, Noise, Outcome, Refusal, Verdict
 from gpubench.compare.verdicts import ASSUMED, DEFAULT_MARGIN, Circumstances, Judged, one_after_the_other
 from gpubench.compare.warnings import accountable, changed_machine, delay, find_warnings, out_of_turn, rejection
 from gpubench.errors import UsageError
@@ -34,27 +34,32 @@ def compare(
     force: bool = False,
     conditions: Sequence[Condition] = (),
     left_out: Sequence[str] = (),
+    loss_margin: losses.Margin = losses.DEFAULT,
 ) -> Comparisons:
     """Compares every side after the first with the first, the baseline.
 
     `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
     smallest change that matters, as a fraction. `assumed` is the fraction by which equal processes are taken to differ
-    at most if too few of them show it. `force` gives verdicts although the workloads differ. Raises UsageError if a
-    metric or condition names nothing that both sides have.
+    at most if too few of them show it. `force` gives verdicts although the work differs. `loss_margin` is the largest
+    change of the loss that does not matter. Raises UsageError if a metric or condition names nothing that both sides
+    have.
     """
     baseline, *candidates = sides
     comparisons: list[Comparison] = []
     judged: list[tuple[str, Sequence[Judged]]] = []
+    refused: dict[str, str] = {}
     for candidate in candidates:
-        comparison, own = _compare(baseline, candidate, margin, assumed, metrics, force, conditions)
+        comparison, own = _compare(baseline, candidate, margin, assumed, metrics, force, conditions, loss_margin)
         comparisons.append(comparison)
         judged.append((candidate.label, own))
+        if comparison.sameness.refusals and not force:
+            refused[candidate.label] = _said(comparison.sameness.refusals[0], baseline, candidate)
     return Comparisons(
         schema_version=directory.SCHEMA_VERSION,
         confidence=intervals.CONFIDENCE,
         margin=margin,
         comparisons=comparisons,
-        gate=gate.judge(conditions, judged) if conditions else [],
+        gate=gate.judge(conditions, judged, refused) if conditions else [],
         left_out=list(left_out),
     )
 
@@ -82,17 +87,26 @@ def _compare(
     metrics: Sequence[str],
     force: bool,
     conditions: Sequence[Condition],
+    loss_margin: losses.Margin,
 ) -> tuple[Comparison, list[Judged]]:
     """Returns the comparison to show, and every judged metric, including those for the gate."""
     comparable = comparability.judge(baseline, candidate, force=force)
     withheld = None if comparable.comparable else comparable.reasons[0]
     withheld = None if force else withheld or _nothing_changed(baseline, candidate, comparable)
+    same = sameness.judge(baseline, candidate, comparable, margin=loss_margin)
+    undecidable = None if force else same.undecidable
+    refused = _said(undecidable, baseline, candidate) if undecidable else None
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
+    if same.work == "more":
+        rejected.setdefault("slower", next(iter(same.remarks), f"{baseline.label} does less work"))
+    if not force and (harm := next((one for one in same.refusals if one.kind == "loss"), None)):
+        rejected.setdefault("faster", _said(harm, baseline, candidate))
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
-    circumstances = Circumstances(margin, withheld, rejected, record, machine, assumed)
+    circumstances = Circumstances(margin, withheld, refused, rejected, record, machine, assumed)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
-    warnings = list(dict.fromkeys([*rejected.values(), *find_warnings(baseline, candidate)]))
+    warnings = [*(_said(one, baseline, candidate) for one in same.refusals), *same.remarks]
+    warnings = list(dict.fromkeys([*warnings, *rejected.values(), *find_warnings(baseline, candidate)]))
     if moved := changed_machine(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):
@@ -113,8 +127,14 @@ def _compare(
         warnings=warnings,
         causes=causes,
         memory=memory,
+        sameness=same,
     )
     return comparison, [*judged, *(verdicts.judge(metric, baseline, candidate, circumstances) for metric in rest)]
+
+
+def _said(refusal: Refusal, baseline: Side, candidate: Side) -> str:
+    """Returns a refusal with the name of the side that it concerns."""
+    return f"{candidate.label if refusal.side == 'candidate' else baseline.label} {refusal.reason}"
 
 
 def _nothing_changed(baseline: Side, candidate: Side, comparable: Comparability) -> str | None:

@@ -9,9 +9,10 @@ any "passed" is wrong, stays below 2.5 %. If neither claim holds, the result is 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from gpubench.compare.comparability import PER_DEVICE
 from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm
@@ -110,10 +111,15 @@ def _condition_like(text: str) -> str:
     return f'did you mean --fail-on "{found[1]}>{found[2] or 2}%"?' if found else EXAMPLE
 
 
-def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Sequence[Judged]]]) -> list[GateResult]:
+def judge(
+    conditions: Sequence[Condition],
+    candidates: Sequence[tuple[str, Sequence[Judged]]],
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> list[GateResult]:
     """Returns the result of every condition for every candidate, in this order.
 
-    `candidates` maps labels to judged metrics. Raises UsageError if a condition names no metric, none that can get
+    `candidates` has the label and the judged metrics of each, and `refused` by label why one did not do the work of the
+    baseline: it fails every condition. Raises UsageError if a condition names no metric, none that can get
     worse, or one whose verdict is withheld: a gate that tests nothing must not pass. A candidate with a rejected
     verdict does not pass either.
     """
@@ -133,7 +139,7 @@ def judge(conditions: Sequence[Condition], candidates: Sequence[tuple[str, Seque
         if one.verdict.verdict == "rejected"
     }
     return [
-        _result(trial, above, below, rejected.get(trial.candidate))
+        _result(trial, above, below, rejected.get(trial.candidate), refused.get(trial.candidate))
         for trial, above, below in zip(trials, beyond, within, strict=True)
     ]
 
@@ -211,9 +217,11 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
     return worsening, ratio.error.above(distance), ratio.error.above(-distance)
 
 
-def _result(trial: _Trial, beyond: float | None, within: float | None, rejected: str | None) -> GateResult:
+def _result(
+    trial: _Trial, beyond: float | None, within: float | None, rejected: str | None, refused: str | None
+) -> GateResult:
     told = trial.limit > trial.condition.limit or trial.verdict.too_noisy
-    reason = rejected or (trial.verdict.reason if told else None)
+    reason = refused or rejected or (trial.verdict.reason if told else None)
     regressed = beyond is not None and beyond < SIGNIFICANT
     passed = within is not None and within < SIGNIFICANT and not rejected
     return GateResult(
@@ -224,8 +232,8 @@ def _result(trial: _Trial, beyond: float | None, within: float | None, rejected:
         worsening=trial.worsening,
         interval=_worsening_interval(trial.verdict),
         p_value=within if passed else beyond,
-        outcome="regressed" if regressed else "passed" if passed else "inconclusive",
-        reason=None if regressed or passed else reason,
+        outcome="refused" if refused else "regressed" if regressed else "passed" if passed else "inconclusive",
+        reason=None if (regressed or passed) and not refused else reason,
     )
 
 

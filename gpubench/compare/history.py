@@ -11,12 +11,12 @@ import numpy as np
 from msgspec import Struct
 
 from gpubench import units
-from gpubench.compare import changepoints, comparability, gate, power
+from gpubench.compare import changepoints, comparability, gate, power, sameness
 from gpubench.compare.changepoints import FEWEST, ChangePoint, Floats
-from gpubench.compare.evidence import open_run
+from gpubench.compare.evidence import Side, open_run
 from gpubench.compare.gate import Condition
 from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
-from gpubench.compare.result import Difference, GateResult
+from gpubench.compare.result import Difference, GateResult, Sameness
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
 from gpubench.errors import GpubenchError, UsageError, one_of
@@ -84,6 +84,11 @@ class LevelChange(Struct, frozen=True):
     """What changed between the runs around the interval of the place, the code and the settings first."""
     command: str
     """The command that compares both sides."""
+    sameness: Sameness | None = None
+    """What was found about the work, the losses and the clocks of these runs; None if one of them cannot be read.
+
+    Where they did not do the same work, the change is neither better nor worse.
+    """
 
 
 class Series(Struct, frozen=True):
@@ -386,6 +391,9 @@ def _correlation(values: Floats, found: Sequence[ChangePoint]) -> float | None:
 
 def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better | None) -> LevelChange:
     before, after = runs[one.index - 1], runs[one.index]
+    differences, same = _between(runs[one.first - 1], runs[one.last])
+    undecidable = same.undecidable if same else None
+    better = None if undecidable else better
     ends = [math.exp(_bounded(sign * (one.change + side * NORMAL * one.error))) for side in (-1, 1)]
     return LevelChange(
         index=one.index,
@@ -399,7 +407,8 @@ def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better
         probability=one.probability,
         outcome="other" if better is None else "worse" if one.change > 0 else "better",
         cause=one.cause,
-        differences=_differences(runs[one.first - 1], runs[one.last]),
+        differences=differences,
+        sameness=same,
         command=_command(before, after),
     )
 
@@ -416,14 +425,19 @@ def _command(before: Entry, after: Entry) -> str:
     return f"gpubench compare {shlex.quote(before.folder)} {shlex.quote(after.folder)}"
 
 
-def _differences(before: Entry, after: Entry) -> list[Difference]:
-    """Returns what differs between two runs, without how long they were measured."""
+def _between(before: Entry, after: Entry) -> tuple[list[Difference], Sameness | None]:
+    """Returns what differs between two runs, without how long they were measured, and whether they did the same work.
+
+    The latter is None if one of them cannot be read now.
+    """
     try:
-        sides = [open_run(entry.path) for entry in (before, after)]
-        found = comparability.differences(*sides)
-    except GpubenchError:  # one of them cannot be read now
-        return []
-    return sorted((one for one in found if one.kind != "protocol" and not one.follows), key=_importance)
+        ours, theirs = (Side(entry.run_id, (open_run(entry.path),)) for entry in (before, after))
+        comparable = comparability.judge(ours, theirs)
+        same = sameness.judge(ours, theirs, comparable)
+    except GpubenchError:
+        return [], None
+    found = [one for one in comparable.differences if one.kind != "protocol" and not one.follows]
+    return sorted(found, key=_importance), same
 
 
 def _importance(difference: Difference) -> tuple[int, str]:

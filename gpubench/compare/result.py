@@ -24,6 +24,10 @@ Level = Literal["run", "repeat", "step"]
 LimitedBy = Literal["machine", "processes"]
 Fate = Literal["gone", "still there", "new"]
 Work = Literal["kernel", "operator"]
+WorkFound = Literal["same", "scaled", "less", "more", "unknown"]
+LossOutcome = Literal["unharmed", "harmed", "unclear", "unknown"]
+RefusalKind = Literal["work", "loss", "clock"]
+ClockFound = Literal["same", "different", "unknown"]
 
 
 class SideSummary(Struct, frozen=True):
@@ -283,6 +287,81 @@ class Memory(Struct, frozen=True):
     phases: list[PhaseMemory]
 
 
+class WorkCount(Struct, frozen=True, kw_only=True):
+    """One kind of work, as both sides have counted it."""
+
+    kind: str
+    """The name of the count; see `gpubench.compare.work.KINDS`."""
+    unit: str
+    """What is counted, in words, such as "samples that the model is given for each sample of a step"."""
+    baseline: float
+    candidate: float
+    less: bool
+    """Whether the candidate does so much less of it that it is other work."""
+    more: bool
+    """The same for the baseline."""
+
+
+class LossFound(Struct, frozen=True, kw_only=True):
+    """Whether the candidate reaches the losses, or the values of a printed metric, of the baseline."""
+
+    name: str
+    """"loss", or the name of the metric that the program prints."""
+    outcome: LossOutcome
+    reason: str
+    """A plain sentence with the figures, without a capital letter and a full stop."""
+    change: float | None = None
+    """The candidate's mean over the second half of the steps minus that of the baseline; None if unknown."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval of `change`."""
+    margin: float | None = None
+    """The largest change that does not matter, in the unit of the loss; None if it is unknown."""
+
+
+class Refusal(Struct, frozen=True):
+    """Why the time of the sides cannot decide which one is faster."""
+
+    kind: RefusalKind
+    side: Literal["baseline", "candidate"]
+    """The side that does less work, is harmed, or has the wrong clock."""
+    reason: str
+    """A plain sentence about that side, such as "does less work: 64 times fewer samples reach the model"."""
+
+
+class Sameness(Struct, frozen=True, kw_only=True):
+    """What was found about the work, the losses and the clocks of both sides, on which a verdict on time depends."""
+
+    work: WorkFound = "unknown"
+    """What the candidate does, compared with the baseline.
+
+    "scaled" means other samples or elements in a step by a declared setting, so that figures are per sample. "unknown"
+    means that nothing was counted on both sides: the verdicts are those without counters.
+    """
+    counts: list[WorkCount] = []
+    """What both sides have counted, with the figures."""
+    losses: list[LossFound] = []
+    """The judgement of the loss, and of each metric that the program prints and the user watches."""
+    clock: ClockFound = "unknown"
+    """Whether the clocks of both programs agree with that of the host."""
+    refusals: list[Refusal] = []
+    """Why neither side must be preferred by its time, the most serious reason first; empty if one may be."""
+    remarks: list[str] = []
+    """What differs and is legitimate, one plain sentence each, such as an evaluation that one side leaves out."""
+
+    @property
+    def undecidable(self) -> Refusal | None:
+        """The first refusal that leaves no verdict on time at all; None if there may be one.
+
+        A harmed loss leaves one: the harmed side may be slower too, but it is not called faster.
+        """
+        return next((one for one in self.refusals if one.kind != "loss"), None)
+
+    @property
+    def loss(self) -> LossFound | None:
+        """The judgement of the loss that the program trains on; None if it was not judged."""
+        return next((one for one in self.losses if one.name == "loss"), None)
+
+
 class Comparison(Struct, frozen=True):
     """One candidate against the baseline."""
 
@@ -296,6 +375,8 @@ class Comparison(Struct, frozen=True):
     """The causes by profile; None unless a side was profiled."""
     memory: Memory | None = None
     """The change of memory; None unless the memory of both sides was followed."""
+    sameness: Sameness = Sameness()
+    """What was found about the work, the losses and the clocks of both sides."""
 
 
 class GateResult(Struct, frozen=True):
@@ -312,9 +393,10 @@ class GateResult(Struct, frozen=True):
     interval: tuple[float, float] | None
     p_value: float | None
     """The p-value at the limit, after Holm's correction over the whole gate."""
-    outcome: Literal["regressed", "passed", "inconclusive"]
+    outcome: Literal["refused", "regressed", "passed", "inconclusive"]
+    """"refused" means that the sides did not do the same work, so that no figure can pass."""
     reason: str | None = None
-    """Why there is no conclusion: the candidate is rejected, or the noise is too large. None otherwise."""
+    """Why there is no conclusion: the sides are refused or rejected, or the noise is too large. None otherwise."""
 
 
 class Comparisons(Struct, frozen=True):

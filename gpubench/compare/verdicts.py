@@ -124,6 +124,8 @@ class Circumstances:
     margin: float = DEFAULT_MARGIN
     withheld: str | None = None
     """Why no verdict may be given on any metric; None if verdicts may be given."""
+    refused: str | None = None
+    """Why any outcome is rejected: a side does less work, for example; None if verdicts may be given."""
     rejected: Mapping[Outcome, str] = field(default_factory=dict)
     """Outcomes that are rejected, with the reason: for example faster, if the candidate left work undone."""
     noise: Sequence[NullMetric] = ()
@@ -355,6 +357,8 @@ def _verdict(
         outcome, leaning, reason = "rejected", None, doubt
     if case.withheld:
         outcome, leaning, reason = "withheld", None, case.withheld
+    if circumstances.refused:
+        outcome, leaning, reason = "rejected", None, circumstances.refused
     exact = evidence.counted and found is not None and found.error.size == 0
     level = None if exact else _level(found, baseline, candidate)
     metric = evidence.metric

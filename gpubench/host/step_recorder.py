@@ -179,6 +179,9 @@ class StepRecorder(Recorder[Looped]):
             if event.rank == 0:
                 self.progress.take(event.steps)
             return
+        if event.steps:
+            last = event.steps[-1]
+            self._repeat(event.rank, last.repeat).arrivals[event.rank].add(last.time + last.total)
         steps = [self._with_known_phases(step) for step in event.steps]
         for step in steps:
             known = self._unfinished(event.rank, step.repeat).steps[event.rank]

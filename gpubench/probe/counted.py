@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 from torch.nn.parameter import is_lazy
@@ -9,6 +11,10 @@ from torch.nn.parameter import is_lazy
 PASSES_WITHOUT_OPTIMIZER = 8
 """Backward passes after which a program that has made no optimizer is taken for one that updates its parameters itself.
 A check of a model before its optimizer is made takes fewer."""
+
+
+MOST_SHAPES, NAMED_SHAPES = 64, 8
+"""The shapes that are noted, and those that the host is told."""
 
 
 class ByHand:
@@ -30,18 +36,65 @@ class Counted:
         """Whether the step that runs is the last one of the repeat, whose updates are always counted."""
         self._updates: dict[int, int] = {}
         """The number of updates by the identity of their optimizer."""
-        self._elements: dict[int, list[int]] = {}
-        """The elements of the parameters that the counted updates of each optimizer have changed."""
+        self._elements: dict[int, list[tuple[int, int, int]]] = {}
+        """For the counted updates of each optimizer: the elements of the parameters that it has changed, their bytes,
+        and their number.
+        """
+        self._calls = self._given = self._squares = 0
+        """The forward passes whose first tensor was seen, its elements in all of them, and the sum of their squares."""
+        self._shapes: Counter[str] = Counter()
+        """The shapes and types of that tensor in a sample of these forward passes."""
+        self.parts = self._before = 0
+        """The parts of the loop that have ended, and those before the first of these forward passes."""
+        self._unused = self._used_until = 0
+        """The backward passes whose gradients were cleared, and those until the last update, or until then."""
+        self.batches = 0
+        """The batches that were drawn from DataLoaders in training."""
 
     def forward(self, samples: int) -> int:
         """Counts the samples of a forward pass, and returns them."""
         self._forwarded += samples
         return samples
 
+    def give(self, tensor: Any, *, named: bool = False) -> None:
+        """Counts the elements of the first tensor of a forward pass, and notes its shape where it is `named`."""
+        if not self._calls:
+            self._before = self.parts
+        self._calls += 1
+        try:
+            size = int(tensor.numel())
+            self._given += size
+            self._squares += size * size
+            if named and (len(self._shapes) < MOST_SHAPES):
+                self._shapes[f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).rpartition('.')[2]}"] += 1
+        except Exception:  # there is no tensor, or one of the program's own class, or without a shape, as a nested one
+            pass
+
+    def clear(self) -> None:
+        """Counts the backward passes since the last update, whose gradients are cleared now."""
+        self._unused += self.passes - self._used_until
+        self._used_until = self.passes
+
+    def end_part(self) -> None:
+        """Takes up the end of a part of the loop, by an update or by one that is skipped."""
+        self.parts += 1
+        self._used_until = self.passes
+
     def add(self, other: Counted) -> None:
-        """Counts the passes that `other` has counted."""
+        """Counts what `other` has counted."""
+        if other._calls and not self._calls:
+            self._before = self.parts
         self.passes += other.passes
         self._forwarded += other._forwarded
+        self._calls += other._calls
+        self._given += other._given
+        self._squares += other._squares
+        self._shapes.update(other._shapes)
+
+    def is_due(self, optimizer: Any) -> bool:
+        """Returns whether the next update of the optimizer is one of those that are counted; see `update`."""
+        number = self._updates.get(id(optimizer), 0) + 1
+        return self.last or number & (number - 1) == 0
 
     def update(self, optimizer: Any) -> None:
         """Counts what an update of the optimizer has changed: the parameters that have a gradient.
@@ -49,24 +102,43 @@ class Counted:
         That takes longer the more parameters there are, so that it is done in the first update, in ever rarer ones
         after it (the second, fourth, eighth and so on), and in the last step.
         """
-        number = self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
-        if self.last or number & (number - 1) == 0:
+        due = self.is_due(optimizer)
+        self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
+        if due:
             parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-            elements = sum(each.numel() for each in parameters if not is_lazy(each))
-            self._elements.setdefault(id(optimizer), []).append(elements)
+            known = [each for each in parameters if not is_lazy(each)]
+            sizes = [each.numel() for each in known]
+            held = sum(size * each.element_size() for size, each in zip(sizes, known))
+            self._elements.setdefault(id(optimizer), []).append((sum(sizes), held, len(known)))
 
     @property
     def by_hand(self) -> bool:
         """Whether there were so many backward passes that an optimizer would have been made by now."""
         return self.passes >= PASSES_WITHOUT_OPTIMIZER
 
-    def found(self) -> dict[str, int] | None:
-        """Returns the counts as the fields of `gpubench.events.WorkCounted`; None if nothing was updated."""
+    def found(self, steps: int) -> dict[str, Any] | None:
+        """Returns the counts as the fields of `gpubench.events.WorkCounted`; None if nothing was updated.
+
+        `steps` is the number of steps, each of which has one part of the loop or more.
+        """
         if not self._elements:
             return None
+        least = [min(found) for found in self._elements.values()]
+        mean = self._given / self._calls if self._calls else 0.0
+        spread = math.sqrt(max(0.0, self._squares / self._calls - mean * mean)) if self._calls else None
+        counted = self.parts - self._before if self._calls else self.parts
         return {
             "backward_passes": self.passes,
             "forwarded": self._forwarded,
-            "updated_first": sum(found[0] for found in self._elements.values()),
-            "updated_least": sum(min(found) for found in self._elements.values()),
+            "updated_first": sum(found[0][0] for found in self._elements.values()),
+            "updated_least": sum(elements for elements, _, _ in least),
+            "updated_bytes": sum(held for _, held, _ in least),
+            "updated_parameters": sum(number for _, _, number in least),
+            "calls": self._calls,
+            "counted_steps": round(steps * counted / self.parts) if self.parts else steps,
+            "elements": self._given or None,
+            "elements_spread": spread,
+            "shapes": [shape for shape, _ in self._shapes.most_common(NAMED_SHAPES)],
+            "batches": self.batches,
+            "unused_passes": self._unused,
         }

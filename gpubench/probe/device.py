@@ -12,10 +12,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter, defaultdict
-from time import monotonic_ns
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 import torch
+
+from .clock import unreplaced_clock
 
 Answer = TypeVar("Answer")
 
@@ -75,8 +76,8 @@ class Timing:
 
     captures = 0
     """The CUDA graphs that this process is capturing. Meanwhile no event is queried, which would end the capture."""
-    now = staticmethod(monotonic_ns)
-    """The CPU's clock. Libraries that replace the time for tests replace names of modules only."""
+    now = staticmethod(unreplaced_clock())
+    """The CPU's clock, also where the program, or a library for its tests, has replaced that of the module `time`."""
 
     def __init__(self) -> None:
         self.mark: Callable[[], Point] = self._mark

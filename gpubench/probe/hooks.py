@@ -45,10 +45,11 @@ from .length import MOST_WARMUP, Length, fitting, usual
 from .lines import CallLines
 from .measured import MeasuredStep
 from .modules import parameters_of
-from .observed import SourcePlaces, autocast_of, of_loader, of_optimizers, of_process, samples_in
+from .observed import SourcePlaces, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
 from .recording import ProbeRecording, is_profiled
 from .sampling import StackSampler, sample_worker
+from .spot_checks import SpotChecks
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
 from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
@@ -200,6 +201,9 @@ class Probe:
         """
         self._updates = 0
         self._counted = Counted()
+        self._checks = SpotChecks()
+        self._reads_values = False
+        """Whether the values of some parameters have been read before the update that runs."""
         self._passes = 0
         """The backward passes until the last update."""
         self._own: dict[int, ByHand] | None = None
@@ -336,6 +340,7 @@ class Probe:
         finally:
             drawn.drawing = False
         drawn.take(iterator, batch, counts=not self._again)
+        self._counted.batches += timed and not evaluates
         if timed and self._noted() is not iterator and drawn.may_train(iterator):
             self._note_loader(iterator)
             self._noted = ref(iterator)
@@ -370,7 +375,8 @@ class Probe:
         drawn.called(len(timeline.part.marks), trains=trains)
         if not trains:
             return self._note_result(call(module, *args, **kwargs))
-        samples = self._count(module, (args, kwargs))
+        looks = self._checks.looks and not (self._captured or self._following)
+        samples = self._count(module, (args, kwargs), looks=looks)
         timeline.enter(FORWARD)
         failed = True
         try:
@@ -384,6 +390,8 @@ class Probe:
             drawn.ended(failed=failed)
             if failed:
                 self._discount(module, samples)
+        if looks:
+            self._checks.returned(result)
         return result if drawn.trained else self._note_result(result)
 
     def _is_root(self, module: torch.nn.Module) -> bool:
@@ -393,13 +401,20 @@ class Probe:
             self._latest_root = ref(module)
         return found
 
-    def _count(self, module: torch.nn.Module, given: Any) -> int:
-        """Counts the samples of a call in training, and returns those that count as forwarded."""
+    def _count(self, module: torch.nn.Module, given: Any, *, looks: bool) -> int:
+        """Counts the samples of a call in training, and returns those that count as forwarded.
+
+        `looks` means that the step is one of those that are looked at closely.
+        """
         part, identity, samples = self._timeline.part, id(module), 0
         if not part.first:
             part.first = identity
         if part.first == identity:  # others get the same samples, as an actor and its critic do
             samples = self._counted.forward(self._size(module, given))
+            tensor = _first_tensor(*given)
+            self._counted.give(tensor, named=looks)
+            if looks:
+                self._checks.give(tensor)
             if not self._again:
                 part.forwarded += samples
         if not self._drawn.trained and not self._again:
@@ -540,6 +555,7 @@ class Probe:
         timeline = self._timeline
         if timeline.is_in(OPTIMIZER) or timeline.is_in(ZERO_GRAD):
             return call(optimizer, *args, **kwargs)
+        self._counted.clear()
         frees = args[0] if args else kwargs.get("set_to_none", True)
         timeline.enter(ZERO_GRAD if self._following else OPTIMIZER, on_host=frees)
         try:
@@ -581,12 +597,20 @@ class Probe:
         if self._updating and (left_open := self._updating.get(id(optimizer))) is not None:  # it has raised an error
             timeline.leave_all_but(left_open)
         self._updating[id(optimizer)] = timeline.depth
+        self._read_values(optimizer)
         timeline.enter_after(OPTIMIZER)
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._counting_once(args[1]), *args[2:]), kwargs
         if kwargs and callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._counting_once(kwargs["closure"])}
         return None
+
+    def _read_values(self, optimizer: Any) -> None:
+        """Reads the values of some parameters before an update that is counted."""
+        self._reads_values = not (self._captured or self._following) and self._counted.is_due(optimizer)
+        if self._reads_values:
+            with suppress(Exception):  # an optimizer, or tensors, of the program's own class
+                self._checks.before_update(optimizer)
 
     def _counting_once(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the closure of an optimizer, whose samples count in its first evaluation in an update."""
@@ -614,6 +638,9 @@ class Probe:
                 self._capture(self._captured, optimizer)
                 return
             self._timeline.part.infinities = getattr(optimizer, "found_inf", None)
+            if self._reads_values:
+                with suppress(Exception):
+                    self._checks.after_update()
             self._update(optimizer)
 
     def _update(self, optimizer: Any) -> None:
@@ -825,6 +852,8 @@ class Probe:
             self._regions.cut(timeline)
         part = timeline.part
         part.graphs = compiled_graphs()
+        self._counted.end_part()
+        self._checks.end_step()
         self._drawn.update(part)
         if (samples := self._given.update(part.first, optimizer)) is not None:
             part.forwarded = samples
@@ -1196,7 +1225,7 @@ class Probe:
                 "repeatdone",
                 repeat=self._repeat,
                 wall=wall,
-                work=self._counted.found(),
+                work=self._work(),
                 samples_from=self._samples_from()[:1000],
                 peak_rss=peak_rss(),
                 gpus=used_gpus(),
@@ -1204,6 +1233,11 @@ class Probe:
             )
         self._host.put("done")
         self._host.flush()
+
+    def _work(self) -> dict[str, Any] | None:
+        """Returns the counted work as the fields of `gpubench.events.WorkCounted`; None if nothing was updated."""
+        counted = self._counted.found(self._timeline.complete)
+        return counted and {**counted, **self._checks.found()}
 
     def _report_rhythm(self, host: Host) -> None:
         """Says that it is uncertain which updates make a step, or that it has changed."""
@@ -1249,6 +1283,16 @@ class Probe:
 
 def _nothing() -> None:
     """Stands for a weak reference to nothing."""
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the first tensor of a call of a module; None if there is none, or what it is given hides it."""
+    if args and type(args[0]) is torch.Tensor:
+        return args[0]
+    try:
+        return first_tensor((args, kwargs))
+    except Exception:  # what it is given is of the program's own class
+        return None
 
 
 def _is_plain(kind: type) -> bool:

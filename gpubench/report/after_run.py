@@ -10,6 +10,7 @@ from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.gate import Condition
+from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparisons, PairComparison, SideSummary, to_json
 from gpubench.compare.verdicts import leading
 from gpubench.errors import GpubenchError, RunDirectoryError
@@ -56,6 +57,7 @@ def judge_pair(
     labels: Sequence[str] = (),
     metrics: Sequence[str] = (),
     conditions: Sequence[Condition] = (),
+    loss_margin: Margin | None = None,
 ) -> Comparisons | None:
     """Compares the second of two finished runs with the first; None if one of them measured nothing.
 
@@ -65,7 +67,7 @@ def judge_pair(
     try:
         runs = [open_run(path) for path in paths]
         sides = [Side(label, (run,)) for label, run in zip(labels or called(runs), runs, strict=True)]
-        return compare(sides, metrics=metrics, conditions=conditions)
+        return compare(sides, metrics=metrics, conditions=conditions, loss_margin=loss_margin or DEFAULT)
     except GpubenchError:
         if conditions:
             raise

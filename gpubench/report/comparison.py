@@ -20,6 +20,7 @@ from gpubench.compare.result import (
     MemoryPeak,
     Outcome,
     PhaseMemory,
+    Sameness,
     SideSummary,
     SizeChange,
     Verdict,
@@ -220,7 +221,12 @@ STYLES: dict[Outcome, Style] = {
     "withheld": "withheld",
     "rejected": "rejected",
 }
-GATES: dict[str, Style] = {"regressed": "worse", "passed": "better", "inconclusive": "inconclusive"}
+GATES: dict[str, Style] = {
+    "refused": "rejected",
+    "regressed": "worse",
+    "passed": "better",
+    "inconclusive": "inconclusive",
+}
 VERSIONS = {"gpubench": "packages.gpubench", "torch": "torch.version", "driver": "driver.version", "on": "host.name"}
 VERDICTS = 3  # verdicts that a terminal shows without -v, besides established ones
 LEAST_MOVE = 0.02  # of a step: a terminal without -v leaves out smaller changes of a phase
@@ -288,6 +294,7 @@ def _section(
         Paragraph([one for one in reasons if answer != f"withheld: {one}"], listed=True, on=Medium.BRIEF),
         Paragraph(reasons, listed=True, on=UNASKED),
         *differences(comparison.comparability.differences),
+        *_sameness(comparison.sameness),
         Heading("Verdicts"),
         *_verdicts(comparison, everything, drawn=bool(sides)),
         *_memory(comparison.memory, drawn=bool(sides)),
@@ -352,6 +359,36 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
         Paragraph(rest, "quiet"),
         Paragraph(phrases.consequences(found), "quiet", on=UNASKED),
     ]
+
+
+CLOCKS = {
+    "same": "the clocks of both sides agree with the host's",
+    "different": "the clock of a side went at another speed than the host's",
+    "unknown": "whether the clocks of both sides agree with the host's is not known",
+}
+
+
+def _sameness(found: Sameness) -> Iterator[Block]:
+    """Yields what was found about the work, the losses and the clocks of both sides, if anything was."""
+    if not (found.counts or found.losses):
+        return
+    yield Heading("Did both sides do the same work?")
+    rows = [
+        {
+            "counted": f"how many {one.unit}",
+            "baseline": units.count(one.baseline),
+            "candidate": units.count(one.candidate),
+            "which is": "less work" if one.less else "more work" if one.more else "the same",
+        }
+        for one in found.counts
+    ]
+    yield table("", rows, ("counted", "which is"), on=Medium.PAGE | Medium.DETAILS)
+    lines = [f"{words(one.name)}: {one.outcome}, {one.reason}" for one in found.losses]
+    if found.counts:
+        lines.append(CLOCKS[found.clock])
+    else:
+        lines.insert(0, "the work was not counted on both sides")
+    yield Paragraph(lines, "quiet", listed=True, on=Medium.PAGE | Medium.DETAILS)
 
 
 def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Iterator[Block]:

@@ -183,6 +183,11 @@ def _line(one: Series) -> str:
 def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
     whose = f" ({shorten(_name(one), 50)})" if named else ""
     yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
+    if change.sameness and (refusals := change.sameness.refusals):
+        names = {"baseline": "the run before", "candidate": "the run after"}
+        yield Paragraph(
+            [f"{names[each.side]} {each.reason}" for each in refusals], "warning", "  not the same: ", on=on
+        )
     brief = on & Medium.BRIEF
     if brief:
         yield Paragraph(_because(change, BRIEF_DIFFERENCES), on=brief)

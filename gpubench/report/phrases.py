@@ -17,6 +17,7 @@ from gpubench.compare.result import (
     Difference,
     GateResult,
     PhaseChange,
+    Refusal,
     Verdict,
     Waterfall,
 )
@@ -313,6 +314,9 @@ def headline(comparison: Comparison) -> str:
     For example "new is 3.1 % slower than base in step time (95 % interval 2.6 to 3.7 %), beyond the 0.5 % margin".
     """
     comparability, verdict = comparison.comparability, leading(comparison.verdicts)
+    undecidable = comparison.sameness.undecidable
+    if undecidable and not (verdict and verdict.verdict != "rejected"):
+        return refusal(undecidable, comparison)
     if not (comparability.comparable or comparability.forced):
         return f"withheld: {_obstacle(comparability)}"
     if verdict is None:
@@ -327,6 +331,12 @@ def headline(comparison: Comparison) -> str:
     if verdict.verdict == "inconclusive" and verdict.more_repeats:
         sentence += f"; {to_settle(verdict)}"
     return sentence
+
+
+def refusal(refused: Refusal, comparison: Comparison) -> str:
+    """Returns why one side must not be preferred, with the name of the side that it concerns."""
+    side = comparison.candidate if refused.side == "candidate" else comparison.baseline
+    return f"{side.label} {refused.reason}"
 
 
 def _obstacle(comparability: Comparability) -> str:

@@ -20,6 +20,7 @@ from gpubench.events import MOST_PHASES, Loss, ModelBuilt, Name, Part, RepeatDon
 from gpubench.foreign_files import BadLines
 from gpubench.probe.length import warmup_of
 from gpubench.runs import stats
+from gpubench.runs.clocks import Arrivals, ClockCheck
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -388,6 +389,10 @@ UNEVEN = 0.01
 """The relative difference between the mean and the usual number of samples in a step that is worth mention."""
 
 
+LEAST = ("backward_passes", "forwarded", "updated_first", "updated_least", "updated_bytes", "updated_parameters")
+"""The kinds of work of which a repeat has those of the rank that did least."""
+
+
 @dataclass
 class Repeat:
     """The events of one repeat."""
@@ -399,6 +404,8 @@ class Repeat:
     """The steps of each rank, in order."""
     built: ModelBuilt | None = None
     done: dict[int, RepeatDone] = field(default_factory=dict)
+    arrivals: dict[int, Arrivals] = field(default_factory=lambda: defaultdict(Arrivals))
+    """When the reports of each rank have arrived."""
     reference_time: float | None = None
     """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
 
@@ -406,6 +413,12 @@ class Repeat:
     def samples_from(self) -> str:
         """What the samples of a program are, by its lowest rank; empty if that is unknown."""
         return next((done.samples_from for _, done in sorted(self.done.items())), "")
+
+    @property
+    def clock(self) -> ClockCheck | None:
+        """The time by both clocks, of the rank whose clock differs most from the host's; None if it is unknown."""
+        known = [found for arrivals in self.arrivals.values() if (found := arrivals.check())]
+        return max(known, key=lambda found: abs(found.host - found.program), default=None)
 
     @property
     def timed_by(self) -> str:
@@ -419,10 +432,19 @@ class Repeat:
 
     @property
     def work(self) -> WorkCounted | None:
-        """The work of the rank that did least, for each kind of work; None if no rank has counted it."""
-        found = [done.work for done in self.done.values() if done.work]
-        least = {name: min(getattr(one, name) for one in found) for name in WorkCounted.__struct_fields__ if found}
-        return WorkCounted(**least) if found else None
+        """The work of the ranks, None if none has counted it: for each kind in LEAST that of the rank that did least.
+
+        Other counts are added, because shares of them need numbers of the same ranks.
+        """
+        found = [done.work for _, done in sorted(self.done.items()) if done.work]
+        if not found:
+            return None
+        merged: dict[str, Any] = {"shapes": found[0].shapes}
+        for name in WorkCounted.__struct_fields__:
+            known = [value for one in found if (value := getattr(one, name)) is not None]
+            if name not in merged and known:
+                merged[name] = min(known) if name in LEAST else max(known) if name == "elements_spread" else sum(known)
+        return WorkCounted(**merged)
 
 
 class StepSamples(msgspec.Struct, frozen=True):

@@ -1,11 +1,12 @@
 """The settings of the commands that run a program of the user; those that change it are what the probe can set."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.settings.field import (
@@ -71,10 +72,31 @@ def _words(command: Any) -> Any:
     return command
 
 
+def _pattern(text: str | None) -> str | None:
+    """Returns a regular expression with a group. Raises ValueError for any other text."""
+    if text is None:
+        return None
+    try:
+        groups = re.compile(text).groups
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    if not groups:
+        raise ValueError(f"{text!r} has no group: put the number in parentheses, as in 'val_loss=([0-9.]+)'")
+    return text
+
+
 class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
     ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
+    watch: Annotated[str | None, AfterValidator(_pattern)] = uncompared(
+        None,
+        "regular expression with a group, a number in what the program prints, which comparisons judge as a loss",
+        alias="watch",
+        option=Option(
+            YOUR_PROGRAM, "REGEX", "Judge a number too that the program prints, such as 'val_loss=([0-9.]+)'."
+        ),
+    )
     patience: Seconds = protocol(600.0, "seconds that the program may take until its first step")
     grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
 

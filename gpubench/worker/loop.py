@@ -89,6 +89,7 @@ class Trainer(Loop):
             batch = next(batches)
             timer.enter("host_to_device")
             batch = to_device(batch, self.device, non_blocking=True, channels_last=channels_last)
+            self._count(batch)
             timer.enter("forward")
             reduces = micro == accumulation - 1 or self.settings.distributed.sync_gradients == "each"
             with nullcontext() if reduces else distributed.without_sync(self.module):
@@ -106,11 +107,20 @@ class Trainer(Loop):
         if self.scheduler is not None:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.counted.end_part()
         assert total is not None
         scale = self.arithmetic.scale()
         timer.issued(batches.epoch, samples, [total] if scale is None else [total, scale])
         if self.settings.training.read_loss:
             total.item()
+
+    def _count(self, batch: Any) -> None:
+        """Counts what the model is given."""
+        first = next(tensors(batch), None)
+        if first is not None:
+            self.counted.forward(len(first) if first.dim() else 1)
+            self.counted.give(first)
+            self.counted.batches += 1
 
     def compute(self, batch: Any) -> None:
         module = self.workload.module
@@ -364,8 +374,8 @@ def run_steps(loop: Loop, feed: Feed, repeat: int, unix_time: float, length: Len
     wall = time.perf_counter() - began
     yield events.StepsMeasured(rank=rank, steps=reader.read(timer))
     reader.raise_if_diverged()
-    counted = loop.counted.found()
-    work = WorkCounted(**counted) if counted else None
+    counted = loop.counted.found(loop.counted.parts)
+    work = msgspec.convert(counted, WorkCounted) if counted else None
     yield events.RepeatDone(rank=rank, repeat=repeat, wall=wall, work=work, **peaks(loop.device), **setup)
 
 

@@ -174,8 +174,15 @@ def test_backward_passes_and_what_optimizers_update_are_counted(tmp_path: Path) 
 
     found = probed(tmp_path, run, steps=9)
     work = found.events["repeatdone"]["work"]
-    assert 44 <= work.pop("forwarded") <= 48  # the first call is the one in which the model is recognised
-    assert work == {"backward_passes": 24, "updated_first": 16, "updated_least": 4}
+    assert 44 <= work["forwarded"] <= 48  # the first call is the one in which the model is recognised
+    counted = {"backward_passes": 24, "updated_first": 16, "updated_least": 4, "updated_bytes": 16}
+    counted |= {"updated_parameters": 1, "unused_passes": 0, "batches": 12, "calls": work["forwarded"] // 2}
+    assert {name: work[name] for name in counted} == counted
+    assert work["elements"] == 3 * work["forwarded"]
+    assert work["shapes"] == ["2x3 float32"]
+    assert work["reached"] == work["looked_at"] > 0
+    assert work["changed_parameters"] == work["looked_at_parameters"] > 0
+    assert work["repeated_contents"] == 0 < work["contents"]
 
 
 @pytest.mark.parametrize("checks", [0, 5])
@@ -252,8 +259,10 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     assert len(found.steps) == 30
     assert {step["samples"] for step in found.steps} == {4}
     work = found.events["repeatdone"]["work"]
-    assert 356 <= work.pop("forwarded") <= 360
-    assert work == {"backward_passes": 90, "updated_first": 16, "updated_least": 16}
+    assert 356 <= work["forwarded"] <= 360
+    counted = {"backward_passes": 90, "updated_first": 16, "updated_least": 16, "unused_passes": 0}
+    assert {name: work[name] for name in counted} == counted
+    assert 29 <= work["counted_steps"] <= 30  # a step has three updates
 
 
 @pytest.mark.parametrize(

@@ -378,11 +378,14 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
         ({"samples": 32.0}, ""),
         ({"samples": None}, ""),
         ({"flops": 0.9995e9}, ""),
-        ({"samples": 8.0}, "8 samples in a step instead of 16"),
-        ({"updated": 500_000}, "500 k elements of parameters updated in a step instead of 1 M"),
-        ({"forwarded": 8.0}, "8 samples given to the model in a step instead of 16"),
-        ({"passes": 1.0}, "1 backward passes in a step instead of 2"),
-        ({"flops": 0.5e9}, "500 M FLOPs for a sample instead of 1 G"),
+        ({"samples": 8.0}, "2 times fewer samples are in a step (8 instead of 16)"),
+        (
+            {"updated": 500_000},
+            "2 times fewer elements of parameters get a gradient (500 k instead of 1 M)",
+        ),
+        ({"forwarded": 8.0}, "2 times fewer samples reach the model (8 instead of 16)"),
+        ({"passes": 1.0}, "2 times fewer backward passes are in a step (1 instead of 2)"),
+        ({"flops": 0.5e9}, "2 times fewer FLOPs are needed for a sample (500 M instead of 1 G)"),
         ({"skipped": 3}, "3 updates skipped by the gradient scaler instead of 1"),
     ],
 )
@@ -394,7 +397,7 @@ def test_less_work_is_told(changes: dict[str, float], said: str) -> None:
 def test_work_that_varies_between_equal_runs_is_less_only_beyond_that() -> None:
     equal = [CountedWork(passes=100.0), CountedWork(passes=98.0)]
     assert not less_work(equal, CountedWork(passes=97.0))
-    assert less_work(equal, CountedWork(passes=95.0)) == "95 backward passes in a step instead of 98"
+    assert less_work(equal, CountedWork(passes=95.0)) == "3.06 % fewer backward passes are in a step (95 instead of 98)"
     assert not less_work([], CountedWork(passes=95.0))
 
 

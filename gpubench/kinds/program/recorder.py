@@ -23,6 +23,7 @@ from gpubench.kinds.program.code_of_fixes import addressed, in_code
 from gpubench.kinds.program.machines import started_together
 from gpubench.kinds.program.processes import ProgramProcesses, step_name
 from gpubench.kinds.program.source_names import Names, names_of
+from gpubench.kinds.program.watched import WatchedOutput
 from gpubench.runs import warnings
 from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
@@ -58,6 +59,7 @@ class OfProgram(Recorder[P]):
         """The steps by repeat in which torch.compile compiled code on one rank or more."""
         self._program = self._given = program = configuration.settings.program
         self._directory = program.directory or Path()
+        self._watched = WatchedOutput(program.watch) if program.watch else None
         self._clone = OwnedFolder() if program.ref else None
         if self._clone and program.ref:
             self._program, self._directory = check_out(program.ref, program, str(self._clone.path / "clone"))
@@ -181,6 +183,8 @@ class OfProgram(Recorder[P]):
         return {}
 
     def start(self, job: events.Job) -> Workers:
+        if self._watched:
+            self._watched.begin(job.repeats[0])
         return ProgramProcesses(
             job,
             self._program,
@@ -215,6 +219,8 @@ class OfProgram(Recorder[P]):
 
     def _keep_output(self, data: bytes) -> None:
         self.writer.append_bytes(OUTPUT, data)
+        if self._watched:
+            self._watched.add(data)
 
     def _take_environment(self, event: events.EnvironmentCaptured) -> None:
         super()._take_environment(msgspec.structs.replace(event, environment=machine.facts() | event.environment))
@@ -295,7 +301,8 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         )
         said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self._values)
         all_said = warnings.collected(*self._endings(), said, *found.warnings)
-        found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said)
+        watched = self._watched.of_repeats([window.repeat for window in found.steady]) if self._watched else {}
+        found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said, watched=watched)
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
     def refutation(self, summary: Summary) -> GpubenchError | None:

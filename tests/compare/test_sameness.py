@@ -1,0 +1,237 @@
+"""Whether both sides of a comparison did the same work, reached the same losses, and told the time by true clocks.
+
+Programs of `program_edits.py` run with the probe in forks of this process, and are compared as their run directories
+are.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import program_edits
+import pytest
+from probed_runs import measured, written
+from program_edits import Edit
+from recorded_runs import edit as edit_document
+from recorded_runs import side, write_run
+
+from gpubench.compare import watched, work
+from gpubench.compare.compare import compare
+from gpubench.compare.gate import parse_condition
+from gpubench.compare.losses import DEFAULT, Margin
+from gpubench.compare.result import Comparison, Comparisons
+from gpubench.compare.work import CountedWork
+from gpubench.kinds.program.watched import WatchedOutput, name_of
+from gpubench.report.phrases import headline
+from gpubench.runs import clocks
+from gpubench.runs.clocks import ClockCheck
+from gpubench.runs.directory import SUMMARY
+
+STEPS = 30
+GATE = parse_condition("throughput>2%")
+SEEN_HERE = ("work", "loss", "scale", "named", "ineffective", "undetected", "")
+"""What can be seen without a host: not the clock, and not that nothing is measured."""
+FAST = (
+    "one sample of each batch", "one prepared batch repeated", "a lower resolution", "a layer detached",
+    "every other batch not differentiated", "updates skipped, gradients thrown away", "a learning rate of 0",
+    "a constant loss", "smaller batches", "the evaluation left out", "the probe's hooks on modules removed",
+    "a fused optimizer", "bf16", "a vectorised transform", "accumulation split otherwise",
+    "larger batches with the same samples", "the losses of an accumulation added", "another order of the samples",
+)  # fmt: skip
+"""The edits that run in every test; the others run under the mark `stress`."""
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("baseline")
+    return written(folder / "results", "base", [measured(folder / "run", program_edits.PROGRAM, STEPS)])
+
+
+def seen(one: Edit) -> Any:
+    marks = () if one.name in FAST else (pytest.mark.stress,)
+    return pytest.param(one, marks=marks, id=one.name)
+
+
+@pytest.mark.parametrize(
+    "one", [seen(one) for one in (*program_edits.CHEATS, *program_edits.HONEST) if one.found in SEEN_HERE]
+)
+def test_an_edit_is_seen_as_what_it_is(tmp_path: Path, baseline: Path, one: Edit) -> None:
+    path = written(tmp_path / "results", "edit", [measured(tmp_path / "run", one.program, STEPS)])
+    whole = compare([side(baseline), side(path)], conditions=[GATE])
+    (found,) = whole.comparisons
+    kinds = [refusal.kind for refusal in found.sameness.refusals]
+    reasons = "; ".join([refusal.reason for refusal in found.sameness.refusals] + found.sameness.remarks)
+    if one.found in ("work", "loss"):
+        assert one.found in kinds, found.sameness
+        assert one.said in reasons
+        assert {result.outcome for result in whole.gate} == {"refused"}
+        assert not any(verdict.verdict == "faster" for verdict in found.verdicts)
+    else:
+        assert not kinds, reasons
+    if one.found == "scale":
+        assert found.sameness.work == "scaled"
+    if one.found == "named":
+        assert one.said in reasons
+
+
+def test_the_headline_of_less_work_says_so_and_every_verdict_is_rejected(tmp_path: Path) -> None:
+    whole = of_counts(tmp_path, {"forwarded": 64 * 30}, {"forwarded": 30})
+    (found,) = whole.comparisons
+    assert headline(found).endswith("does less work: 64 times fewer samples reach the model (1 instead of 64)")
+    assert {verdict.verdict for verdict in found.verdicts} == {"rejected"}
+    (result,) = whole.gate
+    assert result.outcome == "refused"
+    assert result.reason
+    assert "does less work" in result.reason
+
+
+def test_force_gives_a_verdict_on_less_work_with_a_warning(tmp_path: Path) -> None:
+    (found,) = of_counts(tmp_path, {"forwarded": 64 * 30}, {"forwarded": 30}, force=True).comparisons
+    assert "rejected" not in {verdict.verdict for verdict in found.verdicts}
+    assert "does less work" in found.warnings[0]
+
+
+def test_more_work_leaves_a_verdict_and_is_named(tmp_path: Path) -> None:
+    (found,) = of_counts(tmp_path, {"forwarded": 30}, {"forwarded": 64 * 30}).comparisons
+    assert found.sameness.work == "more"
+    assert not found.sameness.refusals
+    assert "does less work" in found.sameness.remarks[0]
+
+
+@pytest.mark.parametrize("counted", [None, {"backward_passes": 30, "updated_first": 9, "updated_least": 9}])
+def test_what_one_side_has_not_counted_is_unknown_and_leaves_the_verdict(
+    tmp_path: Path, counted: dict[str, int] | None
+) -> None:
+    ours = {"forwarded": 64 * 30, "calls": 30, "counted_steps": 30, "elements": 64 * 90, "contents": 8}
+    (found,) = of_counts(tmp_path, ours | {"repeated_contents": 0}, counted).comparisons
+    assert found.sameness.work == ("same" if counted else "unknown")
+    assert not found.sameness.refusals
+
+
+def of_counts(
+    folder: Path, ours: dict[str, int] | None, theirs: dict[str, int] | None, *, force: bool = False
+) -> Comparisons:
+    """The comparison of two equal runs that have counted this of 30 steps."""
+    paths = []
+    for name, counted in (("base", ours), ("new", theirs)):
+        path = write_run(folder, name, repeats=1)
+        whole = {"backward_passes": 30, "updated_first": 9, "updated_least": 9, "calls": 30, "counted_steps": 30}
+        known = None if counted is None else counted if "updated_least" in counted else whole | counted
+        edit_document(path / SUMMARY, work=[known])
+        paths.append(path)
+    return compare([side(path) for path in paths], force=force, conditions=[GATE])
+
+
+# The counts.
+
+
+def test_lengths_that_vary_at_random_may_come_out_smaller() -> None:
+    ours = CountedWork(elements=1000.0, errors={"elements": 30.0})
+    theirs = CountedWork(elements=900.0, errors={"elements": 30.0})
+    assert not work.less_work([ours], theirs)
+    assert work.less_work([ours], changed(theirs, elements=700.0)).startswith("30 % fewer elements")
+
+
+def changed(counted: CountedWork, **changes: float) -> CountedWork:
+    return CountedWork(**{**vars(counted), **changes})
+
+
+def test_an_accumulation_in_other_parts_is_no_less_work() -> None:
+    ours = CountedWork(samples=64.0, passes=4.0, reached=1.0, used=1.0, forwarded=64.0)
+    theirs = CountedWork(samples=64.0, passes=1.0, reached=1.0, used=1.0, forwarded=64.0)
+    assert not work.less_work([ours], theirs)
+    assert work.less_work([CountedWork(passes=4.0)], CountedWork(passes=1.0)).startswith("4 times fewer backward")
+
+
+# The clock.
+
+
+def reports(speed: float, seconds: float, delays: Sequence[float]) -> list[tuple[float, float]]:
+    """Reports every 0.2 s of the host, by a clock of this speed, that arrive with these delays in turn."""
+    times = [0.2 * number for number in range(round(seconds / 0.2))]
+    return [(1e9 + speed * at, 50 + at + delays[number % len(delays)]) for number, at in enumerate(times)]
+
+
+@pytest.mark.parametrize("delays", [(0.0,), (0.5, 0.01, 0.9), (2.0, 0.1, 0.3, 0.0)])
+@pytest.mark.parametrize(("speed", "different"), [(1.0, False), (0.1, True), (0.5, True), (1.5, True), (0.9, True)])
+def test_a_clock_of_another_speed_is_told_from_late_reports(
+    delays: Sequence[float], speed: float, different: bool
+) -> None:
+    found = clocks.compared(reports(speed, 12.0, delays))
+    assert found
+    assert clocks.differ([found]) is different
+
+
+def test_too_few_reports_and_short_repeats_tell_nothing_about_the_clock() -> None:
+    assert clocks.compared(reports(1.0, 0.4, (0.0,))) is None
+    assert clocks.differ([None, ClockCheck(0.1, 0.9)]) is None
+    assert clocks.differ([]) is None
+
+
+def test_a_wrong_clock_of_either_side_leaves_no_verdict(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, name, repeats=2) for name in ("base", "new")]
+    for path in paths:
+        edit_document(path / SUMMARY, clocks=[{"program": 10.0, "host": 10.001}, None])
+    assert only(paths).sameness.clock == "same"
+    edit_document(paths[0] / SUMMARY, clocks=[{"program": 1.0, "host": 10.0}, None])
+    found = only(paths)
+    assert found.sameness.clock == "different"
+    assert [(one.kind, one.side) for one in found.sameness.refusals] == [("clock", "baseline")]
+    assert headline(found).endswith("has a clock of its own: its steps took 1 s by it, and 10 s by the host's")
+    assert {verdict.verdict for verdict in found.verdicts} == {"rejected"}
+
+
+def only(paths: Sequence[Path]) -> Comparison:
+    (found,) = compare([side(path) for path in paths]).comparisons
+    return found
+
+
+# What a program prints.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("val_loss=([0-9.]+)", "val_loss"), (r"step \d+: val acc: ([0-9.]+)", "val acc"), ("([0-9.]+)", "watched")],
+)
+def test_a_watched_number_is_called_what_stands_before_it(pattern: str, name: str) -> None:
+    assert name_of(pattern) == name
+
+
+def test_watched_numbers_are_found_in_lines_that_arrive_in_parts() -> None:
+    output = WatchedOutput("val_loss=([0-9.e-]+)")
+    output.add(b"step 1\nval_lo")
+    output.add(b"ss=0.5\rval_loss=oops\nval_loss=0.25\nval_loss=9")
+    output.begin(1)
+    output.add(b"\nval_loss=0.125\n")
+    assert output.of_repeats([0, 1, 2]) == {"val_loss": [[0.5, 0.25], [0.125], []]}
+
+
+def test_named_groups_are_several_numbers() -> None:
+    output = WatchedOutput(r"loss=(?P<loss>[\d.]+)|acc=(?P<acc>[\d.]+)")
+    output.add(b"loss=1.5\nacc=0.5\n")
+    assert output.of_repeats([0]) == {"loss": [[1.5]], "acc": [[0.5]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "outcome"),
+    [
+        ("val_loss", [1.001, 1.002], "unharmed"),
+        ("val_loss", [0.5, 0.5001], "unharmed"),
+        ("val_loss", [1.2, 1.201], "harmed"),
+        ("val_loss", [0.9, 1.2], "unclear"),
+        ("accuracy", [1.2, 1.201], "unharmed"),
+        ("accuracy", [0.9, 0.901], "harmed"),
+        ("something", [0.9, 0.901], "harmed"),
+    ],
+)
+def test_a_watched_number_is_judged_in_its_direction(name: str, theirs: list[float], outcome: str) -> None:
+    found = watched.judge(name, [[5.0, 1.0], [5.0, 1.0001]], [[5.0, one] for one in theirs], DEFAULT)
+    assert found.outcome == outcome, found.reason
+
+
+def test_the_margin_of_a_watched_number_can_be_set() -> None:
+    sides = [[1.0], [1.0]], [[1.1], [1.1]]
+    assert watched.judge("val_loss", *sides, DEFAULT).outcome == "harmed"
+    assert watched.judge("val_loss", *sides, Margin(0.2, is_share=False, is_set=True)).outcome == "unharmed"
+    assert watched.judge("val_loss", [[1.0]], [[1.1]], DEFAULT).outcome == "unclear"
+    assert watched.judge("val_loss", [[]], [[1.1]], DEFAULT).outcome == "unknown"
