@@ -98,5 +98,7 @@ class Findings(Struct, frozen=True):
     combination: Combination | None = None
     keep: dict[str, Any] = {}
     """The recommended settings: the fastest ones, or for memory those that save most and are not slower."""
+    withheld: str = ""
+    """Why none of the findings is advice unless its fix was measured; empty if they are."""
     interrupted: bool = False
     """Whether the user ended the trials before all fixes were tried."""

@@ -15,7 +15,7 @@ from gpubench.compare import changepoints, comparability, gate, power
 from gpubench.compare.changepoints import FEWEST, ChangePoint, Floats
 from gpubench.compare.evidence import open_run
 from gpubench.compare.gate import Condition
-from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
+from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm, two_sided
 from gpubench.compare.result import Difference, GateResult
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
@@ -498,7 +498,7 @@ def _judged(
         reason = f"{units.counted(len(one.points), 'run')}: a history needs {2 * FEWEST}"
     elif not worse and (one.visible is None or one.visible > condition.limit):
         seen = "no change is" if one.visible is None else f"only changes above {units.percent(one.visible)} are"
-        reason = f"runs differ by {units.percent(one.noise)}: {seen} visible"
+        reason = f"runs differ by {units.difference(one.noise)}: {seen} visible"
     regressed = p_beyond < SIGNIFICANT
     passed = p_within < SIGNIFICANT and reason is None
     ends = [abs(math.expm1(_bounded(sign * (worse + side * NORMAL * error)))) for side in (-1, 1)]
@@ -509,7 +509,7 @@ def _judged(
         limit=condition.limit,
         worsening=None if reason and not worse else abs(math.expm1(_bounded(sign * worse))),
         interval=(min(ends), max(ends)) if error else None,
-        p_value=p_within if passed else p_beyond,
+        p_value=two_sided(p_within if passed else p_beyond),
         outcome="regressed" if regressed else "passed" if passed else "inconclusive",
         reason=None if regressed or passed else reason,
     )

@@ -17,7 +17,7 @@ from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
 from gpubench.registry import kind_of
-from gpubench.report import comparison, perfetto, phrases, profile, run_figures
+from gpubench.report import comparison, perfetto, phrases, profile, quoted, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
@@ -253,7 +253,7 @@ def _speed(run: RunEvidence) -> str:
     known = f"from {number}" if ended or repeats == 1 else ""
     busy = "on a busy machine" if run.summary.others and run.summary.others.busy else ""
     qualified = " ".join(filter(None, (known, ended, busy)))
-    figures = [latency, phrases.figure(speed)] if (latency := _latency(run)) else [phrases.figure(speed)]
+    figures = [latency, quoted.figure(speed)] if (latency := _latency(run)) else [quoted.figure(speed)]
     return f": {'; '.join(figures)}" + (f", {qualified}" if qualified else "")
 
 
@@ -261,7 +261,7 @@ def _latency(run: RunEvidence) -> str:
     """Returns the quantiles of the latency that are known, as "latency p50 3.1 ms, p95 3.4 ms"."""
     known = [found for name in LATENCIES if (found := run.metrics.get(name))]
     if known and known[0].too_noisy:
-        return f"latency p50 {phrases.figure(known[0])}"
+        return f"latency p50 {quoted.figure(known[0])}"
     said = [
         f"{found.name.removeprefix('latency_')} {units.quantity(found.estimate, found.unit)}"
         for found in known
@@ -393,15 +393,15 @@ def _metric_row(metric: Metric) -> dict[str, str]:
     quantiles = {"median": spread.median, "p95": spread.p95, "p99": spread.p99} if spread else {}
     return {
         "metric": units.words(metric.name),
-        "estimate": phrases.central(metric),
-        "interval": phrases.uncertainty(metric),
+        "estimate": quoted.central(metric),
+        "interval": quoted.uncertainty(metric),
         **{name: units.quantity(value, metric.unit) for name, value in quantiles.items()},
     }
 
 
 def _full_row(metric: Metric) -> dict[str, str | Cell]:
     ends = metric.interval
-    interval = "" if ends is None else phrases.wide(metric) or units.span(ends[0], ends[1], metric.unit)
+    interval = "" if ends is None else quoted.wide(metric) or units.span(ends[0], ends[1], metric.unit)
     definition = DEFINITIONS.get(metric.name)
     row: dict[str, str | Cell] = {**_metric_row(metric)}
     return row | {

@@ -12,7 +12,7 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import NO_MESSAGE
 from gpubench.metrics import Metric
-from gpubench.report import phrases
+from gpubench.report import quoted
 from gpubench.report.document import Block, Command, Document, Paragraph, table
 from gpubench.runs.directory import FAILED
 from gpubench.runs.warnings import on_noise
@@ -71,8 +71,8 @@ def _cell(metric: Metric | None) -> str:
     if metric is None:
         return "-"
     if metric.name in ("throughput", "sample_latency") and not metric.too_noisy:
-        return phrases.figure(metric)
-    return phrases.central(metric)
+        return quoted.figure(metric)
+    return quoted.central(metric)
 
 
 def _caption(runs: Sequence[RunEvidence]) -> str:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -95,6 +96,11 @@ def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     return kind_of(cls.command).work == kind_of(other.command).work
 
 
+ALIKE = (
+    0.5  # the likeness of two names of settings, without their section, from which on one may be a slip for the other
+)
+
+
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
     """Returns the valid key or alias closest to `key`; in a section that only other commands have, closest there.
 
@@ -106,6 +112,8 @@ def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str |
     known = [*fields(cls), *aliases(cls), *(negations(cls) if negated and NEGATION.search(key) else ())]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     close: list[str] = difflib.get_close_matches(key, known, n=1)
+    if dot:  # what two names share may be their section alone, as in training.lr and training.steps
+        close = [one for one in close if _likeness(leaf, one) >= ALIKE]
     alike = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
     if close and alike and _likeness(leaf, alike[0]) > _likeness(leaf, close[0]):
         close = alike  # the same section with another name is further from what was meant: work.seeds, work.samples
@@ -548,6 +556,7 @@ OTHER_WORDS = {
 }
 """Values of other tools, and those of gpubench that mean the same; of several, the first that a setting has."""
 SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+"), re.compile(r"\d{1,3}(,\d{3})+")
+TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|secs|seconds?|m|min|mins|minutes?)")
 GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
 MEANT = ": did you mean "
 
@@ -574,6 +583,10 @@ def _meant(problem: "ErrorDetails") -> str:
         key = ".".join(map(str, problem["loc"]))
         return f"give one value; several are tried by: gpubench tune --try {key}={given}"
     if problem["type"] == "int_parsing":
+        if (time := TIME.fullmatch(given)) and problem["loc"] == ("training", "steps"):
+            seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
+            return offer([f"--seconds {seconds:g}"])
+        given = time[1] if time else given
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""
@@ -602,7 +615,13 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
             hint = f"leave it out, or use gpubench {named[0]}"
         else:
             message = f"unknown setting {key!r}"
-            hint = suggestion(nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE)))
+            offered = nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE))
+            hint = suggestion(offered)
+            if origins.get(key) == VS and cls.command in OF_PROGRAMS:
+                argument = shlex.quote(f"--{key.rpartition('.')[2]} {values[key]}")
+                hint = (
+                    f"{hint if offered else ''} an argument of the program is changed by --vs-args {argument}".strip()
+                )
         raise SettingsError(with_origins(message, [key], origins), hint, keys=[key])
 
 

@@ -83,7 +83,12 @@ def test_latest_counts_a_failed_run_but_not_the_runs_of_searches_and_trials(resu
     searched = write_run(results, "tune-1", repeats=1, steps=12)
     (searched.parent / "tune.json").write_text("{}")
     assert Lookup(results).run("latest") == failed
-    assert Lookup(results, measured=True).run("latest") == runs[2]
+    measured = Lookup(results, measured=True)
+    assert measured.run("latest") == runs[2]
+    assert list(measured.skipped()) == [
+        f"skipped 1 newer run without results: {failed.name}",
+        "skipped 1 newer run of tune, which is no side of a comparison: tune-1",
+    ]
     assert Lookup(results).run("made-verify/latest") == trial
     assert Lookup(results).run("tune-1/latest") == searched
 

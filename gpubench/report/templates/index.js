@@ -62,7 +62,7 @@ function cell(run, key, label) {
   } else made.textContent = run[key];
   if (key === "result" && run.result) {
     const note = document.createElement("small");
-    note.textContent = run.metric + (run.reach ? ", \u00b1 " + run.reach : ""); made.append(note);
+    note.textContent = run.metric + (run.doubt ? ", " + run.doubt : ""); made.append(note);
   }
   if (key === "run" || key === "model" || key === "variant") made.className = key === "run" ? "full" : "";
   if (["started", "result", "command", "commit"].includes(key)) made.className = "nowrap";
