@@ -70,8 +70,9 @@ def _refuse_outside(program: Any) -> None:
     if git.repository(folder):
         return
     for word in shlex.split(program.command):
-        if (file := folder / word).is_file() and (top := git.repository(file.parent)):
-            inside = program.command.replace(shlex.quote(word), shlex.quote(str(file.resolve().relative_to(top))))
+        file = (folder / word).absolute()
+        if file.suffix == ".py" and file.is_file() and (top := git.repository(file.parent)):
+            inside = program.command.replace(shlex.quote(word), shlex.quote(str(file.relative_to(top))))
             raise UsageError(
                 f"{VS_REF} checks out the repository of the folder that the program starts in, and "
                 f"{folder.absolute()} is in none",

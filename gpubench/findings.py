@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+DISTORTED = 0.3
+"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
+
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed", "not applied"]
 Place = Literal["loader", "optimizer", "model"]

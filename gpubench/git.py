@@ -201,7 +201,7 @@ def commit(folder: Path, ref: str) -> str:
 
 def repository(folder: Path) -> Path | None:
     """Returns the working tree that a folder is in, found without git; None if it is in none."""
-    here = folder.resolve()
+    here = folder.absolute()
     return next((one for one in (here, *here.parents) if os.path.lexists(one / ".git")), None)
 
 

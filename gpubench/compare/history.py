@@ -27,6 +27,7 @@ from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
 from gpubench.settings.keys import HOST, VARIABLES, assignment, is_empty
+from gpubench.settings.roles import ROLES
 
 LARGEST_LOGARITHM = 700.0
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
@@ -287,8 +288,7 @@ def _treatments(entry: Entry) -> dict[str, Any]:
 
 @cache
 def _role(key: str) -> str:
-    declared = comparability.declarations()
-    found = declared.get(key) or declared.get(key.rpartition(".")[0])
+    found = ROLES.get(key) or ROLES.get(key.rpartition(".")[0])
     return found.role if found else "uncompared"
 
 
@@ -430,7 +430,7 @@ def _importance(difference: Difference) -> tuple[int, str]:
     key = difference.key
     if key in OF_CODE:
         return OF_CODE.index(key) // 2 * 2, key
-    if key in comparability.declarations():
+    if key in ROLES:
         return 1, key
     return (3 if key.startswith(VERSIONS) or key.startswith("host.") else 4), key
 

@@ -34,6 +34,7 @@ from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Intera
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
+from gpubench.tuning.search import FEWEST_RUNS
 
 BEST = "best.yaml"
 CHANGES = {
@@ -172,7 +173,10 @@ def _too_little(tuning: Tuning) -> str:
     if tuning.budget is None:
         return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
     look = f"the first look took {units.about(tuning.look_seconds)} and " if tuning.look_seconds else ""
-    return f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}"
+    needed = f"and {FEWEST_RUNS} runs can prove one setting"
+    return (
+        f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}, {needed}"
+    )
 
 
 def _is_busy(found: Conclusion) -> bool:
@@ -369,7 +373,8 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
         yield Command("to go on", again, "strong")
     elif tuning.treatments and not tuning.keep and tuning.status == "completed":
         if tuning.budget:
-            yield Command("with more time", f"{again} --budget {math.ceil(MORE * tuning.budget / 60)}m")
+            seconds = max(MORE * tuning.budget, 2 * FEWEST_RUNS * tuning.seconds_a_run)
+            yield Command("with more time", f"{again} --budget {math.ceil(seconds / 60)}m")
         elif tuning.most_runs:
             yield Command("with more runs", f"{again} --runs {MORE * tuning.most_runs}")
 

@@ -113,7 +113,7 @@ def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str |
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     close: list[str] = difflib.get_close_matches(key, known, n=1)
     if dot:  # what two names share may be their section alone, as in training.lr and training.steps
-        close = [one for one in close if _likeness(leaf, one) >= ALIKE]
+        close = [one for one in close if _likeness(leaf, one) >= ALIKE or key.startswith(f"{one}.")]
     alike = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
     if close and alike and _likeness(leaf, alike[0]) > _likeness(leaf, close[0]):
         close = alike  # the same section with another name is further from what was meant: work.seeds, work.samples
@@ -525,7 +525,7 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
     try:
         return cls.model_validate(nest(values))
     except ValidationError as error:
-        found = [_describe(problem) for problem in _by_setting(cls, error.errors(include_url=False))]
+        found = [_describe(cls, problem) for problem in _by_setting(cls, error.errors(include_url=False))]
     messages = [with_origins(message, keys, origins) for message, keys, _ in found]
     hint = next((hint for _, _, hint in found if hint), SHOWN_BY)
     raise SettingsError("; ".join(messages), hint, keys=[key for _, keys, _ in found for key in keys])
@@ -561,7 +561,7 @@ GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
 MEANT = ": did you mean "
 
 
-def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
+def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
     """Returns the message of one of pydantic's errors, the dot-keys that it is about, and a hint if there is one."""
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
@@ -573,20 +573,24 @@ def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
         return (message, error.keys, hint) if isinstance(error, Conflict) else (f"{key}: {message}", [key], hint)
     if problem["type"] == "string_pattern_mismatch":
         message = "should be a plain folder name, without '/' and not beginning with '.'"
-    return f"{key} = {problem['input']!r}: {message}", [key], hint or _meant(problem)
+    return f"{key} = {problem['input']!r}: {message}", [key], hint or _meant(cls, problem)
 
 
-def _meant(problem: "ErrorDetails") -> str:
+def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
     """Returns the hint for a value that is none of some words, or no whole number; "" if it is like none."""
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
         return f"give one value; several are tried by: gpubench tune --try {key}={given}"
+    if problem["loc"] == ("training", "steps") and (time := TIME.fullmatch(given)):
+        seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
+        return (
+            offer([f"--seconds {seconds:g}"])
+            if declared_key(cls, "training.seconds")
+            else "it counts steps: --steps 20"
+        )
     if problem["type"] == "int_parsing":
-        if (time := TIME.fullmatch(given)) and problem["loc"] == ("training", "steps"):
-            seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
-            return offer([f"--seconds {seconds:g}"])
-        given = time[1] if time else given
+        given = TIME.sub(r"\1", given)
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""

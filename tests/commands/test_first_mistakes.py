@@ -103,7 +103,7 @@ MISTAKES = [
     Mistake("train-bench --device cuda:1", "device = 'cuda:1'", "CUDA_VISIBLE_DEVICES=1", leads_on=False),
     Mistake("train-bench --steps 1,000", "training.steps = '1,000'", "did you mean '1000'?"),
     Mistake("train-bench --steps 20s", "training.steps = '20s'", "did you mean '--seconds 20'?"),
-    Mistake("profile --steps 2min -- python train.py", "training.steps = '2min'", "did you mean '--seconds 120'?"),
+    Mistake("profile --steps 2min -- python train.py", "training.steps = '2min'", "it counts steps: --steps 20", leads_on=False),
     Mistake("memory --steps 5s", "memory.steps = '5s'", "did you mean '5'?"),
     Mistake("memory --device-memory 24", "'24' has no unit", "did you mean 24GiB?"),
     Mistake("memory --device-memory 24g", "'24g' is not a size", "did you mean 24GiB?"),
