@@ -63,9 +63,7 @@ def document(found: Histories, page: Path | None = None) -> Document:
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    known = Counter(map(_name, series))
-    for number, one in enumerate(series, 1):
-        title = f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one)
+    for number, (one, title) in enumerate(zip(series, _titles(series), strict=True), 1):
         blocks.append(Heading(title, anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
@@ -158,13 +156,13 @@ def _overview(series: Sequence[Series]) -> Iterator[Block]:
     """Yields the series as a table, a few of them in a terminal without -v."""
     rows: list[Mapping[str, str | Cell]] = [
         {
-            "workload": shorten(_name(one), 60),
+            "workload": shorten(title, 60),
             "runs": f"{len(one.points):,}",
             "now": _quoted(one, one.points[-1])[0],
             "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
             "last change": _last(one),
         }
-        for one in series
+        for one, title in zip(series, _titles(series), strict=True)
     ]
     named, expendable = ("workload", "over time", "last change"), ("runs", "over time")
     more = len(rows) - BRIEF_SERIES
@@ -184,6 +182,12 @@ def _last(one: Series) -> str:
 
 def _name(one: Series) -> str:
     return f"{one.workload} ({', '.join(one.varied)})" if one.varied else one.workload
+
+
+def _titles(series: Sequence[Series]) -> list[str]:
+    """Returns the names of series, with the metric where several have the same name."""
+    known = Counter(map(_name, series))
+    return [f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one) for one in series]
 
 
 def _line(one: Series) -> str:

@@ -151,7 +151,7 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "device": spelled_out(entry.device or ""),
         "host": spelled_out(record.host),
         "commit": listing.commit(entry),
-        "experiment": spelled_out(record.experiment) if record.experiment != entry.command else "",
+        "experiment": "" if listing.is_usual(entry) else spelled_out(record.experiment),
         "tags": spelled_out(" ".join(entry.tags)),
         "link": quote(os.fsencode(f"{folder}/{REPORT}")) if entry.measured or entry.is_search else "",
     }

@@ -215,11 +215,16 @@ def _row(entry: Entry, sort: str, *, details: bool, commits: bool) -> dict[str, 
         row[units.words(sort)] = quoted.together(*quoted.of_entry(entry.metrics[sort]))
     elif value_of(entry, sort) is not None:
         row[sort] = str(value_of(entry, sort))
-    if details or record.experiment != entry.command:
+    if details or not is_usual(entry):
         row["experiment"] = record.experiment
     if details:
         row["host"] = record.host
     return row
+
+
+def is_usual(entry: Entry) -> bool:
+    """Returns whether a run is in the experiment that it is in unless the user names one: that of its command."""
+    return entry.record.experiment in (entry.command, entry.record.command)
 
 
 def _status(entry: Entry) -> Cell:

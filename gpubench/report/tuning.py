@@ -11,7 +11,7 @@ import msgspec
 from gpubench import units
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.registry import kind_of
-from gpubench.report import bar_charts, memory_figures
+from gpubench.report import bar_charts, memory_figures, phrases
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -381,7 +381,7 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
 
 def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:
     found = {
-        "started": tuning.started,
+        "started": phrases.moment(tuning.started),
         "took": units.seconds(tuning.seconds),
         "first look": units.seconds(tuning.look_seconds) if tuning.look_seconds else "",
         "runs": str(tuning.runs),
