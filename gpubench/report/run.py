@@ -43,7 +43,6 @@ from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMM
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
-from gpubench.runs.warnings import on_noise
 from gpubench.trace.profile import Profile
 
 NOTABLY_LONGER = 1.25
@@ -213,7 +212,6 @@ def _measured(run: RunEvidence) -> str:
 def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     own = report_of(run)
-    doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows, run.settings)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
@@ -231,7 +229,7 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     made += [*own.over_time(run), *_metrics_on_page(run, own)]
-    made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
+    made.append(Paragraph(run.summary.warnings, "warning", "warning: ", on=Medium.TERMINAL))
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made

@@ -46,7 +46,8 @@ def document(paths: Sequence[Path]) -> Document:
     sweep = cast("Sweep", import_module(runs[0].kind.swept_by))
     known = [name for name in sweep.columns(runs[0]) if any(name in run.metrics for run in runs)]
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
-    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows, loudest.settings)
+    doubts = _on_noise(loudest)
+    doubts += dict.fromkeys(one for run in runs for one in run.summary.warnings if one not in _on_noise(run))
     failures = [
         f"{sweep.named(run)}: {run.record.error.get('message') or NO_MESSAGE}"
         for run in runs
@@ -60,6 +61,10 @@ def document(paths: Sequence[Path]) -> Document:
         Paragraph(failures, "warning"),
     ]
     return Document("", [*made, *(Command(f"{sweep.named(run)} {run.status}", str(run.path)) for run in runs)])
+
+
+def _on_noise(run: RunEvidence) -> list[str]:
+    return on_noise(run.summary.others, run.metrics.get("throughput"), run.windows, run.settings)
 
 
 def cells(run: RunEvidence, columns: Sequence[str]) -> dict[str, str]:

@@ -87,10 +87,10 @@ def test_latest_counts_a_failed_run_but_not_the_runs_of_searches_and_trials(resu
     assert Lookup(results).run("latest") == failed
     measured = Lookup(results, measured=True)
     assert measured.run("latest") == runs[2]
-    assert sorted(measured.skipped()) == [
+    assert set(measured.skipped()) == {
         f"skipped 1 newer run without results: {failed.name}",
         "skipped 1 newer run of tune, which is no side of a comparison: tune-1",
-    ]
+    }
     assert Lookup(results).run("made-verify/latest") == trial
     assert Lookup(results).run("tune-1/latest") == searched
 

@@ -399,7 +399,7 @@ def test_a_gpu_has_other_levels() -> None:
         (("--inference", "--only", "training.read_loss"), "inference does not use it"),
         (("--keep-arithmetic", "--try", "precision=bf16"), "--keep-arithmetic tries no other precision"),
         (("--keep-arithmetic", "--only", "training.batch_size"), "--keep-arithmetic tries no other precision"),
-        (("--data.workers=2", "--try", "data.workers=2"), "--try data.workers=2: that is its value already"),
+        (("--data.workers=2", "--try", "data.workers=2"), "--try data.workers: 2 is its value already"),
         (("--resume", "."), "holds no search by tune"),
         (("--resume", ".", "--steps", "3"), "--resume"),
     ],

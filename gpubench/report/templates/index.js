@@ -4,6 +4,7 @@ const COLUMNS = [["run", "Run"], ["started", "Started"], ["command", "Command"],
 const {runs, usual, metrics} = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
 const state = {key: "started", down: true, all: false, chosen: new Set()};
+const WORDS = ["run", "model", "variant", "tags"];
 const SPARED = ["precision", "device", "commit"];  // where all runs have the same, which is in their reports
 const LISTED = COLUMNS.filter(([key]) => new Set(runs.map((run) => run[key]).filter(Boolean)).size > (SPARED.includes(key) ? 1 : 0));
 for (const run of runs) run.text = Object.values(run).filter((one) => typeof one === "string").join(" ").toLowerCase();
@@ -64,8 +65,8 @@ function cell(run, key, label) {
   if (key === "run" && run.link) {
     const link = document.createElement("a");
     link.href = run.link; made.append(link);
-  } else made.textContent = ["run", "model", "variant"].includes(key) ? "" : run[key];
-  if (["run", "model", "variant"].includes(key)) whole(made.firstChild ?? made, run[key], key === "run" ? 26 : 20);
+  } else made.textContent = WORDS.includes(key) ? "" : run[key];
+  if (WORDS.includes(key)) whole(made.firstChild ?? made, run[key], key === "run" ? 26 : 20);
   if (key === "result" && run.result) {
     const note = document.createElement("small");
     note.textContent = run.metric + (run.doubt ? ", " + run.doubt : ""); made.append(note);
