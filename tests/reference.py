@@ -23,7 +23,7 @@ from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical
 from gpubench.settings.options import Option
-from gpubench.settings.roles import Compared
+from gpubench.settings.roles import Declared
 from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
 
@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TABLE = Path(schema.__file__).with_name("options.py")
 ROWS = "ROWS: list[tuple[str, list[str], Option]] = ["
 ROLES_TABLE = Path(schema.__file__).with_name("roles.py")
-ROLES = "ROLES: dict[str, Compared] = {"
+ROLES = "ROLES: dict[str, Declared] = {"
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
@@ -74,9 +74,9 @@ def roles() -> str:
     }
     rows = []
     for key, one in sorted(having.items()):
-        compared = Compared(one.role, tuple(one.depends_on), tuple(one.environment), one.superseded_by)
+        compared = Declared(one.role, tuple(one.depends_on), tuple(one.environment), one.superseded_by)
         given = ", ".join(f"{name}={value!r}" for name, value in compared._asdict().items() if value)
-        rows.append(f"    {key!r}: Compared({given}),")
+        rows.append(f"    {key!r}: Declared({given}),")
     head, begin, _ = ROLES_TABLE.read_text().partition(ROLES)
     return "\n".join([head + begin, *rows, "}\n"])
 

@@ -279,14 +279,14 @@ def beyond_latency(metrics: Mapping[str, Metric]) -> str:
     phases = {name: one.estimate for name, one in metrics.items() if name.startswith("phase_")}
     answering = sum(phases.pop(f"phase_{name}", 0.0) for name in LATENCY)
     parts = {
-        "the latency p50": usual.estimate,
+        "latency p50": usual.estimate,
         "waiting for batches": phases.pop("phase_data_wait", 0.0),
         "work between the calls of the model": sum(phases.values()),
-        "the time that slow calls take beyond the p50": answering - usual.estimate,
+        "slow calls beyond the p50": answering - usual.estimate,
     }
     shares = {name: part / step.estimate for name, part in parts.items()}
-    named = [f"{name} ({units.percent(share)})" for name, share in shares.items() if share >= NOTABLE]
-    return f"the throughput counts the mean step, which consists of {units.listed(named)}" if named else ""
+    named = [f"{units.percent(share)} {name}" for name, share in shares.items() if share >= NOTABLE]
+    return f"the throughput counts whole steps, and the mean step is {units.listed(named)}" if named else ""
 
 
 def _traces(run: RunEvidence) -> list[Path]:
