@@ -172,7 +172,7 @@ def _too_little(tuning: Tuning) -> str:
     """Returns why the limit left no run of a setting."""
     if tuning.budget is None:
         return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
-    look = f"the first look took {units.about(tuning.look_seconds)} and " if tuning.look_seconds else ""
+    look = f"the first look took {units.about(tuning.look_seconds)}, " if tuning.look_seconds else ""
     needed = f"and {FEWEST_RUNS} runs can prove one setting"
     return (
         f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}, {needed}"
