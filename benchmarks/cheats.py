@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/cheats.py [--only WORD ...] [--vs-ref WORD ...] [--steps 60] [--repeats 2]
 
-It runs the program of tests/support/program_edits.py as it is, and with each edit of that table, by
-`gpubench train-bench`, and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after --vs-ref are
-committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat is caught in
-the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit is refused.
+It runs the program of tests/support/program_edits.py as it is, and with each edit of that table, by `gpubench
+train-bench`, and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after
+--vs-ref are committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat
+is caught in the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit
+is refused.
 """
 
 import argparse

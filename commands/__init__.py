@@ -75,6 +75,7 @@ def _version(requested: bool) -> None:
 def gpubench(
     version: bool = typer.Option(
         False,
+        "-V",
         "--version",
         callback=_version,
         is_eager=True,

@@ -233,7 +233,13 @@ VsRef = Annotated[
     ),
 ]
 Name = Annotated[
-    str | None, option("NAME", "Name of the run, by which other commands find it; see gpubench runs.", OUTPUT, "--name")
+    str | None,
+    option(
+        "NAME",
+        "Name of the run, by which other commands find it; other runs of the command are NAME-2 and so on.",
+        OUTPUT,
+        "--name",
+    ),
 ]
 Tags = Annotated[
     list[str] | None,

@@ -46,6 +46,8 @@ def run_and_report(
     """
     if alike := without_change(variants):
         log.warning("%s", alike)
+    if names := _names(variants):
+        bench.terminal.say(names)
     outcomes = bench.run(variants, independent=swept)
     pair, undecidable = None, None
     if len(outcomes) == 2 and not swept:
@@ -57,6 +59,12 @@ def run_and_report(
     if undecidable:
         raise undecidable
     gate.decide(pair, bench.terminal)
+
+
+def _names(variants: "Sequence[Configuration[Any]]") -> str:
+    """Returns which of several runs has which name; "" for a single one, or for runs without names."""
+    called = [one.labels for one in variants if one.labels.name]
+    return f"names: {', '.join(f'{one.name} is {one.variant}' for one in called)}" if len(called) > 1 else ""
 
 
 def finish(

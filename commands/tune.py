@@ -223,7 +223,7 @@ def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any
 
     `requests` has the settings that each option names, with the values to try.
     """
-    from gpubench.settings.keys import assigned, flatten
+    from gpubench.settings.keys import flatten, in_words
     from gpubench.settings.programs import ProgramSettings
     from gpubench.tuner import changeable
     from gpubench.tuning.treatments import KEPT, OF_ARITHMETIC, numbers_of
@@ -244,7 +244,7 @@ def _refuse_idle(settings: Any, requests: Mapping[str, Mapping[str, Sequence[Any
             hint = f"leave out {KEPT}, or {flag} {key}"
             raise UsageError(f"{flag} {key}: {KEPT} tries no other precision and no other batch size", hint)
         if values and all(value == now[key] for value in values):
-            raise UsageError(f"{flag} {assigned(key, now[key])}: that is its value already", "give another value")
+            raise UsageError(f"{flag} {key}: {in_words(now[key])} is its value already", "give another value")
 
 
 def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:

@@ -58,9 +58,26 @@ class Versus(NamedTuple):
             more = {"program.command": f"{base.settings.program.command} {self.arguments}"}
             return complete_all([base, base.with_overrides(more, "--vs-args")], complete)
         if self.ref:
+            _refuse_outside(base.settings.program)
             git.commit(base.settings.program.directory or Path(), self.ref)
             return complete_all([base.with_overrides({"program.ref": self.ref}, VS_REF), base], complete)
         return complete_all([base], complete)
+
+
+def _refuse_outside(program: Any) -> None:
+    """Raises UsageError for a program that is in a repository, and is to be started outside of it."""
+    folder = program.directory or Path()
+    if git.repository(folder):
+        return
+    for word in shlex.split(program.command):
+        file = (folder / word).absolute()
+        if file.suffix == ".py" and file.is_file() and (top := git.repository(file.parent)):
+            inside = program.command.replace(shlex.quote(word), shlex.quote(str(file.relative_to(top))))
+            raise UsageError(
+                f"{VS_REF} checks out the repository of the folder that the program starts in, and "
+                f"{folder.absolute()} is in none",
+                f"cd {shlex.quote(str(top))}, and give the program as {inside}",
+            )
 
 
 def of_values(

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+DISTORTED = 0.3
+"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
+
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed", "not applied"]
 Place = Literal["loader", "optimizer", "model"]
@@ -98,5 +101,7 @@ class Findings(Struct, frozen=True):
     combination: Combination | None = None
     keep: dict[str, Any] = {}
     """The recommended settings: the fastest ones, or for memory those that save most and are not slower."""
+    withheld: str = ""
+    """Why none of the findings is advice unless its fix was measured; empty if they are."""
     interrupted: bool = False
     """Whether the user ended the trials before all fixes were tried."""

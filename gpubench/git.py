@@ -215,6 +215,12 @@ def commit(folder: Path, ref: str) -> str:
         raise UsageError(f"there is no commit {ref!r} in the repository of {folder.absolute()}", hint) from None
 
 
+def repository(folder: Path) -> Path | None:
+    """Returns the working tree that a folder is in, found without git; None if it is in none."""
+    here = folder.absolute()
+    return next((one for one in (here, *here.parents) if os.path.lexists(one / ".git")), None)
+
+
 def is_commit(folder: Path, name: str) -> bool:
     """Whether a branch, a tag or another name stands for a commit of the repository of a folder."""
     with suppress(OSError, subprocess.SubprocessError):

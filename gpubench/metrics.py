@@ -73,6 +73,13 @@ class Metric(Struct, frozen=True):
         return max(abs(end / self.estimate - 1) for end in self.interval)
 
     @property
+    def median(self) -> float:
+        """The median of the repeats."""
+        ordered = sorted(self.repeats)
+        middle = len(ordered) // 2
+        return (ordered[middle] + ordered[~middle]) / 2
+
+    @property
     def too_noisy(self) -> bool:
         """Whether the ends of the interval differ by more than a factor of TOO_WIDE or have different signs."""
         if self.interval is None or self.interval[0] == self.interval[1]:

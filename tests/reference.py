@@ -17,11 +17,13 @@ import typer
 from gpubench.metrics import DEFINITIONS
 from gpubench.registry import COMMANDS as MADE_BY
 from gpubench.registry import JUDGE, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
+from gpubench.settings import field as declared
 from gpubench.settings import schema
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
 from gpubench.settings.loading import canonical
 from gpubench.settings.options import Option
+from gpubench.settings.roles import Declared
 from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
 
@@ -30,6 +32,8 @@ RUNS = (*MADE_BY, JUDGE)
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = Path(schema.__file__).with_name("options.py")
 ROWS = "ROWS: list[tuple[str, list[str], Option]] = ["
+ROLES_TABLE = Path(schema.__file__).with_name("roles.py")
+ROLES = "ROLES: dict[str, Declared] = {"
 BEGIN, END = "<!-- made by python tests/reference.py, until the end marker -->", "<!-- end -->"
 LARGE = 10**6  # a most from here on says what a type can hold, not what makes sense
 
@@ -63,6 +67,20 @@ def table() -> str:
         rows.append(f"    ({name!r}, {commands!r}, Option({declared})),")
     head, begin, _ = TABLE.read_text().partition(ROWS)
     return "\n".join([head + begin, *rows, "]\n"])
+
+
+def roles() -> str:
+    """The module with the roles of settings. One that several commands have counts as that of train-bench."""
+    having = {
+        key: declared.setting(one) for cls in reversed(list(COMMANDS.values())) for key, one in fields(cls).items()
+    }
+    rows = []
+    for key, one in sorted(having.items()):
+        compared = Declared(one.role, tuple(one.depends_on), tuple(one.environment), one.superseded_by)
+        given = ", ".join(f"{name}={value!r}" for name, value in compared._asdict().items() if value)
+        rows.append(f"    {key!r}: Declared({given}),")
+    head, begin, _ = ROLES_TABLE.read_text().partition(ROLES)
+    return "\n".join([head + begin, *rows, "}\n"])
 
 
 def pages() -> dict[Path, Callable[[], str]]:
@@ -260,5 +278,6 @@ def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
 
 if __name__ == "__main__":
     TABLE.write_text(table())
+    ROLES_TABLE.write_text(roles())
     for path, make in pages().items():
         path.write_text(refreshed(path.read_text(), make()))

@@ -226,6 +226,10 @@ def test_the_table_of_options_is_that_of_the_declarations() -> None:
     assert reference.TABLE.read_text() == reference.table(), "python tests/reference.py writes it anew"
 
 
+def test_the_table_of_roles_is_that_of_the_declarations() -> None:
+    assert reference.ROLES_TABLE.read_text() == reference.roles(), "python tests/reference.py writes it anew"
+
+
 def test_every_declared_option_is_in_the_help_of_a_command() -> None:
     shown = {(name, one.name) for name, command in reference.commands().items() for one in command.params}
     assert [name for name, commands, _ in ROWS if not any((one, name) in shown for one in commands)] == []

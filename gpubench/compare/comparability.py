@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,10 +11,7 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.result import Comparability, Difference, Kind, SideSummary
 from gpubench.metrics import DEFINITIONS
-
-if TYPE_CHECKING:
-    from gpubench.settings.field import Setting
-
+from gpubench.settings.roles import ROLES
 
 FEW = 3  # number of keys that a sentence lists
 PER_DEVICE = "_per_device"  # suffix of the name of a figure that is divided by the ranks
@@ -27,26 +23,14 @@ _PASSING = ("packages.torch", "variables.SLURM_JOB_ID")
 PASSING_OF_GPU = ("index", "sm_clock_mhz", "memory_clock_mhz")
 
 
-@cache
-def declarations() -> "Mapping[str, Setting]":
-    """Returns what is declared about each setting; for one of several commands, train-bench's declaration."""
-    # Imported only for runs that differ in a setting, because pydantic takes a third of the start-up time.
-    from gpubench.settings.commands import COMMANDS
-    from gpubench.settings.field import fields, setting
-
-    first_last = reversed(list(COMMANDS.values()))
-    return {key: setting(field) for cls in first_last for key, field in fields(cls).items()}
-
-
 def consequences() -> Mapping[str, Sequence[str]]:
     """Returns the facts that gpubench derives, each with the settings that it follows from, the closest first.
 
     A setting among them counts as derived only if the user gave it on neither side.
     """
-    declared = declarations()
     return {
-        **{key: one.depends_on for key, one in declared.items()},
-        **{fact: (key, *one.depends_on) for key, one in declared.items() for fact in one.environment},
+        **{key: one.depends_on for key, one in ROLES.items()},
+        **{fact: (key, *one.depends_on) for key, one in ROLES.items() for fact in one.environment},
     }
 
 
@@ -98,7 +82,7 @@ def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> di
     direct = {
         key: cause
         for key in keys & derived.keys()
-        if key not in declarations() or key in chosen
+        if key not in ROLES or key in chosen
         if (cause := next((cause for cause in derived[key] if cause in keys), None))
     }
     found = {}
@@ -188,14 +172,14 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
     built = baseline.workload.keys() & candidate.workload.keys()
     if baseline.settings and candidate.settings:
         for key, ours, theirs in _changes(baseline.settings, candidate.settings):
-            declared = declarations().get(key) or declarations().get(key.rpartition(".")[0])
+            declared = ROLES.get(key) or ROLES.get(key.rpartition(".")[0])
             role = declared.role if declared else "treatment"  # a setting of another version of gpubench
             if role == "uncompared" or (declared and declared.superseded_by in built):
                 continue
             if None in (ours, theirs) and baseline.given.get(key) == candidate.given.get(key):
                 continue  # what one program decided itself, and of the other is not known or makes no sense
             needed = role in ("workload", "scale") or key.startswith(_OF_MEMORY)
-            of_mapping = key not in declarations()  # such an entry may be absent where the callable has a default
+            of_mapping = key not in ROLES  # such an entry may be absent where the callable has a default
             if needed and not of_mapping and not (key in baseline.settings and key in candidate.settings):
                 continue
             yield Difference(key, role, ours, theirs)

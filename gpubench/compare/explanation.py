@@ -12,7 +12,7 @@ from msgspec import structs
 from gpubench import units
 from gpubench.compare.comparability import same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, Side
-from gpubench.compare.intervals import CONFIDENCE, MetricSample, difference, holm
+from gpubench.compare.intervals import CONFIDENCE, MetricSample, difference, holm, two_sided
 from gpubench.compare.result import (
     ClockEffect,
     Comparability,
@@ -110,7 +110,7 @@ class _Step:
             candidate=theirs.mean,
             change=found.estimate,
             interval=found.interval,
-            p_value=None if found.p_value is None else min(1.0, 2 * found.p_value),
+            p_value=two_sided(found.p_value),
         )
 
     @property

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from gpubench.compare.comparability import PER_DEVICE
-from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm
+from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm, two_sided
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError, did_you_mean, one_of
@@ -231,7 +231,7 @@ def _result(
         limit=trial.limit,
         worsening=trial.worsening,
         interval=_worsening_interval(trial.verdict),
-        p_value=within if passed else beyond,
+        p_value=two_sided(within if passed else beyond),
         outcome="refused" if refused else "regressed" if regressed else "passed" if passed else "inconclusive",
         reason=None if (regressed or passed) and not refused else reason,
     )

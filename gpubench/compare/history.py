@@ -15,7 +15,7 @@ from gpubench.compare import changepoints, comparability, gate, power, sameness
 from gpubench.compare.changepoints import FEWEST, ChangePoint, Floats
 from gpubench.compare.evidence import Side, open_run
 from gpubench.compare.gate import Condition
-from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm
+from gpubench.compare.intervals import CONFIDENCE, SIGNIFICANT, holm, two_sided
 from gpubench.compare.result import Difference, GateResult, Sameness
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.distributions import student_t_quantile
@@ -27,6 +27,7 @@ from gpubench.runs.directory import COMPLETED
 from gpubench.runs.entries import Entry
 from gpubench.runs.references import RESULTS
 from gpubench.settings.keys import MACHINE, VARIABLES, assignment, is_empty
+from gpubench.settings.roles import ROLES
 
 LARGEST_LOGARITHM = 700.0
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
@@ -292,8 +293,7 @@ def _treatments(entry: Entry) -> dict[str, Any]:
 
 @cache
 def _role(key: str) -> str:
-    declared = comparability.declarations()
-    found = declared.get(key) or declared.get(key.rpartition(".")[0])
+    found = ROLES.get(key) or ROLES.get(key.rpartition(".")[0])
     return found.role if found else "uncompared"
 
 
@@ -444,7 +444,7 @@ def _importance(difference: Difference) -> tuple[int, str]:
     key = difference.key
     if key in OF_CODE:
         return OF_CODE.index(key) // 2 * 2, key
-    if key in comparability.declarations():
+    if key in ROLES:
         return 1, key
     return (3 if key.startswith(VERSIONS) or key.startswith("host.") else 4), key
 
@@ -512,7 +512,7 @@ def _judged(
         reason = f"{units.counted(len(one.points), 'run')}: a history needs {2 * FEWEST}"
     elif not worse and (one.visible is None or one.visible > condition.limit):
         seen = "no change is" if one.visible is None else f"only changes above {units.percent(one.visible)} are"
-        reason = f"runs differ by {units.percent(one.noise)}: {seen} visible"
+        reason = f"runs differ by {units.difference(one.noise)}: {seen} visible"
     regressed = p_beyond < SIGNIFICANT
     passed = p_within < SIGNIFICANT and reason is None
     ends = [abs(math.expm1(_bounded(sign * (worse + side * NORMAL * error)))) for side in (-1, 1)]
@@ -523,7 +523,7 @@ def _judged(
         limit=condition.limit,
         worsening=None if reason and not worse else abs(math.expm1(_bounded(sign * worse))),
         interval=(min(ends), max(ends)) if error else None,
-        p_value=p_within if passed else p_beyond,
+        p_value=two_sided(p_within if passed else p_beyond),
         outcome="regressed" if regressed else "passed" if passed else "inconclusive",
         reason=None if regressed or passed else reason,
     )

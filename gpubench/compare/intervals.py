@@ -254,6 +254,11 @@ def combined(*errors: Error) -> Error:
     return Error(float(np.sqrt(variance)), float(variance**2 / weights))
 
 
+def two_sided(p_value: float | None) -> float | None:
+    """Returns the p-value of a two-sided test, as every report gives it; below 1 - CONFIDENCE it is significant."""
+    return None if p_value is None else min(1.0, 2 * p_value)
+
+
 def holm(p_values: Sequence[float], weights: Sequence[float] = ()) -> list[float]:
     """Returns the p-values adjusted after Holm (1979, Scandinavian Journal of Statistics 6, 65), in the given order.
 

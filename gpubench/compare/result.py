@@ -79,6 +79,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """For an inconclusive verdict: the direction, if the whole interval is on one side of no change."""
     baseline: float
     candidate: float
+    medians: tuple[float | None, float | None] = (None, None)
+    """The median over repeats of a baseline or candidate that is a run too noisy for its estimate to be quoted."""
     ratio: float | None
     """The ratio candidate / baseline; None if the baseline is 0, or if the interval says nothing (`too_noisy`)."""
     interval: tuple[float, float] | None = None
@@ -392,7 +394,7 @@ class GateResult(Struct, frozen=True):
     """The measured worsening; negative for an improvement."""
     interval: tuple[float, float] | None
     p_value: float | None
-    """The p-value at the limit, after Holm's correction over the whole gate."""
+    """The two-sided p-value at the limit, after Holm's correction over the whole gate; below 0.05 it decides."""
     outcome: Literal["refused", "regressed", "passed", "inconclusive"]
     """"refused" means that the sides did not do the same work, so that no figure can pass."""
     reason: str | None = None

@@ -8,12 +8,13 @@ from typing import Literal
 
 from gpubench import units
 from gpubench.compare import losses, watched
-from gpubench.compare.comparability import declarations, same_step
+from gpubench.compare.comparability import same_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import counts, in_words, skips, work_of
 from gpubench.runs import clocks as clock
+from gpubench.settings.roles import ROLES
 
 STRATEGY = "distributed.strategy"
 """The setting by which ranks share the parameters."""
@@ -54,7 +55,7 @@ def judge(
     skipped = skips(ours, theirs)
     clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
     refusals = list(_wrong_clocks(sides, clocks))
-    if not any(key in declarations() for key in workload):  # otherwise other work was asked for
+    if not any(key in ROLES for key in workload):  # otherwise other work was asked for
         refusals += [*_less_work(counted, skipped), *_harmed(judged)]
     return Sameness(
         work=_found(counted, scaled=scaled) if not skipped else "less",

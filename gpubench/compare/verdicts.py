@@ -10,7 +10,7 @@ from gpubench import units
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import SIGNIFICANT, Error, Known, MetricSample, Ratio, Steps
+from gpubench.compare.intervals import SIGNIFICANT, Error, Known, MetricSample, Ratio, Steps, two_sided
 from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
 from gpubench.metrics import LEADERS, SAYS_NOTHING, Better, Metric
 
@@ -370,9 +370,10 @@ def _verdict(
         leaning=leaning,
         baseline=ours,
         candidate=theirs,
+        medians=(_median(baseline, metric.name, scale.baseline), _median(candidate, metric.name, scale.candidate)),
         ratio=None if vague else found.estimate if found else theirs / ours if ours > 0 else None,
         interval=found.interval if found and not exact and not vague else None,
-        p_value=None if exact else _two_sided(case.within if outcome == "equivalent" else case.beyond),
+        p_value=None if exact else two_sided(case.within if outcome == "equivalent" else case.beyond),
         margin=margin,
         noise_floor=evidence.floor,
         limit=case.limit,
@@ -387,6 +388,12 @@ def _verdict(
         method="ratio of the counts" if exact else _method(evidence, found, level),
         reason=reason or (COUNTED if exact else None),
     )
+
+
+def _median(side: Side, metric: str, ranks: float) -> float | None:
+    """Returns the median over the repeats of a lone run that is too noisy; None for any other side."""
+    found = side.runs[0].metrics.get(metric) if len(side.runs) == 1 else None
+    return found.median / ranks if found and found.repeats and found.too_noisy else None
 
 
 def _says_nothing(ratio: Ratio) -> bool:
@@ -422,10 +429,6 @@ def _without_ratio(case: _Case) -> tuple[Outcome, Outcome | None, str | None]:
 
 def _significant(p_value: float | None) -> bool:
     return p_value is not None and p_value < SIGNIFICANT
-
-
-def _two_sided(p_value: float | None) -> float | None:
-    return None if p_value is None else min(1.0, 2 * p_value)
 
 
 def _more_repeats(case: _Case, margin: float) -> int | None:

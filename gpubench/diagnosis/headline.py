@@ -8,14 +8,11 @@ from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.communication import collective_kind
 from gpubench.diagnosis.memory_time import memory_bound_clause
 from gpubench.diagnosis.stragglers import every_rank_is_traced, slowest
-from gpubench.findings import Finding
+from gpubench.findings import DISTORTED, Finding
 from gpubench.trace.profile import Cause, HostPart, WallBreakdown, folded
 
 HEADLINE_MINIMUM = 0.1
 """The smallest part of the window that the headline names; smaller parts are in the tables."""
-
-DISTORTED = 0.3
-"""The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
 IDLE_CAUSES_IN_WORDS: dict[Cause, str] = {
     "first_calls": "goes to first calls, as the program was not warmed up",

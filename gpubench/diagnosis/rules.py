@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpubench import units
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
@@ -164,6 +165,8 @@ OF_TRAINING = frozenset({
 OF_STEADY_CPU = frozenset({launch_bound, python_bound, synchronisation, allocator, graph_breaks})
 """Rules about delays of the CPU, which a program that is still warming up has anyway."""
 
+WORTH_SAVING = 16 * 2**20  # bytes: what a smaller peak could save is worth no change
+
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -193,9 +196,13 @@ def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings
     """Returns the findings on a program's memory. They have no headline, because the footprint has its own.
 
     `settings` are the run's, by dot-key; None for other programs, whose findings propose no settings. The saving of a
-    fix is set where it follows from the footprint; a prediction gives the others.
+    fix is set where it follows from the footprint; a prediction gives the others. Those of a peak below `WORTH_SAVING`
+    are withheld.
     """
-    return _apply(MEMORY_RULES, FootprintCase(footprint, settings=settings))
+    found = _apply(MEMORY_RULES, FootprintCase(footprint, settings=settings))
+    if footprint.peak.level.total >= WORTH_SAVING or not found.findings:
+        return found
+    return msgspec.structs.replace(found, withheld=f"no advice below a peak of {units.size(WORTH_SAVING)}")
 
 
 CaseT = TypeVar("CaseT", bound=Case)

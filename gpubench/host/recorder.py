@@ -428,10 +428,8 @@ class Recorder(ABC, Generic[S]):
             if took := summary.sampling:
                 mean, largest = units.seconds(took.mean), units.seconds(took.largest)
                 log.info("%d hardware samples took %s each, the longest %s", took.samples, mean, largest)
-            # reports print these beside the figures
-            shown = warnings.on_noise(summary.others, summary.get("throughput"), summary.steady, self._values)
-            for warning in summary.warnings:
-                if warning not in shown:
+            for warning in summary.warnings:  # reports print them below the figures, which a failed run has not
+                if error is not None:
                     log.warning("%s", warning)
                 else:
                     self._handler.handle(logging.LogRecord(log.name, logging.WARNING, "", 0, warning, None, None))

@@ -161,12 +161,15 @@ class StepRecorder(Recorder[Looped]):
         return True
 
     def _take_length(self, planned: events.Planned) -> None:
-        """Keeps the length of a repeat, which is that of all following ones, and says how it was chosen."""
+        """Keeps the length of a repeat, which is that of all following ones, and says how it was chosen.
+
+        A repeat may be shortened while it runs, because its steps have become slower.
+        """
         self.progress.planned = planned.steps
         if planned.warmup is None:
             return
         self._repeat(planned.rank, planned.repeat).warmup = planned.warmup
-        if self.length is not None:
+        if self.length is not None and planned.steps >= self.length.steps:
             return
         self.length = Length(planned.warmup, planned.steps, planned.each_update)
         chosen = RepeatLength(planned.warmup, planned.steps, seconds=self.seconds_each)

@@ -41,7 +41,7 @@ from .given import GivenSamples
 from .gpus import used_gpus
 from .graphs import GRAPH_CAPTURE, GRAPH_REPLAY, Captured, Computed, Graphs
 from .host import Host, tell
-from .length import MOST_WARMUP, Length, fitting, usual
+from .length import MOST_WARMUP, OVERRUN, Length, fitting, shortened, usual
 from .lines import CallLines
 from .measured import MeasuredStep
 from .modules import parameters_of
@@ -237,6 +237,10 @@ class Probe:
         """The warm-up that the user has set."""
         self._seconds: float | None = None
         """The time for the steps, from which their number follows; None if it is known, or not wanted."""
+        self._late: tuple[float, Length] | None = None
+        """When the repeat takes too long, on the monotonic clock, and its length that the first steps have decided.
+
+        None where that may not be changed, as other ranks count on it, or the user has set it."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
         self._time = self._elapsed = self._evaluated = 0
@@ -907,6 +911,11 @@ class Probe:
         if self._seconds and self._host and not self._recording:
             self._decide(self._host, self._seconds)
             self._end_if_complete()
+        elif self._late and self._host and not self._recording and monotonic() > self._late[0]:
+            length = shortened(self._late[1], self._timeline.complete)
+            self._late = None
+            self._plan(self._host, length)
+            self._end_if_complete()
 
     def _end_if_complete(self) -> None:
         """Ends the program after the last step to measure."""
@@ -932,7 +941,10 @@ class Probe:
         length = fitting(seconds, durations, self._warmup)
         if length and not (alone and length.steps > taken + 1):
             ahead = 2 + int(AHEAD_SECONDS / usual(durations)) if host.world_size > 1 else int(alone)
-            self._plan(host, Length(length.warmup, max(length.steps, taken + ahead), alone))
+            length = Length(length.warmup, max(length.steps, taken + ahead), alone)
+            if host.world_size == 1 and not alone:
+                self._late = monotonic() + OVERRUN * seconds - sum(durations[1:]), length
+            self._plan(host, length)
 
     def _plan(self, host: Host, length: Length) -> None:
         self._wanted, self._seconds = length.steps, None

@@ -18,6 +18,10 @@ DECISIONS = (2, MOST_WARMUP)
 their usual speed."""
 
 
+OVERRUN = 2
+"""How many times its share of the time a repeat takes before it is shortened, as its steps have become slower."""
+
+
 class Length(NamedTuple):
     """How long a repeat is."""
 
@@ -28,6 +32,11 @@ class Length(NamedTuple):
     each_update: bool = False
     """Whether each of so many updates is a step if they are by one optimizer, also where the program has made others.
     It is true of a length that was chosen when the time was over and no other optimizer had updated."""
+
+
+def shortened(length: Length, taken: int) -> Length:
+    """Returns the length of a repeat that is to end after the step that follows the `taken` ones, or soon after it."""
+    return length._replace(steps=min(length.steps, max(taken + 1, length.warmup + FEWEST)))
 
 
 def warmup_of(steps: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.metrics import LATENCIES, Metric
-from gpubench.report import phrases
+from gpubench.report import quoted
 from gpubench.report.sweep import cells
 from gpubench.runs import headlines
 
@@ -53,7 +53,7 @@ def _best(runs: Sequence[RunEvidence], name: str, word: str) -> str:
     size, best = (max if name == "throughput" else min)(found.items(), key=lambda pair: pair[1].estimate)
     alike = [other for other, metric in found.items() if other == size or _overlap(best, metric)]
     if len(alike) == 1:
-        return f"batch {size} has {word}, {phrases.figure(best)}"
+        return f"batch {size} has {word}, {quoted.figure(best)}"
     return f"batches {units.listed(alike)} have {word}, with intervals that overlap"
 
 

@@ -631,7 +631,8 @@ def _gate_table(gate: Sequence[GateResult], on: Medium) -> Table:
         }
         for one in gate
     ]
-    return table("", cells, ("condition", "candidate", "measured and limit"), on=on)
+    decides = f"an adjusted p {phrases.DECIDES}" if any(one.p_value is not None for one in gate) else ""
+    return table("", cells, ("condition", "candidate", "measured and limit"), note=decides, on=on)
 
 
 def _footer(comparisons: Comparisons, sides: Sequence[Side]) -> list[tuple[list[str], list[str]]]:

@@ -9,7 +9,7 @@ from gpubench import units
 from gpubench.diagnosis.case import HIGH, MEDIUM
 from gpubench.findings import Cost, Finding, Findings, Outcome, Saving, Trial
 from gpubench.report import document
-from gpubench.report.document import UNASKED, Block, Command, Folded, Heading, Line, Paragraph, Style
+from gpubench.report.document import UNASKED, Block, Command, Folded, Heading, Line, Medium, Paragraph, Style
 from gpubench.report.phrases import decimals
 
 SWITCHES = ("record_shapes", "with_stack")  # arguments of torch.profiler.profile, and settings of a run
@@ -34,8 +34,22 @@ def options(fix: Mapping[str, Any]) -> str:
 
 
 def blocks(findings: Findings, whole: str = "step") -> list[Block]:
-    """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of."""
+    """Returns findings, settings to keep, and rules that lack data. `whole` is what a saving is a fraction of.
+
+    Withheld findings are shown on request only: on a page unfolded, on a terminal with -v.
+    """
     tried = any(one.measured for one in findings.findings)
+    made = _blocks(findings, whole, tried=tried)
+    if not findings.withheld or tried:
+        return made
+    return [
+        Paragraph(f"{findings.withheld}; -v shows what would lower it", on=Medium.BRIEF),
+        Paragraph(findings.withheld, on=UNASKED),
+        Folded(f"What would lower the {whole}", made, on=UNASKED),
+    ]
+
+
+def _blocks(findings: Findings, whole: str, *, tried: bool) -> list[Block]:
     cards = [_finding(one, whole, tried=tried) for one in findings.findings]
     made: list[Block] = [Heading("Findings", 3), document.FindingList(cards, NOTHING)]
     if cards:

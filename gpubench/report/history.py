@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.compare.changepoints import FEWEST
-from gpubench.compare.history import Histories, LevelChange, Series
+from gpubench.compare.history import Histories, LevelChange, Series, SeriesPoint
 from gpubench.compare.result import Difference, GateResult
-from gpubench.report import charts, phrases
+from gpubench.report import charts, phrases, quoted
 from gpubench.report.document import (
     TEXT,
     UNASKED,
@@ -31,6 +31,7 @@ from gpubench.report.document import (
     table,
 )
 from gpubench.runs.directory import REPORT
+from gpubench.runs.entries import EntryFigure
 from gpubench.text import shorten, words
 
 LINES = "▁▂▃▄▅▆▇█"
@@ -62,9 +63,7 @@ def document(found: Histories, page: Path | None = None) -> Document:
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
     blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    known = Counter(map(_name, series))
-    for number, one in enumerate(series, 1):
-        title = f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one)
+    for number, (one, title) in enumerate(zip(series, _titles(series), strict=True), 1):
         blocks.append(Heading(title, anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
@@ -89,7 +88,7 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Lev
         day, runs = change.started[:10], len(one.points) - change.index
         size = _size(change)
         since = f"since {day}, {units.counted(runs, 'run')} ago"
-        higher = "higher" if change.ratio > 1 else "lower"
+        higher = "as high" if _is_large(change) else "higher" if change.ratio > 1 else "lower"
         return f"{words(one.metric)} of {shorten(one.workload, 60)} is {size} {higher} {since}"
     long = [one for one in series if one.noise is not None]
     if not long:
@@ -115,12 +114,25 @@ def _rounded(fraction: float) -> str:
 
 
 def _size(change: LevelChange) -> str:
-    """Returns the size of a change, as "3.1 % [2.6, 3.7]"."""
+    """Returns the size of a change, as "3.1 % [2.6, 3.7]", or from a factor of 2 on "2.44 x [2.31, 2.57]"."""
+    if _is_large(change):
+        return _factor(change)
     ends = sorted(abs(end - 1) * 100 for end in change.interval)
     return f"{abs(change.ratio - 1) * 100:.1f} % [{ends[0]:.1f}, {ends[1]:.1f}]"
 
 
+def _is_large(change: LevelChange) -> bool:
+    return phrases.large(change.ratio, change.interval)
+
+
+def _factor(change: LevelChange) -> str:
+    ratio, ends = units.factors(change.ratio, change.interval)
+    return f"{ratio} x [{', '.join(ends)}]"
+
+
 def _signed(change: LevelChange) -> str:
+    if _is_large(change):
+        return f"{units.digits(change.ratio)} x"
     return units.signed_percent(change.ratio - 1, 1)
 
 
@@ -144,13 +156,13 @@ def _overview(series: Sequence[Series]) -> Iterator[Block]:
     """Yields the series as a table, a few of them in a terminal without -v."""
     rows: list[Mapping[str, str | Cell]] = [
         {
-            "workload": shorten(_name(one), 60),
+            "workload": shorten(title, 60),
             "runs": f"{len(one.points):,}",
-            "now": units.quantity(one.points[-1].estimate, one.unit),
+            "now": _quoted(one, one.points[-1])[0],
             "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
             "last change": _last(one),
         }
-        for one in series
+        for one, title in zip(series, _titles(series), strict=True)
     ]
     named, expendable = ("workload", "over time", "last change"), ("runs", "over time")
     more = len(rows) - BRIEF_SERIES
@@ -172,12 +184,24 @@ def _name(one: Series) -> str:
     return f"{one.workload} ({', '.join(one.varied)})" if one.varied else one.workload
 
 
+def _titles(series: Sequence[Series]) -> list[str]:
+    """Returns the names of series, with the metric where several have the same name."""
+    known = Counter(map(_name, series))
+    return [f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one) for one in series]
+
+
 def _line(one: Series) -> str:
-    now = units.quantity(one.points[-1].estimate, one.unit)
+    now = quoted.together(*_quoted(one, one.points[-1]))
     curve = sparkline([point.estimate for point in one.points])
     first, last = one.points[0].started[:10], one.points[-1].started[:10]
     when = first if first == last else f"{first} to {last}"
     return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
+
+
+def _quoted(one: Series, point: SeriesPoint) -> tuple[str, str]:
+    """Returns the figure of a run and its interval, as a listing of runs quotes them."""
+    low, high = point.interval or (None, None)
+    return quoted.of_entry(EntryFigure(point.estimate, low, high, one.unit, one.better))
 
 
 def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
@@ -244,7 +268,7 @@ def _limits(series: Iterable[Series]) -> Iterator[str]:
         if one.noise is not None:
             seen = "no change" if one.visible is None else f"a change of {_rounded(one.visible)}"
             yield (
-                f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; {seen} "
+                f"{shorten(_name(one), 60)}: runs of one level differ by {units.difference(one.noise)}; {seen} "
                 f"would be visible after {FEWEST} runs"
             )
 
@@ -294,6 +318,8 @@ def _changes(one: Series) -> Table:
 
 
 def _size_signed(change: LevelChange) -> str:
+    if _is_large(change):
+        return _factor(change)
     low, high = ((end - 1) * 100 for end in change.interval)
     return f"{_signed(change)} [{low:+.1f}, {high:+.1f}]"
 
@@ -304,8 +330,8 @@ def _runs(one: Series, folder: Path) -> Table:
         {
             "run": Cell(point.name or point.run_id, link=_report(point.path, folder)),
             "started": phrases.moment(point.started),
-            words(one.metric): units.quantity(point.estimate, one.unit),
-            "interval": units.span(*point.interval, one.unit) if point.interval else "",
+            words(one.metric): _quoted(one, point)[0],
+            "interval": _quoted(one, point)[1],
             "commit": f"{(point.commit or '')[:SHOWN]}{'+' if point.dirty else ''}",
         }
         for point in newest

@@ -17,12 +17,12 @@ import msgspec
 from markupsafe import Markup, escape
 
 from gpubench import __version__, foreign_files, units
-from gpubench.report import listing
+from gpubench.report import listing, quoted
 from gpubench.report.page import GENERATOR, digest, is_of_others, part
 from gpubench.runs.catalogue import catalogue
 from gpubench.runs.directory import COMPARISON_PAGE, HISTORY, REPORT, write_document
 from gpubench.runs.entries import Entry
-from gpubench.text import spelled_out
+from gpubench.text import spelled_out, typeset
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
 """What a browser lets the page do, with the digest of its script."""
@@ -97,7 +97,7 @@ def _unusual(settings: Mapping[str, object], usual: Mapping[str, object]) -> dic
 def _figures(entry: Entry) -> dict[str, list[object]]:
     """Returns the metrics that are shown side by side: each as text, then its estimate and the ends of its interval."""
     return {
-        name: [listing.figure(name, found).replace(" +- ", " ± "), found.estimate, found.low, found.high]
+        name: [typeset(quoted.together(*quoted.of_entry(found))), found.estimate, found.low, found.high]
         for name in SIDE_BY_SIDE
         if (found := entry.metrics.get(name))
     }
@@ -122,7 +122,7 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
         "result": listing.verdict(found),
         "value": found.ratio,
         "metric": "",
-        "reach": "",
+        "doubt": "",
         "status": "",
         "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE if found.by == 'compare' else REPORT}")),
     }
@@ -132,9 +132,9 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
 
 def _row(results: Path, entry: Entry) -> dict[str, object]:
     """Returns what the page shows of a run. The script knows these names."""
-    record, git = entry.record, entry.record.git or {}
+    record = entry.record
     name, figure = listing.main_figure(entry) or ("", None)
-    shown, _, reach = listing.result(entry).partition(" +- ")
+    shown, doubt = listing.result(entry)
     folder = Path(os.path.relpath(entry.folder, results)).as_posix()
     return {
         "started": record.started[:16].replace("T", " "),
@@ -145,13 +145,13 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "result": shown,
         "value": figure.estimate if figure else None,
         "metric": units.words(name),
-        "reach": reach,
+        "doubt": typeset(doubt),
         "status": record.status,
         "precision": str(entry.settings.get("precision") or ""),
         "device": spelled_out(entry.device or ""),
         "host": spelled_out(record.host),
-        "commit": f"{str(git.get('commit') or '')[:8]}{'+' if git.get('dirty') else ''}",
-        "experiment": spelled_out(record.experiment) if record.experiment != entry.command else "",
+        "commit": listing.commit(entry),
+        "experiment": "" if listing.is_usual(entry) else spelled_out(record.experiment),
         "tags": spelled_out(" ".join(entry.tags)),
         "link": quote(os.fsencode(f"{folder}/{REPORT}")) if entry.measured or entry.is_search else "",
     }

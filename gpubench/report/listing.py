@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from gpubench import units
-from gpubench.metrics import LEADERS, Metric
+from gpubench.metrics import LEADERS
 from gpubench.registry import TUNE
+from gpubench.report import quoted
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
 from gpubench.runs.entries import RUN_ID, Compared, Entry, EntryFigure
@@ -21,13 +22,15 @@ from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
 STYLES: dict[str, Style] = {RUNNING: "better", COMPLETED: "", INTERRUPTED: "inconclusive"}
-COLUMNS = frozenset({"command", "model", "variant", "status", "name", "tags", "experiment", "host"})
+COLUMNS = frozenset({"command", "model", "variant", "commit", "status", "name", "tags", "experiment", "host"})
 """The columns of words."""
-EXPENDABLE = ("host", "tags", "experiment", "age", "status", "name", "result")
+EXPENDABLE = ("host", "tags", "experiment", "age", "status", "commit", "name", "result")
 """The columns that a narrow terminal does without or shows in brief, the first ones first."""
 KEPT = ("command", "model", "variant", "result")
 BRIEF_ID = len("20261124-091451")
 """The characters of a run id that a narrow terminal shows: the time, by which a run is found too."""
+COMMIT = 8
+"""The characters of a commit that are shown."""
 MOST_NAMED = 20
 """The number of runs that a removal lists one by one."""
 
@@ -47,10 +50,11 @@ def document(
     `hidden` counts the runs that are left out because they are only a part of something, and `others` all runs that are
     not chosen. `sort` is the metric or setting that they are sorted by, which gets a column of its own if it has none.
     """
+    several = len({commit(entry) for entry in shown}) > 1
     blocks: list[Block] = [
         table(
             "",
-            [row for entry in shown for row in _rows(entry, sort, details=details)],
+            [row for entry in shown for row in _rows(entry, sort, details=details, commits=several)],
             words=COLUMNS,
             expendable=EXPENDABLE,
             kept=KEPT,
@@ -111,21 +115,17 @@ def main_figure(entry: Entry) -> tuple[str, EntryFigure] | None:
     return next(((name, entry.metrics[name]) for name in LEADERS if name in entry.metrics), None)
 
 
-def result(entry: Entry) -> str:
-    """Returns the main figure of a run; of a search without one, that nothing is proved."""
+def result(entry: Entry) -> tuple[str, str]:
+    """Returns the main figure of a run and its interval; of a search without one, that nothing is proved."""
     if found := main_figure(entry):
-        return figure(*found)
-    return "nothing proved" if entry.is_search and entry.record.status == COMPLETED else ""
+        return quoted.of_entry(found[1])
+    return "nothing proved" if entry.is_search and entry.record.status == COMPLETED else "", ""
 
 
-def figure(name: str, found: EntryFigure) -> str:
-    """Returns a figure with its interval, or its range alone if the interval is too wide."""
-    interval = (found.low, found.high) if found.low is not None and found.high is not None else None
-    metric = Metric(name, found.unit, found.better, found.estimate, interval, 0, None, [], None)
-    if interval and metric.too_noisy:
-        return units.span(*interval, found.unit)
-    reach = f" +- {units.percent(metric.reach)}" if metric.reach else ""
-    return f"{units.quantity(found.estimate, found.unit)}{reach}"
+def _briefly(entry: Entry) -> str:
+    """Returns the main figure of a run for a narrow terminal."""
+    found = main_figure(entry)
+    return quoted.briefly(found[1]) if found else result(entry)[0]
 
 
 def age(started: str, now: datetime | None = None) -> str:
@@ -157,9 +157,15 @@ def _rest(left: int) -> str:
     return f"{left:,} more: --limit 0 lists all" if left else ""
 
 
-def _rows(entry: Entry, sort: str, *, details: bool) -> list[dict[str, str | Cell]]:
+def commit(entry: Entry) -> str:
+    """Returns the beginning of the commit that a run has measured, with a plus if tracked files differed from it."""
+    git = entry.record.git or {}
+    return f"{str(git.get('commit') or '')[:COMMIT]}{'+' if git.get('dirty') else ''}"
+
+
+def _rows(entry: Entry, sort: str, *, details: bool, commits: bool) -> list[dict[str, str | Cell]]:
     """Returns the row of a run, after that of the comparison whose candidate it is."""
-    row = _row(entry, sort, details=details)
+    row = _row(entry, sort, details=details, commits=commits)
     found = entry.compared
     if found is None:
         return [row]
@@ -192,7 +198,7 @@ def verdict(found: Compared) -> str:
     return f"{found.verdict}, {ratio} x{f' [{edges[0]}, {edges[1]}]' if len(edges) == 2 else ''}"
 
 
-def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
+def _row(entry: Entry, sort: str, *, details: bool, commits: bool) -> dict[str, str | Cell]:
     record = entry.record
     main = main_figure(entry)
     row: dict[str, str | Cell] = {
@@ -200,21 +206,27 @@ def _row(entry: Entry, sort: str, *, details: bool) -> dict[str, str | Cell]:
         "command": entry.command,
         "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
         "variant": entry.variant,
-        "result": Cell(result(entry), brief=result(entry).partition(" +- ")[0]),
+        "result": Cell(quoted.together(*result(entry)), brief=_briefly(entry)),
+        "commit": commit(entry) if commits else "",
         "status": _status(entry),
         "age": age(record.started),
         "name": entry.name or "",
         "tags": ", ".join(entry.tags),
     }
     if sort in entry.metrics and not (main and main[0] == sort):
-        row[units.words(sort)] = figure(sort, entry.metrics[sort])
+        row[units.words(sort)] = quoted.together(*quoted.of_entry(entry.metrics[sort]))
     elif value_of(entry, sort) is not None:
         row[sort] = str(value_of(entry, sort))
-    if details or record.experiment != entry.command:
+    if details or not is_usual(entry):
         row["experiment"] = record.experiment
     if details:
         row["host"] = record.host
     return row
+
+
+def is_usual(entry: Entry) -> bool:
+    """Returns whether a run is in the experiment that it is in unless the user names one: that of its command."""
+    return entry.record.experiment in (entry.command, entry.record.command)
 
 
 def _status(entry: Entry) -> Cell:

@@ -27,7 +27,9 @@ _COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed
 _OF_A_MODEL = re.compile(r"[^\s,]+, (?:fp32|tf32|fp16|bf16|amp|\?|\w+Scheduler)(?![\w-])")
 """The beginning of a text with the name of a model, which may be that of a folder such as sd."""
 _OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
-JOINT = re.compile(r"(?<=[./:_])(?=[^\W_])")  # between the parts of a path or of a dotted name
+JOINT = re.compile(
+    r"(?<=[./:_])(?!(?<=\d[.:])\d)(?=[^\W_])"
+)  # between the parts of a path or dotted name, and of no number
 
 
 def render(document: Document) -> str:

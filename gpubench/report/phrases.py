@@ -7,10 +7,10 @@ were recorded.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from gpubench import units
+from gpubench.compare.intervals import CONFIDENCE
 from gpubench.compare.result import (
     Comparability,
     Comparison,
@@ -22,60 +22,17 @@ from gpubench.compare.result import (
     Waterfall,
 )
 from gpubench.compare.verdicts import allowed_for, leading
-from gpubench.metrics import Metric
 from gpubench.text import words
 
 ASIDE = ("treatment", "protocol", "code")
-EVEN = 0.1  # of an estimate: within this distance both ends of a log-scale interval are about equally far away
 FAR = 10.0  # the end of a ratio's interval beyond which percents, such as +2511 %, are hard to read
-WIDE = 1000  # ratio of the ends of an interval, beyond which a table does not show them
-TOO_NOISY = "too noisy to quote"
+DECIDES = f"below {1 - CONFIDENCE:.2g} decides"  # of an adjusted p-value
 WITHOUT_NEWS = {
     "skipped_steps": 0.0,
     "phase_worker_start": 0.0,
     "phase_graph_capture": 0.0,
 }  # metrics of a run that are hidden while they have this value
 ASIDE_ROWS = 15  # differences that do not prevent a comparison: the list ends there, and the rest are counted
-
-
-def figure(metric: Metric) -> str:
-    """Returns a metric of one run, as "1,096 samples/s +- 3.4 %" or "96.2 samples/s (80.1 to 116 samples/s)".
-
-    With an interval wider than a factor of two it is "median 67.2 samples/s (13.4 to 331 samples/s, too noisy to
-    quote)".
-    """
-    estimate, doubt = central(metric), uncertainty(metric)
-    if metric.too_noisy:
-        return f"{estimate} ({doubt}, {TOO_NOISY})"
-    return f"{estimate} ({doubt})" if doubt and not doubt.startswith("+-") else f"{estimate} {doubt}".rstrip()
-
-
-def central(metric: Metric) -> str:
-    """Returns the estimate of a metric of one run, or of one that is too noisy the median of its repeats."""
-    if metric.too_noisy:
-        return f"median {units.quantity(median(metric.repeats), metric.unit)}"
-    return units.quantity(metric.estimate, metric.unit)
-
-
-def uncertainty(metric: Metric) -> str:
-    """Returns the 95 % interval over repeats, as "+- 3.4 %" if both ends are about equally far away, else as a range.
-
-    Without an interval the string is empty. The ends of a very wide interval, such as 1 ns to 1 h, are left out.
-    """
-    if metric.interval is None or not metric.estimate:
-        return ""
-    if said := wide(metric):
-        return said
-    reach = metric.reach or 0.0
-    if reach > EVEN or metric.too_noisy:
-        return units.span(*metric.interval, metric.unit)
-    return f"+- {units.percent(reach)}"
-
-
-def wide(metric: Metric) -> str:
-    """Returns a note in place of an interval that is too wide to tell anything; else ""."""
-    low, high = metric.interval or (0.0, 0.0)
-    return f"wider than {WIDE:,} x" if low > 0 and high / low > WIDE else ""
 
 
 def omission(line: str) -> str:
@@ -115,8 +72,13 @@ def shown(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
 
 
 def values(verdict: Verdict) -> tuple[str, str]:
-    unit = verdict.unit
-    return units.quantity(verdict.baseline, unit), units.quantity(verdict.candidate, unit)
+    """Returns the figures of both sides; of one that is too noisy the median of its repeats, as reports of it have."""
+    ours, theirs = verdict.medians
+    return _value(verdict.baseline, ours, verdict.unit), _value(verdict.candidate, theirs, verdict.unit)
+
+
+def _value(estimate: float, median: float | None, unit: str) -> str:
+    return units.quantity(estimate, unit) if median is None else f"median {units.quantity(median, unit)}"
 
 
 def method(verdict: Verdict) -> str:
@@ -181,7 +143,10 @@ def span(waterfall: Waterfall) -> str:
 def gate(result: GateResult) -> str:
     """Returns a gate's condition, candidate, measured change and limit, without the outcome."""
     line = f"{result.condition}: {result.candidate}: {worsening(result)}"
-    return f"{line}, adjusted p {result.p_value:.2g}" if result.p_value is not None else line
+    if result.p_value is None:
+        return line
+    decides = f" ({DECIDES})" if result.outcome == "inconclusive" else ""
+    return f"{line}, adjusted p {result.p_value:.2g}{decides}"
 
 
 def worsening(result: GateResult, interval: bool = True) -> str:

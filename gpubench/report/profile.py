@@ -15,8 +15,7 @@ from gpubench import units
 from gpubench.compare.causes import finding_changes as changes_between
 from gpubench.compare.causes import in_seconds
 from gpubench.compare.result import Fate, FindingChange, WorkChange
-from gpubench.diagnosis.headline import DISTORTED
-from gpubench.findings import Findings
+from gpubench.findings import DISTORTED, Findings
 from gpubench.registry import RunKind
 from gpubench.report import bar_charts, findings, perfetto, timelines
 from gpubench.report.document import (
@@ -51,10 +50,10 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import shorten, words
-from gpubench.trace.file import STANDARD_INPUT_LABEL
 from gpubench.trace.profile import (
     ON_HOST,
     SHORT_KERNEL,
+    STANDARD_INPUT_LABEL,
     Compiled,
     KernelChange,
     Launches,

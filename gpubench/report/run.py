@@ -17,7 +17,7 @@ from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
 from gpubench.registry import kind_of
-from gpubench.report import comparison, perfetto, phrases, profile, run_figures
+from gpubench.report import comparison, perfetto, phrases, profile, quoted, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
@@ -43,7 +43,6 @@ from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMM
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
-from gpubench.runs.warnings import on_noise
 from gpubench.trace.profile import Profile
 
 NOTABLY_LONGER = 1.25
@@ -214,7 +213,6 @@ def _measured(run: RunEvidence) -> str:
 def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
     """Returns what stands below a run's headline: results first, then where the time and the memory went."""
     own = report_of(run)
-    doubts = on_noise(run.summary.others, run.metrics.get("throughput"), run.windows, run.settings)
     made: list[Block] = [Paragraph(beyond_latency(run.metrics))]
     if run.metrics and not (run.untimed or run.kind.diagnosed):
         made.append(Paragraph(_rests_on(run), "quiet", on=Medium.BRIEF))
@@ -232,7 +230,7 @@ def blocks(run: RunEvidence, arranged: Arrangement = PLAIN) -> list[Block]:
         made += _diagnosis(run, *diagnosed, arranged) if diagnosed else []
         made += _trace(run)
     made += [*own.over_time(run), *_metrics_on_page(run, own)]
-    made.append(Paragraph(doubts, "warning", "warning: ", on=Medium.TERMINAL))
+    made.append(Paragraph(run.summary.warnings, "warning", "warning: ", on=Medium.TERMINAL))
     if run.metrics and not (run.untimed or diagnosing):
         made.append(Paragraph(own.MORE, "quiet", on=Medium.BRIEF))
     return made
@@ -254,7 +252,7 @@ def _speed(run: RunEvidence) -> str:
     known = f"from {number}" if ended or repeats == 1 else ""
     busy = "on a busy machine" if run.summary.others and run.summary.others.busy else ""
     qualified = " ".join(filter(None, (known, ended, busy)))
-    figures = [latency, phrases.figure(speed)] if (latency := _latency(run)) else [phrases.figure(speed)]
+    figures = [latency, quoted.figure(speed)] if (latency := _latency(run)) else [quoted.figure(speed)]
     return f": {'; '.join(figures)}" + (f", {qualified}" if qualified else "")
 
 
@@ -262,7 +260,7 @@ def _latency(run: RunEvidence) -> str:
     """Returns the quantiles of the latency that are known, as "latency p50 3.1 ms, p95 3.4 ms"."""
     known = [found for name in LATENCIES if (found := run.metrics.get(name))]
     if known and known[0].too_noisy:
-        return f"latency p50 {phrases.figure(known[0])}"
+        return f"latency p50 {quoted.figure(known[0])}"
     said = [
         f"{found.name.removeprefix('latency_')} {units.quantity(found.estimate, found.unit)}"
         for found in known
@@ -282,14 +280,14 @@ def beyond_latency(metrics: Mapping[str, Metric]) -> str:
     phases = {name: one.estimate for name, one in metrics.items() if name.startswith("phase_")}
     answering = sum(phases.pop(f"phase_{name}", 0.0) for name in LATENCY)
     parts = {
-        "the latency p50": usual.estimate,
+        "latency p50": usual.estimate,
         "waiting for batches": phases.pop("phase_data_wait", 0.0),
         "work between the calls of the model": sum(phases.values()),
-        "the time that slow calls take beyond the p50": answering - usual.estimate,
+        "slow calls beyond the p50": answering - usual.estimate,
     }
     shares = {name: part / step.estimate for name, part in parts.items()}
-    named = [f"{name} ({units.percent(share)})" for name, share in shares.items() if share >= NOTABLE]
-    return f"the throughput counts the mean step, which consists of {units.listed(named)}" if named else ""
+    named = [f"{units.percent(share)} {name}" for name, share in shares.items() if share >= NOTABLE]
+    return f"the throughput counts whole steps, and the mean step is {units.listed(named)}" if named else ""
 
 
 def _traces(run: RunEvidence) -> list[Path]:
@@ -391,15 +389,15 @@ def _metric_row(metric: Metric) -> dict[str, str]:
     quantiles = {"median": spread.median, "p95": spread.p95, "p99": spread.p99} if spread else {}
     return {
         "metric": units.words(metric.name),
-        "estimate": phrases.central(metric),
-        "interval": phrases.uncertainty(metric),
+        "estimate": quoted.central(metric),
+        "interval": quoted.uncertainty(metric),
         **{name: units.quantity(value, metric.unit) for name, value in quantiles.items()},
     }
 
 
 def _full_row(metric: Metric) -> dict[str, str | Cell]:
     ends = metric.interval
-    interval = "" if ends is None else phrases.wide(metric) or units.span(ends[0], ends[1], metric.unit)
+    interval = "" if ends is None else quoted.wide(metric) or units.span(ends[0], ends[1], metric.unit)
     definition = DEFINITIONS.get(metric.name)
     row: dict[str, str | Cell] = {**_metric_row(metric)}
     return row | {

@@ -12,7 +12,7 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.errors import NO_MESSAGE
 from gpubench.metrics import Metric
-from gpubench.report import phrases
+from gpubench.report import quoted
 from gpubench.report.document import Block, Command, Document, Paragraph, table
 from gpubench.runs.directory import FAILED
 from gpubench.runs.warnings import on_noise
@@ -46,7 +46,8 @@ def document(paths: Sequence[Path]) -> Document:
     sweep = cast("Sweep", import_module(runs[0].kind.swept_by))
     known = [name for name in sweep.columns(runs[0]) if any(name in run.metrics for run in runs)]
     loudest = max(runs, key=lambda run: (run.summary.others.cores if run.summary.others else None) or 0.0)
-    doubts = on_noise(loudest.summary.others, loudest.metrics.get("throughput"), loudest.windows, loudest.settings)
+    doubts = _on_noise(loudest)
+    doubts += dict.fromkeys(one for run in runs for one in run.summary.warnings if one not in _on_noise(run))
     failures = [
         f"{sweep.named(run)}: {run.record.error.get('message') or NO_MESSAGE}"
         for run in runs
@@ -62,6 +63,10 @@ def document(paths: Sequence[Path]) -> Document:
     return Document("", [*made, *(Command(f"{sweep.named(run)} {run.status}", str(run.path)) for run in runs)])
 
 
+def _on_noise(run: RunEvidence) -> list[str]:
+    return on_noise(run.summary.others, run.metrics.get("throughput"), run.windows, run.settings)
+
+
 def cells(run: RunEvidence, columns: Sequence[str]) -> dict[str, str]:
     return {units.words(name): _cell(run.metrics.get(name)) for name in columns}
 
@@ -70,8 +75,8 @@ def _cell(metric: Metric | None) -> str:
     if metric is None:
         return "-"
     if metric.name in ("throughput", "sample_latency") and not metric.too_noisy:
-        return phrases.figure(metric)
-    return phrases.central(metric)
+        return quoted.figure(metric)
+    return quoted.central(metric)
 
 
 def _caption(runs: Sequence[RunEvidence]) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from gpubench import units
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.registry import kind_of
-from gpubench.report import bar_charts, memory_figures
+from gpubench.report import bar_charts, memory_figures, phrases
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -34,6 +34,7 @@ from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Intera
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
+from gpubench.tuning.search import FEWEST_RUNS
 
 BEST = "best.yaml"
 CHANGES = {
@@ -170,8 +171,11 @@ def _too_little(tuning: Tuning) -> str:
     """Returns why the limit left no run of a setting."""
     if tuning.budget is None:
         return f"a limit of {units.counted(tuning.most_runs or 0, 'run')} is too little"
-    look = f"the first look took {units.about(tuning.look_seconds)} and " if tuning.look_seconds else ""
-    return f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}"
+    look = f"the first look took {units.about(tuning.look_seconds)}, " if tuning.look_seconds else ""
+    needed = f"and {FEWEST_RUNS} runs can prove one setting"
+    return (
+        f"{units.about(tuning.budget)} are too little: {look}a run takes {units.about(tuning.seconds_a_run)}, {needed}"
+    )
 
 
 def _is_busy(found: Conclusion) -> bool:
@@ -368,14 +372,15 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
         yield Command("to go on", again, "strong")
     elif tuning.treatments and not tuning.keep and tuning.status == "completed":
         if tuning.budget:
-            yield Command("with more time", f"{again} --budget {math.ceil(MORE * tuning.budget / 60)}m")
+            seconds = max(MORE * tuning.budget, 2 * FEWEST_RUNS * tuning.seconds_a_run)
+            yield Command("with more time", f"{again} --budget {math.ceil(seconds / 60)}m")
         elif tuning.most_runs:
             yield Command("with more runs", f"{again} --runs {MORE * tuning.most_runs}")
 
 
 def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:
     found = {
-        "started": tuning.started,
+        "started": phrases.moment(tuning.started),
         "took": units.seconds(tuning.seconds),
         "first look": units.seconds(tuning.look_seconds) if tuning.look_seconds else "",
         "runs": str(tuning.runs),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpubench.errors import RunDirectoryError, UsageError, alike, offer
-from gpubench.registry import COMMANDS, OF_PROGRAMS, kind_of
+from gpubench.registry import COMMANDS, OF_PROGRAMS, TUNE, kind_of
 from gpubench.runs.catalogue import Catalogue
 from gpubench.runs.directory import RUN, RUNNING, STEPS, SUMMARY
 from gpubench.runs.entries import RUN_ID, Entry
@@ -25,6 +25,7 @@ TAG = re.compile(r"\w[\w.+:/@=-]{0,99}")
 MOST_LISTED = 8
 RESULTS = "results"
 """The name of the results folder, unless the user says otherwise."""
+OF_SEARCHES = f"{TUNE}, which is no side of a comparison"
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
 LOGS = (".csv", ".tsv", ".jsonl")
@@ -171,6 +172,7 @@ class Lookup:
                 if wanted and not (entry and wanted in (entry.command, entry.record.command)):
                     continue
                 if entry and entry.is_search and not (searches or wanted):
+                    self._of_others.setdefault(OF_SEARCHES, {})[entry.run_id] = None
                     continue
                 if entry is None or (self._measured and not _has_results(entry)):
                     self._empty[name.rpartition("/")[2]] = None

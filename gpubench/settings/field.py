@@ -11,15 +11,13 @@ from pydantic.fields import FieldInfo
 from typing_extensions import TypeVar
 
 from gpubench.settings.options import Option
+from gpubench.settings.roles import Role
 
 Open = TypeVar("Open", default=None, covariant=True)
 """The additional type of a setting that gpubench fills in: None until it does, and then Never, which has no values.
 
 `TrainSettings` is the same as `TrainSettings[None]`.
 """
-
-Role = Literal["workload", "scale", "treatment", "protocol", "uncompared"]
-
 
 Place = Literal["loader", "optimizer", "model", "ddp", "start"]
 """Where a program does what a setting changes: it makes a DataLoader, an optimizer or a DistributedDataParallel, or

@@ -37,11 +37,6 @@ def is_empty(value: Any) -> bool:
     return value is None or value in ("", [], {})
 
 
-def assigned(key: str, value: Any) -> str:
-    """A setting with its value, as in "data.workers=2", or "data.path not set"."""
-    return f"{key} {in_words(value)}" if is_empty(value) else f"{key}={value}"
-
-
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turns nested mappings into {dot-key: leaf}."""
     flat: dict[str, Any] = {}

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -95,6 +96,11 @@ def same_work(cls: type[RunSettings], other: type[RunSettings]) -> bool:
     return kind_of(cls.command).work == kind_of(other.command).work
 
 
+ALIKE = (
+    0.5  # the likeness of two names of settings, without their section, from which on one may be a slip for the other
+)
+
+
 def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str | None:
     """The valid key or alias closest to `key`; in a section that only other commands have, closest there.
 
@@ -106,6 +112,8 @@ def nearest(cls: type[RunSettings], key: str, *, negated: bool = False) -> str |
     known = [*fields(cls), *aliases(cls), *(negations(cls) if negated and NEGATION.search(key) else ())]
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     close: list[str] = difflib.get_close_matches(key, known, n=1)
+    if dot:  # what two names share may be their section alone, as in training.lr and training.steps
+        close = [one for one in close if _likeness(leaf, one) >= ALIKE or key.startswith(f"{one}.")]
     alike = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1)]
     if close and alike and _likeness(leaf, alike[0]) > _likeness(leaf, close[0]):
         close = alike  # the same section with another name is further from what was meant: work.seeds, work.samples
@@ -514,7 +522,7 @@ def validate(cls: type[S], values: Mapping[str, Any], origins: Mapping[str, str]
     try:
         return cls.model_validate(nest(values))
     except ValidationError as error:
-        found = [_describe(problem) for problem in _by_setting(cls, error.errors(include_url=False))]
+        found = [_describe(cls, problem) for problem in _by_setting(cls, error.errors(include_url=False))]
     messages = [with_origins(message, keys, origins) for message, keys, _ in found]
     hint = next((hint for _, _, hint in found if hint), SHOWN_BY)
     raise SettingsError("; ".join(messages), hint, keys=[key for _, keys, _ in found for key in keys])
@@ -545,11 +553,12 @@ OTHER_WORDS = {
 }
 """Values of other tools, and those of gpubench that mean the same; of several, the first that a setting has."""
 SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+"), re.compile(r"\d{1,3}(,\d{3})+")
+TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|secs|seconds?|m|min|mins|minutes?)")
 GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
 MEANT = ": did you mean "
 
 
-def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
+def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
     """The message of one of pydantic's errors, the dot-keys that it is about, and a hint or ""."""
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
@@ -561,16 +570,24 @@ def _describe(problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
         return (message, error.keys, hint) if isinstance(error, Conflict) else (f"{key}: {message}", [key], hint)
     if problem["type"] == "string_pattern_mismatch":
         message = "should be a plain folder name, without '/' and not beginning with '.'"
-    return f"{key} = {problem['input']!r}: {message}", [key], hint or _meant(problem)
+    return f"{key} = {problem['input']!r}: {message}", [key], hint or _meant(cls, problem)
 
 
-def _meant(problem: "ErrorDetails") -> str:
+def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
     """The hint for a value that is not among the allowed words, or not a whole number; "" if it resembles none."""
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
         return f"give one value; several are tried by: gpubench tune --try {key}={given}"
+    if problem["loc"] == ("training", "steps") and (time := TIME.fullmatch(given)):
+        seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
+        return (
+            offer([f"--seconds {seconds:g}"])
+            if declared_key(cls, "training.seconds")
+            else "it counts steps: --steps 20"
+        )
     if problem["type"] == "int_parsing":
+        given = TIME.sub(r"\1", given)
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""
@@ -598,7 +615,13 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
             hint = f"leave it out, or use gpubench {named[0]}"
         else:
             message = f"unknown setting {key!r}"
-            hint = suggestion(nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE)))
+            offered = nearest(cls, key, negated=origins.get(key) in (None, COMMAND_LINE))
+            hint = suggestion(offered)
+            if origins.get(key) == VS and cls.command in OF_PROGRAMS:
+                argument = shlex.quote(f"--{key.rpartition('.')[2]} {values[key]}")
+                hint = (
+                    f"{hint if offered else ''} an argument of the program is changed by --vs-args {argument}".strip()
+                )
         raise SettingsError(with_origins(message, [key], origins), hint, keys=[key])
 
 

@@ -266,7 +266,6 @@ but continues as text."""
 
 
 STANDARD_INPUT = Path("-")
-STANDARD_INPUT_LABEL = "standard input"
 
 
 def _standard_input() -> BufferedReader:

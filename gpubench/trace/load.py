@@ -39,13 +39,13 @@ from gpubench.trace.file import (
     OF_DEVICES,
     SLICE_KINDS,
     STANDARD_INPUT,
-    STANDARD_INPUT_LABEL,
     WORK_KINDS,
     Args,
     EventDecoders,
     TraceDocument,
     TraceEvent,
 )
+from gpubench.trace.profile import STANDARD_INPUT_LABEL
 
 SPANS = "XBE"
 """Phases of events with a duration: complete events, and pairs of a beginning and an end."""

@@ -25,6 +25,9 @@ Cause = Literal[
 is time after the next work was launched (it was in a queue, or the device did work that was not recorded), and
 `backlog` is time before work that was launched before the trace began."""
 
+STANDARD_INPUT_LABEL = "standard input"
+"""The name of a trace that was read from standard input."""
+
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 
 HostPart = Literal["data_loader", "communication", "copies", "optimizer", "operators", "python"]

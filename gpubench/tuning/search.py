@@ -60,6 +60,7 @@ CHOOSING, CONFIRMING = 9, 18  # runs that are planned, or more for more settings
 ROUNDS = 2  # of a confirmation, at least
 PROOF_ROUNDS = 3  # of the final combination and the baseline, at least, where no limit is set
 ROUNDS_OF_TWO = 3  # of a confirmation of two combinations, at least
+FEWEST_RUNS = 2 + 1 + 2 * ROUNDS_OF_TWO  # that can prove one setting; with time for fewer, none is made
 DOUBT_OF_TIME = 1.1  # factor by which the runs of a confirmation may well take longer than expected
 LONG = 0.1  # share of the time left that is too much for one run
 LEAST_DF = 3  # degrees of freedom of a confirmation's own estimate of the noise
@@ -211,6 +212,8 @@ class Search:
         made, left = self._made(), self._most() - len(self._runs)
         if not self._factors:
             return None
+        if not self._runs and self._limit.seconds is not None and self._most() < FEWEST_RUNS:
+            return None  # runs of the settings as they are would take the time and lead to nothing
         if more := self._noise_runs() - made["noise"]:
             return self._block("noise", [self._baseline] * min(more, NOISE_RUNS), left)
         known = self._knowledge()
@@ -272,7 +275,8 @@ class Search:
             return self._prove(known, self._final, left)
         best = self._confirmable(known)
         if self._chosen is None:
-            self._chosen = best if known.clear_gain else self._baseline
+            is_promising = known.clear_gain or (self._is_hasty and known.gain(best, self._baseline)[0] > 0)
+            self._chosen = best if is_promising else self._baseline
             self._since = self._blocks
         elif self._final is not None or self._changes(known, self._chosen, best, left):
             self._chosen, self._since, self._final = best, self._blocks, None
@@ -325,10 +329,23 @@ class Search:
             return known.best
         expected = self._times.expected
         in_each = seconds / ROUNDS_OF_TWO - expected(self._baseline)
-        best = known.best_of({one for one in known.candidates if expected(one) <= in_each})
-        short = known.best_of({one for one in known.candidates if self._is_short(one)})
+        best = known.best_of({one for one in self._possible(known) if expected(one) <= in_each})
+        short = known.best_of({one for one in self._possible(known) if self._is_short(one)})
         gain, deviation = known.gain(best, short)
         return best if gain > deviation else short
+
+    def _possible(self, known: Knowledge) -> Sequence[Combination]:
+        """Returns the candidates; those of a hasty search have only levels that have run, as others are guesses."""
+        if not self._is_hasty:
+            return known.candidates
+        tried = {main for run in self._runs for main in enumerate(run.combination)}
+        return [one for one in known.candidates if tried.issuperset((place, level) for place, level in enumerate(one))]
+
+    @property
+    def _is_hasty(self) -> bool:
+        """Whether the time is too short to learn much of the settings before one of them is confirmed."""
+        each = self._times.expected(self._baseline)
+        return self._limit.seconds is not None and self._seconds < 2 * FEWEST_RUNS * each
 
     def _spare(self, known: Knowledge) -> float | None:
         """Returns the time that is left beside what confirms the best combination; None without a limit.
@@ -360,9 +377,12 @@ class Search:
     def _block(
         self, stage: Stage, runs: Sequence[Combination], left: int, seconds: float | None = None
     ) -> NextRuns | None:
-        """Returns a block of the first of these runs, as many as the number left and the time allow."""
-        runs = self._times.fitting(runs, seconds)
-        order = self._random().permutation(len(runs))[: max(0, left)]
+        """Returns a block of the first of these runs, as many as the number left and the time allow, in random order.
+
+        The first are the most promising ones.
+        """
+        runs = self._times.fitting(runs, seconds)[: max(0, left)]
+        order = self._random().permutation(len(runs))
         return NextRuns(stage, [runs[index] for index in order], WHY[stage]) if len(order) else None
 
     def _random(self) -> np.random.Generator:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpubench import units
-from gpubench.compare import comparability
 from gpubench.settings.programs import from_outside
+from gpubench.settings.roles import ROLES
 
 Changes = Mapping[str, Any]
 """Values by dot-key."""
@@ -253,7 +253,7 @@ TABLE: Sequence[_Row] = (
 
 def numbers_of(key: str) -> Numbers:
     """Returns what a setting changes about the computed numbers; the type if nothing is declared."""
-    declared = comparability.declarations().get(key)
+    declared = ROLES.get(key)
     if declared and declared.role == "scale":
         return "batch"
     outside = from_outside().get(key)

@@ -69,6 +69,9 @@ MISTAKES = [
     Mistake("train-bench --vs data.workers 2 -- python train.py", "--vs data.workers has no value", "--vs data.workers=2 -- python train.py"),
     Mistake("train-bench --vs data.wokers=2 -- python train.py", "unknown setting", "did you mean 'data.workers'?"),
     Mistake("train-bench --vs data.workers=2,4 -- python train.py", "'2,4'", "gpubench tune --try data.workers=2,4"),
+    Mistake("train-bench --vs training.lr=3 -- python train.py", "unknown setting 'training.lr'", "an argument of the program is changed by --vs-args '--lr 3'", leads_on=False),
+    Mistake("train-bench --vs optim.name=sgd -- python train.py", "unknown setting 'optim.name'", "--vs-args '--name sgd'", leads_on=False),
+    Mistake("train-bench --vs-ref main -- python repository/src/run.py", "{scene} is in none", "cd {scene}/repository, and give the program as python src/run.py", leads_on=False),
     Mistake("train-bench --vs-ref main", "--vs-ref needs a program", "-- python train.py", leads_on=False),
     # an option with a near name, of another tool, or with one dash
     Mistake("train-bench --step 20", "there is no option --step", "did you mean '--steps'?"),
@@ -99,6 +102,9 @@ MISTAKES = [
     Mistake("train-bench --precision BF16", "precision = 'BF16'", "did you mean 'bf16'?"),
     Mistake("train-bench --device cuda:1", "device = 'cuda:1'", "CUDA_VISIBLE_DEVICES=1", leads_on=False),
     Mistake("train-bench --steps 1,000", "training.steps = '1,000'", "did you mean '1000'?"),
+    Mistake("train-bench --steps 20s", "training.steps = '20s'", "did you mean '--seconds 20'?"),
+    Mistake("profile --steps 2min -- python train.py", "training.steps = '2min'", "it counts steps: --steps 20", leads_on=False),
+    Mistake("memory --steps 5s", "memory.steps = '5s'", "did you mean '5'?"),
     Mistake("memory --device-memory 24", "'24' has no unit", "did you mean 24GiB?"),
     Mistake("memory --device-memory 24g", "'24g' is not a size", "did you mean 24GiB?"),
     Mistake("tune --memory 22 -- python train.py", "--memory: '22' has no unit", "did you mean '--memory 22GiB'?"),
@@ -149,7 +155,6 @@ MISTAKES = [
     Mistake("diff one two", "there is no command 'diff'", "gpubench compare one two"),
     Mistake("-v train-bench --steps 5", "-v stands before the command", "gpubench train-bench -v --steps 5"),
     Mistake("--results results runs", "--results stands before the command", "gpubench runs --results results"),
-    Mistake("-V", "there is no option -V", "did you mean '--version'?"),
     Mistake("compare one vs two", "vs: no such run", "gpubench compare one two"),
     Mistake("compare one two --json x.json", "x.json: no such run", "gpubench compare one two --json > x.json", leads_on=False),
     Mistake("--install-completion fish", "takes no value", "start fish", leads_on=False),
@@ -160,10 +165,19 @@ MISTAKES = [
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder as a user has it: programs, settings, files of other tools, and runs of two experiments."""
     folder = tmp_path_factory.mktemp("scene").resolve()
-    for name in ("train.py", "src/train.py", "infer.py", "train.sh", "bare.py", "env/bin/activate"):
+    for name in (
+        "train.py",
+        "src/train.py",
+        "infer.py",
+        "train.sh",
+        "bare.py",
+        "env/bin/activate",
+        "repository/src/run.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("pass\n")
     (folder / "bare.py").chmod(0o755)
+    (folder / "repository/.git").mkdir(parents=True)
     (folder / "env/bin/python").symlink_to(sys.executable)
     (folder / "notes.ipynb").write_text('{"cells": []}')
     (folder / "trace.json").write_text('{"traceEvents": []}')
@@ -239,6 +253,7 @@ def _tried(words: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     "typed",
     [
+        "-V",
         "help",
         "help train-bench",
         "help runs show",

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from cli import complaint
 from recorded_runs import edit, write_run
+from reports import on_terminal
 from running import Finished
 
 from gpubench.compare import gate
 from gpubench.compare.history import Histories, histories
 from gpubench.errors import UsageError
 from gpubench.report import history as report
+from gpubench.report import listing, quoted
 from gpubench.report.page import render
 from gpubench.runs import entries
 from gpubench.runs.entries import Entry, EntryFigure, Recorded
@@ -279,6 +281,26 @@ def test_an_unknown_metric_is_refused_with_the_closest_one() -> None:
     with pytest.raises(UsageError) as refused:
         histories(runs([100.0]), "troughput")
     assert "throughput" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("high", [101.0, 130.0, 400.0])
+def test_a_figure_is_quoted_as_the_list_of_runs_quotes_it(high: float) -> None:
+    runs = [entry(number, 100.0) for number in range(4)]
+    runs[-1].metrics["throughput"] = EntryFigure(100.0, 9000.0 / high, high, "samples/s", "higher")
+    one, _ = listing.result(runs[-1])
+    assert ("100 samples/s" in one) == (high < 200)
+    shown = report.document(histories(runs))
+    assert f"throughput is now {quoted.together(*listing.result(runs[-1]))}" in on_terminal(shown, 200)
+
+
+@pytest.mark.parametrize("factor", [2.5, 0.3])
+def test_a_change_by_more_than_a_factor_of_two_is_a_factor(factor: float) -> None:
+    rng = np.random.default_rng(1)
+    levels = [100.0] * 12 + [100.0 * factor] * 12
+    runs = [entry(number, level * math.exp(rng.normal(0, 0.002))) for number, level in enumerate(levels)]
+    said = on_terminal(report.document(histories(runs)), 200)
+    assert "] as high since" in said
+    assert not re.search(r"[0-9]{3}\.[0-9] %", said)
 
 
 def test_a_sparkline_has_the_highest_block_where_the_series_is_highest() -> None:

@@ -11,7 +11,6 @@ from gpubench.compare.comparability import (
     ORDER,
     Normalisation,
     consequences,
-    declarations,
     differences,
     headline,
     judge,
@@ -32,6 +31,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.field import fields, setting
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import completed, load
+from gpubench.settings.roles import ROLES
 from gpubench.settings.schema import TrainSettings
 
 DEFAULTS = flatten(TrainSettings().model_dump(mode="json"))
@@ -101,11 +101,11 @@ def keys(baseline: RunEvidence, candidate: RunEvidence) -> list[str]:
 def test_a_setting_is_the_same_to_a_comparison_whichever_command_has_it() -> None:
     for cls in COMMANDS.values():
         roles = {key: setting(field).role for key, field in fields(cls).items()}
-        assert roles == {key: declarations()[key].role for key in roles}
+        assert roles == {key: ROLES[key].role for key in roles}
 
 
 def test_what_settings_depend_on_are_settings() -> None:
-    assert {key for declared in declarations().values() for key in declared.depends_on} <= declarations().keys()
+    assert {key for declared in ROLES.values() for key in declared.depends_on} <= ROLES.keys()
 
 
 def test_every_fact_that_a_setting_decides_in_any_command_is_known_to_be_a_consequence() -> None:

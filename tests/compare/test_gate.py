@@ -11,6 +11,7 @@ from gpubench.compare.intervals import Error, Ratio, holm
 from gpubench.compare.result import GateResult
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError
+from gpubench.report import phrases
 
 
 def judged(
@@ -107,10 +108,18 @@ def test_a_lone_condition_says_what_its_interval_says(ratio: float) -> None:
 
 
 def test_the_p_value_is_students() -> None:
-    # t = ln(1.031 / 1.02) / 0.005 = 2.145, one-sided with 8 degrees of freedom
+    # t = ln(1.031 / 1.02) / 0.005 = 2.145, two-sided with 8 degrees of freedom
     result = gated("step_time>2%", judged(error=0.005))
-    assert result.p_value == pytest.approx(0.03214, abs=1e-4)
+    assert result.p_value == pytest.approx(0.06428, abs=2e-4)
     assert result.outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.01, 1.012, 1.014, 1.02, 1.026, 1.027, 1.03, 1.04])
+def test_a_printed_p_value_below_5_percent_is_one_that_decides(ratio: float) -> None:
+    result = gated("step_time>2%", judged(ratio=ratio, error=0.003))
+    assert result.p_value is not None
+    assert (result.p_value < 0.05) == (result.outcome != "inconclusive")
+    assert ("below 0.05 decides" in phrases.gate(result)) == (result.outcome == "inconclusive")
 
 
 def test_holm_by_hand() -> None:

@@ -15,8 +15,9 @@ from running import HOST, gpubench
 from torch import Tensor, nn
 
 from gpubench.host import schedule
+from gpubench.probe import hooks
 from gpubench.probe.hooks import ONE_OF_SEVERAL
-from gpubench.probe.length import FEWEST, MOST, MOST_WARMUP, Length, fitting, warmup_of
+from gpubench.probe.length import FEWEST, MOST, MOST_WARMUP, Length, fitting, shortened, warmup_of
 from gpubench.probe.rhythm import LONGEST_RUN
 from gpubench.settings.sections import TrainingSettings
 from gpubench.worker.loop import Undecided, length_of
@@ -92,6 +93,21 @@ def test_a_program_takes_the_steps_that_fit_and_says_how_many(tmp_path: Path, se
     assert len(measured.steps) == planned["steps"] < 100
     assert planned["warmup"] == warmup_of(planned["steps"])
     assert measured.code == 0
+
+
+def test_a_repeat_that_takes_too_long_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "OVERRUN", 0)
+    measured = probed(tmp_path, Slow(400), seconds=30.0)
+    first, last = (event for event in measured.all if event["event"] == "planned")
+    assert len(measured.steps) == last["steps"] < first["steps"]
+    assert last["warmup"] == first["warmup"]
+    assert measured.code == 0
+
+
+def test_a_shortened_repeat_keeps_its_warm_up_and_measures_two_steps() -> None:
+    assert shortened(Length(10, 1010), 50) == Length(10, 51)
+    assert shortened(Length(10, 1010), 3) == Length(10, 12)
+    assert shortened(Length(10, 12), 20) == Length(10, 12)
 
 
 class Unused(Slow):

@@ -20,6 +20,7 @@ from reports import (
     flat,
     harmless,
     lines_of,
+    on_terminal,
     paragraphs,
     row,
     rows,
@@ -27,7 +28,7 @@ from reports import (
 )
 from test_plots import parsed, texts
 
-from gpubench.findings import Findings
+from gpubench.findings import Findings, Saving, Trial
 from gpubench.kinds.memory import footprint_report as memory
 from gpubench.kinds.memory.footprint_report import document, headline
 from gpubench.memory.allocation_log import Counts
@@ -44,7 +45,7 @@ from gpubench.memory.footprint import (
     peaks,
     scalars,
 )
-from gpubench.report import charts, terminal
+from gpubench.report import charts, page, terminal
 from gpubench.report import memory_figures as figures
 from gpubench.report.document import Breakdown, Figure, Medium, StackedBar, StackedBars, Table
 from gpubench.runs.directory import to_json
@@ -401,6 +402,19 @@ def test_findings_are_in_parts_of_the_peak_and_files_to_keep_come_last() -> None
     assert lines_of(finding)["set"] == "--training.optimizer_impl=fused"
     assert any("without reserved bytes: fragmentation" in line for line in paragraphs(found))
     assert commands(found) == {"kept": "results/exp/run/memory.json"}
+
+
+def test_findings_on_a_small_peak_are_withheld_alike_in_every_rendering() -> None:
+    found = msgspec.structs.replace(made.findings(), withheld="no advice below a peak of 16 MiB")
+    shown = document(made.predicted(), found)
+    advice = "use the fused implementation"
+    assert found.withheld in on_terminal(shown)
+    assert advice not in on_terminal(shown).replace("\n", " ")
+    source = page.render(shown).lower()
+    assert source.index(found.withheld.lower()) < source.index("what would lower the peak") < source.index(advice)
+    measured = msgspec.structs.replace(found.findings[0], measured=Trial("confirmed", Saving(0.2), None, None))
+    tried = document(made.predicted(), msgspec.structs.replace(found, findings=[measured]))
+    assert found.withheld not in on_terminal(tried)
 
 
 def test_hostile_names_are_shown_and_not_obeyed() -> None:

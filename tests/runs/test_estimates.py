@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpubench.metrics import Metric
-from gpubench.report import phrases
+from gpubench.report import quoted
 from gpubench.runs import warnings
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import metric_of, relative_half_width
@@ -86,20 +86,20 @@ def test_an_interval_wider_than_a_factor_of_two_is_a_range_that_is_not_to_be_quo
     noisy = made("throughput", 20.0, 27.0, 60.0)
     low, high = ends("throughput", 20.0, 27.0, 60.0)
     assert high / low > 2
-    assert phrases.figure(noisy) == f"median 27 samples/s ({low:.3g} to {high:.3g} samples/s, too noisy to quote)"
+    assert quoted.figure(noisy) == f"median 27 samples/s ({low:.3g} to {high:.3g} samples/s, too noisy to quote)"
     assert not made("throughput", 100.0, 103.0, 110.0).too_noisy
 
 
 def test_a_symmetric_half_width_is_shown_only_where_both_ends_are_as_far() -> None:
-    assert phrases.figure(made("throughput", 100.0, 101.0, 102.0)) == "101 samples/s +- 2.5 %"
-    assert phrases.figure(made("throughput", 100.0, 107.0, 115.0)) == "107 samples/s (89.9 to 127 samples/s)"
-    assert phrases.figure(made("throughput", 100.0)) == "100 samples/s"
+    assert quoted.figure(made("throughput", 100.0, 101.0, 102.0)) == "101 samples/s +- 2.5 %"
+    assert quoted.figure(made("throughput", 100.0, 107.0, 115.0)) == "107 samples/s (89.9 to 127 samples/s)"
+    assert quoted.figure(made("throughput", 100.0)) == "100 samples/s"
 
 
 def test_ends_of_a_range_that_have_different_units_both_say_theirs() -> None:
-    assert phrases.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).endswith(" ms")
-    assert phrases.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).startswith("498 us to ")
-    assert phrases.uncertainty(made("makespan", 240.0, 250.0, 280.0)).count("min") == 2
+    assert quoted.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).endswith(" ms")
+    assert quoted.uncertainty(made("step_time", 0.0008, 0.0015, 0.001)).startswith("498 us to ")
+    assert quoted.uncertainty(made("makespan", 240.0, 250.0, 280.0)).count("min") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a user may call a run, and what a name that fits nothing or several runs is answered with."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,15 @@ def test_latest_counts_a_failed_run_but_not_the_runs_of_searches_and_trials(resu
     failed = write_run(results, repeats=0, status=FAILED)
     trial = write_run(results, "made-verify", repeats=1, steps=12)
     searched = write_run(results, "tune-1", repeats=1, steps=12)
-    (searched.parent / "tune.json").write_text("{}")
+    begun = {"status": "completed", "argv": [], "started": "2099-01-01T00:00:00.000Z", "settings": {}}
+    (searched.parent / "tune.json").write_text(json.dumps(begun))
     assert Lookup(results).run("latest") == failed
-    assert Lookup(results, measured=True).run("latest") == runs[2]
+    measured = Lookup(results, measured=True)
+    assert measured.run("latest") == runs[2]
+    assert set(measured.skipped()) == {
+        f"skipped 1 newer run without results: {failed.name}",
+        "skipped 1 newer run of tune, which is no side of a comparison: tune-1",
+    }
     assert Lookup(results).run("made-verify/latest") == trial
     assert Lookup(results).run("tune-1/latest") == searched
 

@@ -13,7 +13,7 @@ from gpubench.tuning.confirmation import Confirmation, ConfirmingRun
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
 from gpubench.tuning.noises import Noises, compared
-from gpubench.tuning.search import Search
+from gpubench.tuning.search import FEWEST_RUNS, Search
 
 FEW = [2, pytest.param(30, marks=pytest.mark.stress)]
 CLOSE = 0.01  # distance to the best in log throughput at which a search has found it
@@ -198,6 +198,26 @@ def test_three_of_thirteen_settings_are_found_and_three_settings_take_few_runs()
     assert many[0].conclusion.proved
     assert close(few) >= 2 / 3
     assert max(one.runs for one in few) <= 45
+
+
+def in_time(runs: float) -> Search:
+    """A search with time for so many runs, of which the first setting makes the program faster by a half."""
+    search, seconds = Search([Factor(f"setting {place}") for place in range(6)]), runs
+    search.limit(Limit(None, seconds, 1.0))
+    rng = np.random.default_rng(2)
+    while block := search.next():
+        rates = [0.4 * one[0] + rng.normal(0, 0.01) for one in block.runs]
+        search.record([Result(rate, seconds=1.0) for rate in rates])
+        seconds -= len(block.runs)
+        search.limit(Limit(None, max(0.0, seconds), 1.0))
+    return search
+
+
+def test_a_short_time_tries_and_proves_the_most_promising_setting_or_makes_no_run() -> None:
+    assert in_time(FEWEST_RUNS - 0.5).conclude().tried == []
+    for more in (0.5, 1.5, 3.5):
+        found = in_time(FEWEST_RUNS + more).conclude()
+        assert (found.proved, found.best[0]) == (True, 1)
 
 
 def test_the_rest_of_an_interrupted_block_is_run_only_if_there_is_time_for_it() -> None:

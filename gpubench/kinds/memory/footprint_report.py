@@ -1,6 +1,6 @@
 """The report of memory: footprints, batch sizes, and settings that trade memory for speed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,6 @@ from gpubench.text import words
 
 LEAST_DRAWN = 0.02  # of the peak: a terminal leaves out smaller parts without -v
 TOLD = 0.05  # of the peak: the headline leaves out smaller parts
-WORTH_SAVING = 16 * 2**20  # bytes: a smaller peak gives no reason for advice
 PARTS = 4  # parts that a headline names
 
 SOURCES: dict[Source, str] = {
@@ -231,7 +230,7 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         table("The peak by count", _counts(footprint), ("includes",), on=UNASKED),
         Paragraph(allocator(footprint), "quiet", on=UNASKED),
         table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",), on=UNASKED),
-        *(_advice(footprint, found) if found else []),
+        *(findings.blocks(found, "peak") if found else []),
         Breakdown("", "at the peak", "size", _largest(parts), on=Medium.BRIEF),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),
@@ -258,19 +257,13 @@ def _part(name: str, size: int, whole: int) -> Part:
 def _more(footprint: Footprint, found: Findings | None) -> str:
     """What else the command can show and do."""
     said = "-v shows the memory of each phase and module, and the largest allocations"
-    large = footprint.source == "measured" and footprint.peak.level.total >= WORTH_SAVING
-    untried = large and found and any(one.fix and one.measured is None for one in found.findings)
+    untried = (
+        found
+        and footprint.source == "measured"
+        and not found.withheld
+        and any(one.fix and one.measured is None for one in found.findings)
+    )
     return f"{said}; --verify measures what each setting saves" if untried else said
-
-
-def _advice(footprint: Footprint, found: Findings) -> Iterator[Block]:
-    """Yields the findings; a terminal shows those of a small peak only if they were measured, or with -v."""
-    is_small = footprint.peak.level.total < WORTH_SAVING and not any(one.measured for one in found.findings)
-    for block in findings.blocks(found, "peak"):
-        yield replace(block, on=block.on & ~Medium.BRIEF) if is_small else block
-    if is_small and found.findings:
-        said = f"no advice below a peak of {units.size(WORTH_SAVING)}; -v shows what would lower it"
-        yield Paragraph(said, on=Medium.BRIEF)
 
 
 def _largest(parts: Sequence[Part]) -> list[Part]:

@@ -6,7 +6,7 @@ from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.compare.result import Verdict
 from gpubench.kinds.pipeline import headline as headline_of
-from gpubench.report import after_run, phrases
+from gpubench.report import after_run, phrases, quoted
 from gpubench.report.sweep import cells
 from gpubench.runs.headlines import known
 from gpubench.runs.warnings import more_repeats
@@ -88,7 +88,7 @@ def _gain(least: RunEvidence, best: RunEvidence) -> str:
     """By what factor the best number of ranks has a higher throughput than the smallest."""
     verdict = _judged(least, best)
     if verdict is None or not verdict.ratio:
-        return phrases.figure(best.metrics["throughput"])
+        return quoted.figure(best.metrics["throughput"])
     ends = phrases.width(verdict)
     sure = f" (95 % interval {units.digits(1 / ends[1])} to {units.digits(1 / ends[0])})" if ends else ""
     return f"{units.digits(1 / verdict.ratio)} x the throughput of {named(least)}{sure}"

@@ -8,7 +8,7 @@ from gpubench.compare.evidence import RunEvidence
 from gpubench.events import Divergence
 from gpubench.kinds.pipeline import gantt, images
 from gpubench.metrics import Metric
-from gpubench.report import bar_charts, phrases
+from gpubench.report import bar_charts, quoted
 from gpubench.report.charts import hue
 from gpubench.report.document import (
     EVERYWHERE,
@@ -170,7 +170,7 @@ def _latency(found: Pipeline, run: RunEvidence) -> str:
     if len(found.stages) == 1 or latency is None:
         return ""
     why = f"a sample makes its {found.evaluations} evaluations one after another on any number of ranks"
-    taken = phrases.central(latency)
+    taken = quoted.central(latency)
     return f"{why}: more ranks can make more samples a second, and none sooner (latency here: {taken})"
 
 
@@ -179,7 +179,7 @@ def lost(metrics: Mapping[str, Metric]) -> str | None:
     efficiency = metrics.get("pipeline_efficiency")
     if efficiency is None:
         return None
-    known = f"pipeline efficiency {phrases.figure(efficiency)}"
+    known = f"pipeline efficiency {quoted.figure(efficiency)}"
     if efficiency.too_noisy:
         return known
     time = "no" if efficiency.estimate == 1 else f"{units.percent(1 - efficiency.estimate)} of its"

@@ -215,7 +215,12 @@ class ProgramProcesses(SpreadWorkers):
             self._held[message.rank] = message
         elif isinstance(message, events.StepsMeasured):
             self._held.pop(message.rank, None)
-        if isinstance(message, events.Planned) and message.rank == 0 and self._job.seconds and self._wanted is None:
+        elif (
+            isinstance(message, events.Planned)
+            and message.rank == 0
+            and self._job.seconds
+            and (self._wanted is None or message.steps < self._wanted)
+        ):
             self._tell_length(message)
 
     def _hang_up(self, peer: Peer) -> None:

@@ -4,7 +4,9 @@ const COLUMNS = [["run", "Run"], ["started", "Started"], ["command", "Command"],
 const {runs, usual, metrics} = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
 const state = {key: "started", down: true, all: false, chosen: new Set()};
-const LISTED = COLUMNS.filter(([key]) => runs.some((run) => run[key]));
+const WORDS = ["run", "model", "variant", "tags"];
+const SPARED = ["precision", "device", "commit"];  // where all runs have the same, which is in their reports
+const LISTED = COLUMNS.filter(([key]) => new Set(runs.map((run) => run[key]).filter(Boolean)).size > (SPARED.includes(key) ? 1 : 0));
 for (const run of runs) run.text = Object.values(run).filter((one) => typeof one === "string").join(" ").toLowerCase();
 
 function fill(id, values) {
@@ -54,15 +56,20 @@ function choice(run) {
   made.append(box);
   return made;
 }
+// Puts words into an element, of which those that are short enough do not break, as at the dashes of an option.
+function whole(made, text, longest) {
+  text.split(" ").forEach((word, place) => made.append(place ? " " : "", element("span", word, word.length <= longest ? "option" : "")));
+}
 function cell(run, key, label) {
   const made = document.createElement("td");
   if (key === "run" && run.link) {
     const link = document.createElement("a");
-    link.href = run.link; link.textContent = run.run; made.append(link);
-  } else made.textContent = run[key];
+    link.href = run.link; made.append(link);
+  } else made.textContent = WORDS.includes(key) ? "" : run[key];
+  if (WORDS.includes(key)) whole(made.firstChild ?? made, run[key], key === "run" ? 26 : 20);
   if (key === "result" && run.result) {
     const note = document.createElement("small");
-    note.textContent = run.metric + (run.reach ? ", \u00b1 " + run.reach : ""); made.append(note);
+    note.textContent = run.metric + (run.doubt ? ", " + run.doubt : ""); made.append(note);
   }
   if (key === "run" || key === "model" || key === "variant") made.className = key === "run" ? "full" : "";
   if (["started", "result", "command", "commit"].includes(key)) made.className = "nowrap";
