@@ -28,7 +28,8 @@ from cheats import CHEATS, HONEST, PROGRAM, Edit
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 GPUBENCH = (sys.executable, "-m", "gpubench")
 REFUSED = ("work", "loss", "clock")
-SECONDS = 300
+SECONDS, PATIENCE = 300, 60
+"""The time of a command, and that of a program until its first step, which one that hides its updates never takes."""
 LONGER = 10
 """The factor on the steps where clocks are compared, which takes a second or more."""
 
@@ -88,6 +89,7 @@ class Programs:
         self._results = folder / "results"
         self._steps = steps
         self._options = ("--steps", str(steps), "--repeats", str(repeats), "--results", str(self._results), "--json")
+        self._options += ("--program.patience", str(PATIENCE))
         self._script.write_text(PROGRAM)
         for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
             subprocess.run([*GIT, *words], cwd=folder, check=True)

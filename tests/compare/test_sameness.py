@@ -3,6 +3,7 @@
 Programs of `cheats.py` run with the probe in forks of this process, and are compared as their run directories are.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.compare.work import CountedWork
 from gpubench.kinds.program.watched import WatchedOutput, name_of
+from gpubench.probe.clock import unreplaced_clock
 from gpubench.report.phrases import headline
 from gpubench.runs import clocks
 from gpubench.runs.clocks import ClockCheck
@@ -234,3 +236,12 @@ def test_the_margin_of_a_watched_number_can_be_set() -> None:
     assert watched.judge("val_loss", *sides, Margin(0.2, is_share=False, is_set=True)).outcome == "unharmed"
     assert watched.judge("val_loss", [[1.0]], [[1.1]], DEFAULT).outcome == "unclear"
     assert watched.judge("val_loss", [[]], [[1.1]], DEFAULT).outcome == "unknown"
+
+
+def test_the_clock_of_the_probe_is_that_of_python_whatever_a_program_puts_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 5)
+    now = unreplaced_clock()
+    assert now is not time.monotonic_ns
+    assert 5 < now() <= now()
