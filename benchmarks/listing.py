@@ -79,6 +79,14 @@ BENCHMARKS = (
         4,
     ),
     Benchmark(
+        "judge-power",
+        "How often is a decision of `judge` wrong, and how many rounds does it take?",
+        ("benchmarks/judge_power.py",),
+        "at most 5 % false `keep` on equal programs with any noise; at most 1.3 times the rounds of a fixed number "
+        "with the same power, where that is 80 %",
+        2,
+    ),
+    Benchmark(
         "trace-speed",
         "How much time and memory does the analysis of a large trace take?",
         ("benchmarks/trace_speed.py", "--rounds", "2", "--peers", "all"),
