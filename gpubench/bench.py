@@ -15,7 +15,7 @@ from gpubench.errors import Interrupted
 from gpubench.host import launch, schedule
 from gpubench.host.live import Drawing, drawing_of, view_on
 from gpubench.host.recorder import Recorder
-from gpubench.host.schedule import Outcome
+from gpubench.host.schedule import Order, Outcome
 from gpubench.permission import permit
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
 from gpubench.registry import RunKind, kind_of
@@ -59,14 +59,14 @@ class Bench:
         variants: Sequence[Configuration[Any]],
         *,
         independent: bool = False,
-        order: Sequence[int] = (),
+        order: Order = (),
         until: float = math.inf,
     ) -> list[Outcome]:
         """Runs the variants as A B B A until each has its repeats, and writes their reports.
 
         With `independent`, one that fails does not end the others, unless it is the first one. `order` has the number
-        of a variant for each repeat to make instead; then none that fails ends the others. What still runs at the time
-        `until`, in seconds of `time.monotonic()`, is interrupted.
+        of a variant for each repeat to make instead, or chooses it; then none that fails ends the others. What still
+        runs at the time `until`, in seconds of `time.monotonic()`, is interrupted.
 
         Under the user's own torchrun this returns on rank 0 only; the other ranks become workers. For a program on
         several machines it returns on that of rank 0 only; on the others it raises the error of the run or typer.Exit.

@@ -99,7 +99,7 @@ Series = NDArray[np.float64]
 
 PHASE = "phase_"
 RUNS_READ = 3  # runs of a group whose losses are read
-ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted"}
+ENDS = {COMPLETED: "completed", FAILED: "failed", INTERRUPTED: "was interrupted", RUNNING: "is running"}
 NOTHING = "run it again with more steps, or with fewer training.warmup_steps"
 
 
@@ -284,10 +284,11 @@ def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:
     return result
 
 
-def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
+def open_run(path: Path, *, measured: bool = True, running: bool = False) -> RunEvidence:
     """Opens a run directory that has measurements, whatever the run's status.
 
-    Without `measured` it also opens a run that measured nothing, whose summary is empty if it is missing.
+    Without `measured` it also opens a run that measured nothing, whose summary is empty if it is missing, and with
+    `running` one that goes on, with the repeats that have ended.
 
     Raises StillRunning if the run has not ended, NothingMeasured if it ended before anything was measured, and
     RunDirectoryError if `path` is not a run directory, is from a newer gpubench, or has a damaged or contradictory
@@ -295,7 +296,7 @@ def open_run(path: Path, *, measured: bool = True) -> RunEvidence:
     """
     run = Run.open(path)
     record, status = run.record, run.status
-    if status == RUNNING:
+    if status == RUNNING and not running:
         raise StillRunning(
             f"{path} is still running (process {record.pid} on {record.host})", "compare it when it has ended"
         )

@@ -28,7 +28,16 @@ a measurement takes about a minute."""
 MOST_EACH = 12.0
 """The largest part of it that one repeat takes: a third."""
 
+EXPECTED = 12
+"""The repeats among which the time is shared where it is decided on the way how many there are."""
+
 log = logging.getLogger("gpubench.host.schedule")
+
+Order = Sequence[int] | Callable[[Sequence[Recorder[Any]]], Iterator[int]]
+"""The number of a recorder for each repeat to make, in this order, or a function that yields them one after the other.
+
+The function chooses by what the recorders have so far, because a number is taken when the repeat before it has ended.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ def run(
     watch: Callable[[Recorder[Any]], None],
     *,
     independent: bool = False,
-    order: Sequence[int] = (),
+    order: Order = (),
 ) -> list[Outcome]:
     """Runs all repeats of the recorders, and closes their directories. Several runs are interleaved as A B B A.
 
@@ -100,12 +109,12 @@ def _measure_all(
     recorders: Sequence[Recorder[Any]],
     watch: Callable[[Recorder[Any]], None],
     independent: bool,
-    order: Sequence[int],
+    order: Order,
     failures: dict[int, BaseException],
 ) -> None:
     """Runs every repeat, then diagnoses the profiled ones. Adds the error of a recorder to `failures`, by its id()."""
     places: set[str | None] = set()
-    _share_time([recorder for recorder in recorders if recorder.is_open], len(order))
+    _share_time([recorder for recorder in recorders if recorder.is_open], EXPECTED if callable(order) else len(order))
     for recorder, repeats, profiled in schedule(recorders, failures, order):
         if id(recorder) in failures:
             continue
@@ -184,7 +193,7 @@ def open_runs(
 
 
 def schedule(
-    recorders: Sequence[Recorder[Any]], failures: Container[int] = (), order: Sequence[int] = ()
+    recorders: Sequence[Recorder[Any]], failures: Container[int] = (), order: Order = ()
 ) -> Iterator[tuple[Recorder[Any], list[int], int | None]]:
     """Yields (recorder, repeats to measure, repeat to profile or None) in the order in which they run.
 
@@ -199,7 +208,8 @@ def schedule(
             yield recorder, list(range(number)), number if recorder.settings.profiling.enabled else None
         return
     made = [0] * len(recorders)
-    for place in order or _interleaved(recorders, failures):
+    places = order(recorders) if callable(order) else order
+    for place in places or _interleaved(recorders, failures):
         yield recorders[place], [made[place]], None
         made[place] += 1
     for recorder, number in zip(recorders, made, strict=True):

@@ -268,6 +268,16 @@ def test_a_run_that_still_runs_is_refused(tmp_path: Path) -> None:
     assert refused.value.hint
 
 
+def test_a_run_that_goes_on_is_read_up_to_now_if_asked_for(tmp_path: Path) -> None:
+    path = write_run(tmp_path, status=RUNNING)
+    run = open_run(path, running=True)
+    assert run.status == RUNNING
+    assert run.metrics
+    (path / SUMMARY).unlink()
+    with pytest.raises(RunDirectoryError, match="it is running"):
+        open_run(path, running=True)
+
+
 def remove_summary(path: Path) -> None:
     (path / SUMMARY).unlink()
 
