@@ -11,6 +11,7 @@ from gpubench import __version__
 from gpubench.commands import (
     compare,
     history,
+    judge,
     memory,
     options,
     parsing,
@@ -53,6 +54,7 @@ app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_se
     memory.memory
 )
 app.command("tune", cls=options.TakesProgram, epilog=tune.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(tune.tune)
+app.command("judge", cls=options.TakesProgram, epilog=judge.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(judge.judge)
 app.command("compare", cls=parsing.ParsedCommand, epilog=compare.EPILOG)(compare.compare)
 app.add_typer(runs.app, name="runs", cls=parsing.OfRuns, epilog=runs.EPILOG)
 app.command("history", cls=parsing.ParsedCommand, epilog=history.EPILOG)(history.history)

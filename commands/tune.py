@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpubench.commands import completion, options, output, program
+from gpubench.commands import amounts, completion, options, output, program
 from gpubench.commands import loss_margin as of_losses
 from gpubench.commands.options import option
 from gpubench.commands.running import print_configurations
@@ -22,14 +22,12 @@ from gpubench.errors import (
     SettingsError,
     UsageError,
     alike,
-    offer,
 )
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
-    from gpubench.compare.losses import Margin
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
     from gpubench.tuner import SearchFolder, Wishes
@@ -178,7 +176,6 @@ def _wishes(
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, parse_assignments
     from gpubench.settings.schema import RunSettings
-    from gpubench.settings.sections import size_in_bytes
     from gpubench.tuner import Wishes
 
     cls: type[RunSettings] = type(settings)
@@ -195,17 +192,9 @@ def _wishes(
             changed = apply_overrides(settings, parse_assignments(cls, [f"{key}={value}"]))
             asked.setdefault(key, []).append(flatten(changed.model_dump())[key])
     _refuse_idle(settings, {"--only": dict.fromkeys(named, ()), "--try": asked}, keep_arithmetic=keep_arithmetic)
-    try:
-        most_peak = size_in_bytes(memory) if memory is not None else None
-    except ValueError as error:
-        message, _, meant = str(error).partition(": did you mean ")
-        hint = offer([f"--memory {meant.rstrip('?')}"]) if meant else "for example --memory 22GiB"
-        raise UsageError(f"--memory: {message}", hint) from None
-    if most_peak == 0:
-        raise UsageError("--memory 0 leaves no memory", "for example --memory 22GiB")
     return Wishes(
-        most_peak,
-        _seconds(budget) if budget else None,
+        amounts.memory(memory, "--memory") if memory is not None else None,
+        amounts.seconds(budget, "--budget") if budget else None,
         _count(runs) if runs is not None else None,
         frozenset(named),
         asked,
@@ -265,35 +254,6 @@ def _count(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise UsageError(f"--runs {text!r} is not a number of runs", "for example --runs 40")
     return int(text)
-
-
-UNITS = {
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "m": 60,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hr": 3600,
-    "hour": 3600,
-    "d": 86400,
-}
-"""The units of a time in seconds; those that are words may end in s."""
-PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
-
-
-def _seconds(text: str) -> float:
-    """Returns a time such as "30m" or "1h 30min" in seconds. Raises UsageError if it is none, or has no unit."""
-    plain = text.strip().lower()
-    parts = PART.findall(plain)
-    units = [UNITS.get(unit) or UNITS.get(unit.removesuffix("s")) for _, unit in parts]
-    found = sum(float(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
-    if "".join(PART.split(plain)[::3]) or not all(units) or not 0 < found < 1e9:
-        if plain.isdecimal() and int(plain):
-            raise UsageError(f"--budget {text!r} has no unit", offer([f"--budget {plain}m", f"--budget {plain}h"]))
-        raise UsageError(f"--budget {text!r} is not a time", "write 90s, 30m, 2h or 1h30m")
-    return found
 
 
 def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", shown: options.Shown) -> None:
@@ -401,7 +361,7 @@ def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     if tuning.command not in COMMANDS:
         raise RunDirectoryError(f"{folder / FILE} has an unknown command {tuning.command!r}", "start a new search")
     if budget := given.get("budget"):
-        tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + _seconds(budget))
+        tuning = msgspec.structs.replace(tuning, budget=tuning.seconds + amounts.seconds(budget, "--budget"))
     if runs := given.get("runs"):
         tuning = msgspec.structs.replace(tuning, most_runs=_count(runs))
     source = str(folder / FILE)

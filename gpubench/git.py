@@ -4,6 +4,7 @@ Nothing here changes that repository or runs its hooks. Git's own variables, whi
 aliases set, would name another repository or another index than those of the folder. They are removed.
 """
 
+import hashlib
 import os
 import subprocess
 import time
@@ -18,6 +19,8 @@ LONGEST_SUBJECT = 100
 """The characters of a commit's subject that are kept."""
 TIMEOUT = 2.0
 """The seconds that `state` waits for git."""
+DIGITS = 12
+"""The length of the digest of an edit."""
 LOCAL = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -103,6 +106,19 @@ def changes_since(ref: str, folder: Path) -> str:
         return found.decode().strip()
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def edit(folder: Path) -> str | None:
+    """Returns a digest of what the tracked files have beyond the commit that is checked out; "" if they are the same.
+
+    Returns None if git does not say.
+    """
+    try:
+        command = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
+        found = _run(folder, *command, timeout=TIMEOUT, settings=_without_own_filters(folder))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return hashlib.sha256(found).hexdigest()[:DIGITS] if found else ""
 
 
 def _submodules(folder: Path) -> list[Path]:

@@ -13,6 +13,8 @@ PROGRAM, PROGRAM_PROFILE, PROGRAM_MEMORY = "program", "program-profile", "progra
 followed."""
 TUNE = "tune"
 """The command of a search, which is an entry of its own beside those of its runs."""
+JUDGE = "judge"
+"""The command that judges an edit. Its runs are those of train-bench."""
 PROBE = "gpubench.probe"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from gpubench.compare.decision import Decision
 from gpubench.compare.result import Noise
 from gpubench.events import Handoff, Sample, Span, Step
 from gpubench.findings import Findings
@@ -13,6 +14,7 @@ from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.runs.directory import (
     BATCH_SIZES,
+    DECISION,
     EPOCHS,
     FINDINGS,
     HANDOFFS,
@@ -48,6 +50,7 @@ FILES = {
     BATCH_SIZES: BatchSizes,
     TRADES: Trades,
     FINDINGS: Findings,
+    DECISION: Decision,
 }
 """The type of each file's document, or of each line of a .jsonl file."""
 

@@ -43,6 +43,13 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
             self._lock = None
 
 
+def marked(name: str) -> list[Path]:
+    """Returns the files of this name in the folders whose owners live."""
+    for parent in _parents():
+        remove_abandoned(parent)
+    return [path for parent in dict.fromkeys(_parents()) for path in parent.glob(f"{PREFIX}*/{name}")]
+
+
 def folder_of_worker() -> "tempfile.TemporaryDirectory[str]":
     """Makes a temporary folder for a worker: in that of the host, if it runs on this machine."""
     parent = os.environ.get(FOLDER_VARIABLE)

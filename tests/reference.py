@@ -15,8 +15,8 @@ from typing import Any
 import typer
 
 from gpubench.metrics import DEFINITIONS
-from gpubench.registry import COMMANDS as RUNS
-from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
+from gpubench.registry import COMMANDS as MADE_BY
+from gpubench.registry import JUDGE, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE, RUN_KINDS, TUNE
 from gpubench.settings import schema
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import DEFAULT, aliases, declared_options, fields
@@ -25,6 +25,8 @@ from gpubench.settings.options import Option
 from gpubench.settings.schema import RunSettings
 from gpubench.units import listed
 
+RUNS = (*MADE_BY, JUDGE)
+"""The commands that run something."""
 DOCS = Path(__file__).parents[1] / "docs"
 TABLE = Path(schema.__file__).with_name("options.py")
 ROWS = "ROWS: list[tuple[str, list[str], Option]] = ["
@@ -49,7 +51,7 @@ def table() -> str:
     """The module with the options of settings, of which all but the rows is kept."""
     having: dict[tuple[str, Option], list[str]] = {}
     for command in RUNS:
-        own = "train-bench" if command == TUNE else command
+        own = "train-bench" if command in (TUNE, JUDGE) else command
         options: dict[str, Option] = {}
         for kind in [*(kind.command for kind in RUN_KINDS.values() if kind.run_by == own and kind.command != own), own]:
             options |= declared_options(COMMANDS[kind])

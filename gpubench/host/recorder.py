@@ -169,6 +169,11 @@ class Recorder(ABC, Generic[S]):
         return git.state(self.directory)
 
     @property
+    def code(self) -> Mapping[str, Any] | None:
+        """The state of the code that is measured, as run.json has it; None if it is in no repository."""
+        return self._git
+
+    @property
     def is_open(self) -> bool:
         """Whether the number of steps of a repeat is not set, and follows from the time that they take."""
         return False

@@ -117,14 +117,14 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
     folder = Path(os.path.relpath(entry.folder, results)).as_posix()
     compared = {
         "run": spelled_out(listing.comparison_label(found)),
-        "command": "compare",
+        "command": found.by,
         "variant": "",
         "result": listing.verdict(found),
         "value": found.ratio,
         "metric": "",
         "reach": "",
         "status": "",
-        "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE}")),
+        "link": quote(os.fsencode(f"{folder}/{COMPARISON_PAGE if found.by == 'compare' else REPORT}")),
     }
     listed = {key: value for key, value in row.items() if key not in ("id", "metrics", "kind", "settings")}
     return [listed | compared, row]

@@ -166,8 +166,8 @@ def _rows(entry: Entry, sort: str, *, details: bool) -> list[dict[str, str | Cel
         return [row]
     return [
         {
-            "run": "comparison",
-            "command": "compare",
+            "run": "comparison" if found.by == "compare" else "judgement",
+            "command": found.by,
             "model": row["model"],
             "variant": comparison_label(found),
             "result": verdict(found),
@@ -181,9 +181,13 @@ def comparison_label(found: Compared) -> str:
     return f"{found.labels[1]} against {found.labels[0]}"
 
 
+DECIDED = ("faster", "slower", "equivalent", "more", "less", "keep", "discard")
+"""The verdicts and decisions that are shown with the ratio."""
+
+
 def verdict(found: Compared) -> str:
     """Returns the verdict of a comparison, with the ratio of its main metric if it is established."""
-    if found.ratio is None or found.verdict not in ("faster", "slower", "equivalent", "more", "less"):
+    if found.ratio is None or found.verdict not in DECIDED:
         return found.verdict
     figures = [found.ratio, *(edge for edge in (found.low, found.high) if edge is not None)]
     ratio, *edges = (units.digits(one, 3) for one in figures)

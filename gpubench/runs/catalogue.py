@@ -19,12 +19,12 @@ import msgspec
 from gpubench import foreign_files
 from gpubench.errors import RunDirectoryError
 from gpubench.foreign_files import SEARCH, SEARCH_LOCK, TRIALS
-from gpubench.runs.directory import COMPARISON, CONFIG, INTERRUPTED, RUN, RUNNING, SUMMARY, status_of
+from gpubench.runs.directory import COMPARISON, CONFIG, DECISION, INTERRUPTED, RUN, RUNNING, SUMMARY, status_of
 from gpubench.runs.entries import RUN_ID, Entry, PartOf, read
 
 CACHE = ".runs.cache"
 """The cache file in the results folder."""
-VERSION = 3
+VERSION = 4
 """The version of the cache. Raise it whenever `Entry` changes, or is read in another way."""
 Marks = tuple[int, ...]
 """Size, time and inode of the files that an entry is read from."""
@@ -164,7 +164,7 @@ def _folders(path: str, *, quietly: bool = False) -> list["os.DirEntry[str]"]:
 
 def _marks(folder: str) -> Marks | None:
     """Returns the marks of a run directory, or of the folder of a search; None if the folder is neither."""
-    marks = [mark for name in (RUN, SUMMARY, CONFIG, COMPARISON) for mark in _mark(f"{folder}/{name}")]
+    marks = [mark for name in (RUN, SUMMARY, CONFIG, COMPARISON, DECISION) for mark in _mark(f"{folder}/{name}")]
     if any(marks[:6]):
         return tuple(marks)
     search = _mark(f"{folder}/{SEARCH}")

@@ -15,9 +15,19 @@ import msgspec
 from gpubench import foreign_files
 from gpubench.foreign_files import SEARCH
 from gpubench.metrics import Better
-from gpubench.registry import TUNE, kind_of
+from gpubench.registry import JUDGE, TUNE, kind_of
 from gpubench.runs import configuration
-from gpubench.runs.directory import COMPARISON, COMPLETED, CONFIG, RUN, SCHEMA_VERSION, SUMMARY, RunRecord, Versioned
+from gpubench.runs.directory import (
+    COMPARISON,
+    COMPLETED,
+    CONFIG,
+    DECISION,
+    RUN,
+    SCHEMA_VERSION,
+    SUMMARY,
+    RunRecord,
+    Versioned,
+)
 from gpubench.settings.keys import flatten
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
@@ -70,7 +80,7 @@ class _Details(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compared(msgspec.Struct, frozen=True, array_like=True):
-    """What comparison.json says of a run and the one that it was interleaved with."""
+    """What comparison.json, or decision.json, says of a run and the one that it was interleaved with."""
 
     baseline: str
     """The id of the other run."""
@@ -79,6 +89,8 @@ class Compared(msgspec.Struct, frozen=True, array_like=True):
     ratio: float | None
     low: float | None
     high: float | None
+    by: str = "compare"
+    """The command that says it."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, dict=True):
@@ -200,6 +212,27 @@ class _Pair(msgspec.Struct):
         return Compared(self.baseline, self.labels, self.verdict, self.ratio, low, high)
 
 
+class _Version(msgspec.Struct):
+    label: str
+
+
+class _Decision(msgspec.Struct):
+    """The part of decision.json that a listing needs."""
+
+    decision: str
+    base: _Version
+    edited: _Version
+    runs: list[tuple[str, str]]
+    gain: float | None = None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def compared(self) -> Compared:
+        low, high = self.interval or (None, None)
+        labels = (self.base.label, self.edited.label)
+        return Compared(Path(self.runs[-1][0]).name, labels, self.decision, self.gain, low, high, JUDGE)
+
+
 class _Gain(NamedTuple):
     ratio: float
     low: float
@@ -274,7 +307,11 @@ def read(folder: str) -> Entry:
     given = flatten(settings)
     settings = known.with_observed(given) if known else given
     left_open = [key for key, value in given.items() if value is None or (known and key in known.chosen)]
-    pair: _Pair | None = _attempt(path / COMPARISON, _pair, [], is_due=False) if known else None
+    pair: _Pair | _Decision | None = None
+    if known:
+        pair = _attempt(path / DECISION, _decision, [], is_due=False) or _attempt(
+            path / COMPARISON, _pair, [], is_due=False
+        )
     variables = None
     if known and known.asked is not None:
         variables = {name: str(value) for name, value in known.asked.items() if name not in given}
@@ -329,6 +366,13 @@ def _summary(content: bytes) -> _Summary:
 
 def _pair(content: bytes) -> _Pair:
     return msgspec.json.decode(content, type=_Pair)
+
+
+def _decision(content: bytes) -> _Decision:
+    found = msgspec.json.decode(content, type=_Decision)
+    if not found.runs:
+        raise ValueError("it names no runs")
+    return found
 
 
 def _recorded(record: RunRecord) -> Recorded:

@@ -348,8 +348,8 @@ def test_the_yaml_reads_back_as_the_same_settings(project: str, path: str, seed:
 def test_every_command_that_has_settings_is_known_by_them() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has_settings = {name for name, one in commands.items() if any("--print-config" in each.opts for each in one.params)}
-    run_by_others = set(OF_PROGRAMS)  # what they run after --; tune has settings of both
-    assert has_settings - {"tune"} | run_by_others == COMMANDS.keys()
+    run_by_others = set(OF_PROGRAMS)  # what they run after --; tune has settings of both, and judge those of programs
+    assert has_settings - {"tune", "judge"} | run_by_others == COMMANDS.keys()
     assert len(set(COMMANDS.values())) == len(COMMANDS), "a class does not tell whose it is"
     assert all(issubclass(cls, RunSettings) for cls in COMMANDS.values())
 

@@ -1,0 +1,139 @@
+"""The ledger of judged edits: a file with one line of JSON for each, and what they have gained together."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gpubench import foreign_files
+from gpubench.compare.decision import Answer, Decision
+from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.runs.directory import SCHEMA_VERSION
+
+
+class JudgedEdit(Struct, frozen=True, kw_only=True):
+    """One line of a ledger. Gains are factors, as in a `Decision`."""
+
+    schema_version: int
+    decision: Answer
+    answer: str
+    metric: str
+    margin: float
+    gain: float | None
+    interval: tuple[float, float] | None
+    rounds: int
+    reasons: list[str]
+    base: str | None
+    """The commit of the base; None if it is unknown."""
+    commit: str | None
+    """The commit that the edited version had checked out."""
+    subject: str | None
+    edit: str | None
+    """The digest of what the edited version had beyond its commit; "" for nothing."""
+    program: str
+    run: str
+    """The run directory of the edited version."""
+    started: str
+    """UTC, ISO 8601. A judgement that was resumed has several lines with one start, of which the last one counts."""
+
+
+class Together(Struct, frozen=True):
+    """What the kept edits have gained together."""
+
+    edits: list[JudgedEdit]
+    """The kept edits, each judged against the ones before it."""
+    gain: float
+    """The product of their gains."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval: their distances from the gains, on the logarithmic scale, are added as squares."""
+    whole: JudgedEdit | None
+    """The last judgement of all of them at once against the base of the first one; None if there is none."""
+
+
+def line_of(decision: Decision) -> JudgedEdit:
+    return JudgedEdit(
+        schema_version=SCHEMA_VERSION,
+        decision=decision.decision,
+        answer=decision.answer,
+        metric=decision.metric,
+        margin=decision.margin,
+        gain=decision.gain,
+        interval=decision.interval,
+        rounds=decision.rounds,
+        reasons=decision.reasons,
+        base=decision.base.commit,
+        commit=decision.edited.commit,
+        subject=decision.edited.subject,
+        edit=decision.edited.edit,
+        program=decision.edited.command,
+        run=decision.runs[-1][1],
+        started=decision.started,
+    )
+
+
+def add(path: Path, edit: JudgedEdit) -> None:
+    """Adds a line to the ledger, and makes the file if there is none. Raises RunFailed if that fails."""
+    try:
+        with foreign_files.appended(path) as file:
+            file.write(msgspec.json.encode(edit) + b"\n")
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror}", "give a file that can be written") from None
+
+
+def read(path: Path) -> list[JudgedEdit]:
+    """Returns the judged edits in their order. Raises RunDirectoryError if the file is no ledger, or of a newer one."""
+    found: dict[tuple[str, str | None], JudgedEdit] = {}
+    try:
+        for number, line in enumerate(foreign_files.lines(path), 1):
+            if not line.strip():
+                continue
+            edit = msgspec.json.decode(line, type=JudgedEdit)
+            if edit.schema_version > SCHEMA_VERSION:
+                raise RunDirectoryError(f"{path}:{number} is of a newer version of gpubench", "update gpubench")
+            found[edit.started, edit.edit] = edit
+    except FileNotFoundError:
+        raise RunDirectoryError(
+            f"there is no ledger {path}", "gpubench judge --ledger FILE -- PROGRAM writes it"
+        ) from None
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", "name another file") from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{path}:{number} is no judged edit: {' '.join(str(error).split())}", "name a ledger that judge has written"
+        ) from None
+    return list(found.values())
+
+
+def together(edits: Sequence[JudgedEdit]) -> Together | None:
+    """Returns what the kept edits with the metric of the last one have gained together; None if none was kept.
+
+    An edit is judged against its base, which has the kept ones before it. One that is judged against the base of an
+    earlier one contains that one and all since, and takes their place if it is kept.
+    """
+    kept: list[JudgedEdit] = []
+    whole: JudgedEdit | None = None
+    metric = next((edit.metric for edit in reversed(edits) if edit.decision == "keep"), None)
+    for edit in edits:
+        if edit.metric != metric or edit.gain is None:
+            continue
+        place = next((place for place, one in enumerate(kept) if edit.base and one.base == edit.base), None)
+        if place == 0 and len(kept) > 1:
+            whole = edit  # the product stays, to be compared with it
+        elif edit.decision == "keep":
+            kept, whole = [*kept[:place], edit], None
+    if not kept:
+        return None
+    gains = [edit.gain or 1.0 for edit in kept]
+    return Together(kept, math.prod(gains), _interval(kept, math.prod(gains)), whole)
+
+
+def _interval(kept: Sequence[JudgedEdit], gain: float) -> tuple[float, float] | None:
+    low = high = 0.0
+    for edit in kept:
+        if edit.interval is None or edit.gain is None:
+            return None
+        low += math.log(edit.gain / edit.interval[0]) ** 2
+        high += math.log(edit.interval[1] / edit.gain) ** 2
+    return gain * math.exp(-math.sqrt(low)), gain * math.exp(math.sqrt(high))

@@ -1,0 +1,341 @@
+"""Judges an edit: runs both versions of a program in rounds until a decision is proved, and says what it is."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpubench import git, temporary, units
+from gpubench.bench import Bench
+from gpubench.compare.compare import compare
+from gpubench.compare.decision import (
+    METRICS,
+    Aim,
+    Decision,
+    Ending,
+    Needed,
+    Observed,
+    Version,
+    failure_in_words,
+    largest_peak,
+    observed_of,
+    rule,
+    sentence,
+)
+from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.losses import DEFAULT, Margin
+from gpubench.compare.sequential import FEWEST, MOST, Look, look
+from gpubench.compare.verdicts import DEFAULT_MARGIN
+from gpubench.compare.warnings import disturbance
+from gpubench.errors import Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
+from gpubench.host.recorder import Recorder
+from gpubench.host.schedule import Outcome
+from gpubench.metrics import definition_of
+from gpubench.runs.directory import timestamp
+from gpubench.settings.loading import Configuration
+
+LATE = 0.1
+"""How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
+BUSY = 0.05
+"""The slowdown by other processes from which on the machine was too busy, as a fraction."""
+MARK = "judges"
+"""The file in the temporary folder of a host that judges."""
+CHANGED = "files that git tracks have changed while it was judged: it was edited, or it writes to them"
+BESIDE = "another judgement runs on this machine at the same time: each slows the other, and makes it less certain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The terms of a judgement: what the user asks of an edit, and how long it may take."""
+
+    aim: Aim = "throughput"
+    margin: float = DEFAULT_MARGIN
+    """The gain that has to be exceeded, as a fraction."""
+    max_memory: float | None = None
+    """The limit of the candidate's peak memory in bytes."""
+    loss_margin: Margin = DEFAULT
+    """The largest change of the loss that does not matter."""
+    budget: float | None = None
+    """The time limit in seconds."""
+    most: int = MOST
+    """The largest number of rounds."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an interrupted judgement has measured, which this one goes on from."""
+
+    runs: Sequence[tuple[str, str]] = ()
+    values: Sequence[tuple[float, float]] = ()
+    seconds: float = 0.0
+    metric: str | None = None
+    started: str = field(default_factory=timestamp)
+
+
+class Judging:
+    """Makes round after round of both versions until their gains decide, or until no more may be made."""
+
+    def __init__(self, terms: Terms, before: Before | None = None, others: Callable[[], bool] = lambda: False) -> None:
+        """`others` tells whether another judgement runs on this machine."""
+        self._terms, self._before, self._others = terms, before or Before(), others
+        self.values = list(self._before.values)
+        """The metric of both versions in each round."""
+        self.metric = self._before.metric or ""
+        self.ending: Ending = "decided"
+        self.warnings: dict[str, None] = {}
+        self._began = time.monotonic()
+        self._longest = 0.0
+        """The time of the longest round so far."""
+
+    @property
+    def look(self) -> Look:
+        """What the rounds so far show."""
+        sign = 1 if self.metric and definition_of(self.metric).better == "higher" else -1
+        return look([sign * math.log(candidate / base) for base, candidate in self.values])
+
+    @property
+    def until(self) -> float:
+        """When a repeat that still runs is interrupted, in seconds of `time.monotonic()`."""
+        budget = self._terms.budget
+        return math.inf if budget is None else self._began + (1 + LATE) * budget
+
+    @property
+    def seconds(self) -> float:
+        return self._before.seconds + time.monotonic() - self._began
+
+    def rounds(self, recorders: Sequence[Recorder[Any]], say: Callable[[str], None]) -> Iterator[int]:
+        """Yields the number of a recorder for each repeat to make.
+
+        Raises UsageError if the aim is not measured, or for a program on several machines.
+        """
+        made = 0
+        while not self._has_ended(recorders, made):
+            began = time.monotonic()
+            for place in (0, 1) if made % 2 == 0 else (1, 0):
+                yield place
+                if recorders[place].is_spread:
+                    raise UsageError(
+                        "judge needs all ranks of the program on one machine, because other machines do not know when "
+                        "it is decided",
+                        "measure both versions with train-bench --vs-ref COMMIT on every machine",
+                    )
+                if recorders[place].completed() <= made:  # it failed, and its outcome says why
+                    self.ending = "failed"
+                    return
+            ours, theirs = (self._value(recorder, made) for recorder in recorders)
+            if ours is None or theirs is None:
+                self.ending = "failed"
+                return
+            made += 1
+            self.values.append((ours, theirs))
+            self._longest = max(self._longest, time.monotonic() - began)
+            if self._others():
+                self.warnings[BESIDE] = None
+            say(self._progress())
+
+    def _has_ended(self, recorders: Sequence[Recorder[Any]], made: int) -> bool:
+        """Returns whether no more rounds are made, and keeps the reason in `ending`."""
+        rounds, margin = len(self.values), self._terms.margin
+        exceeds = self.look.exceeds(margin)
+        if exceeds is False:
+            self.ending = "decided"
+            return True
+        if made and (exceeds or rounds == FEWEST):
+            sides = self._sides(recorders)
+            found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
+            if found.refusals or (exceeds and found.loss != "unclear"):
+                self.ending = "decided"
+                return True
+        most = self._terms.max_memory
+        if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
+            self.ending = "decided"
+            return True
+        if rounds >= self._terms.most:
+            self.ending = "rounds"
+            return True
+        budget = self._terms.budget
+        if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
+            self.ending = "budget"
+            return True
+        return False
+
+    def _value(self, recorder: Recorder[Any], made: int) -> float | None:
+        """Returns the metric in the last repeat of a run; None if that measured nothing."""
+        summary = recorder.sum_up()
+        known = {metric.name: metric for metric in summary.metrics}
+        if not known:
+            return None
+        self.metric = self.metric or next((name for name in METRICS[self._terms.aim] if name in known), "")
+        if self.metric not in known:
+            raise UsageError(
+                f"--metric {self._terms.aim}: the program has no {' or '.join(METRICS[self._terms.aim])} here",
+                "energy needs a GPU whose driver counts it" if self._terms.aim == "energy" else "name another metric",
+            )
+        repeats = known[self.metric].repeats
+        return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
+
+    def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
+        """Returns both versions as far as they were measured."""
+        for recorder in recorders:
+            recorder.flush()
+        now = [open_run(recorder.writer.path, running=True) for recorder in recorders]
+        return sides_of(self._before.runs, now, [recorder.variant for recorder in recorders])
+
+    @property
+    def doubt(self) -> str:
+        """Why the rounds have not sufficed."""
+        made = units.counted(len(self.values), "round")
+        said: Mapping[Ending, str] = {
+            "budget": f"the budget of {units.about(self._terms.budget or 0)} sufficed for {made}",
+            "interrupted": f"it was interrupted after {made}",
+        }
+        return said.get(self.ending, f"{made} do not tell")
+
+    def _progress(self) -> str:
+        found, terms = self.look, self._terms
+        gain = units.signed_percent(found.gain - 1) if found.gain else ""
+        interval = f" [{', '.join(units.signed_percent(end - 1) for end in found.interval)}]" if found.interval else ""
+        return f"judge: round {found.rounds} of at most {terms.most}: gain {gain}{interval}"
+
+
+def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) -> list[Outcome]:
+    """Runs the base and the edited version. Raises the error of the base if that does not run.
+
+    An edited version whose code has changed meanwhile has failed, because its rounds are not those of one version.
+    """
+    folder = variants[1].settings.program.directory or Path()
+    before = git.edit(folder)
+
+    def order(recorders: Sequence[Recorder[Any]]) -> Iterator[int]:
+        return judging.rounds(recorders, bench.terminal.say)
+
+    with bench.terminal.errors_only():
+        outcomes = bench.run(variants, order=order, until=judging.until)
+    base, edited = outcomes
+    stopped = isinstance(base.error, Interrupted)
+    if isinstance(base.error, RunFailed) and not isinstance(base.error, RunDirectoryLost):
+        raise type(base.error)(f"the base does not run: {base.error.message}", base.error.hint)
+    if base.error and not stopped:
+        raise base.error
+    if stopped:
+        judging.ending = "budget" if time.monotonic() > judging.until else "interrupted"
+    elif git.edit(folder) != before:
+        judging.ending = "failed"
+        edited = replace(
+            edited, error=RunFailed(CHANGED, "judge the edit anew; what a program writes is not to be tracked")
+        )
+    elif edited.error:
+        judging.ending = "failed"
+    return [base, edited]
+
+
+def conclude(
+    outcomes: Sequence[Outcome], judging: Judging, terms: Terms, before: Before, versions: Sequence[Version]
+) -> Decision:
+    """Returns the decision on what was measured."""
+    pair = tuple(outcome.recorder.writer.path for outcome in outcomes)
+    failure = outcomes[1].error if not isinstance(outcomes[1].error, Interrupted) else None
+    measured = all(outcome.summary.metrics for outcome in outcomes)
+    found, warnings, doubt = Observed(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
+    if measured or (before.runs and not failure):
+        now = [open_run(path) for path in pair] if measured else []
+        sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
+        (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
+        found = observed_of(comparison, sides[1], failure)
+        warnings += [line for line in comparison.warnings if not any(said in line for said in found.refusals)]
+        if max(disturbance(side) or 0.0 for side in sides) > BUSY:
+            doubt = f"{doubt}, and other processes kept the machine busy"
+    shown, seconds = judging.look, judging.seconds
+    ruling = rule(shown, terms.margin, found, terms.max_memory, doubt)
+    is_open = ruling.answer == "undecided" and shown.exceeds(terms.margin) is None
+    needed = shown.needed(terms.margin) if is_open else None
+    left = seconds / max(1, shown.rounds) * max(0, (needed or 0) - shown.rounds)
+    means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)]
+    metric = judging.metric or METRICS[terms.aim][0]
+    return Decision(
+        decision=ruling.answer,
+        answer=sentence(ruling, shown, terms.margin, metric, found),
+        aim=terms.aim,
+        metric=metric,
+        unit=definition_of(metric).unit,
+        margin=terms.margin,
+        gain=shown.gain,
+        interval=shown.interval,
+        rounds=shown.rounds,
+        spread=math.expm1(shown.spread) if shown.spread is not None else None,
+        baseline=means[0] if means else None,
+        candidate=means[1] if means else None,
+        ending=judging.ending,
+        reasons=ruling.reasons,
+        needed=Needed(needed, left) if needed else None,
+        work=found.work,
+        loss=found.loss,
+        loss_reason=found.loss_reason,
+        peak_memory=found.peak_memory,
+        max_memory=terms.max_memory,
+        loss_margin=terms.loss_margin,
+        warnings=list(dict.fromkeys(warnings)),
+        base=versions[0],
+        edited=versions[1],
+        runs=[*before.runs, *([(str(pair[0]), str(pair[1]))] if measured or not before.runs else [])],
+        values=judging.values,
+        started=before.started,
+        seconds=seconds,
+    )
+
+
+def sides_of(before: Sequence[tuple[str, str]], now: Sequence[RunEvidence], labels: Sequence[str]) -> list[Side]:
+    """Returns both versions, each with its runs of before and of now.
+
+    Raises RunDirectoryError if a run of before is gone.
+    """
+    earlier = [[open_run(Path(pair[place])) for pair in before] for place in (0, 1)]
+    return [
+        Side(label, (*runs, *now[place : place + 1]))
+        for place, (label, runs) in enumerate(zip(labels, earlier, strict=True))
+    ]
+
+
+def version(configuration: Configuration[Any], code: Mapping[str, Any] | None, edit: str | None) -> Version:
+    """Returns what one side runs. `code` is what run.json says of the repository."""
+    program, known = configuration.settings.program, code or {}
+    return Version(
+        label=configuration.labels.variant or "",
+        command=program.command,
+        ref=program.ref,
+        commit=known.get("commit"),
+        subject=known.get("subject"),
+        edit=edit,
+    )
+
+
+@contextmanager
+def announced() -> Iterator[Callable[[], bool]]:
+    """A context in which other judgements of this user on this machine know of this one.
+
+    It has a function that tells whether there is another one.
+    """
+    folder = temporary.OwnedFolder()
+    try:
+        (folder.path / MARK).touch()
+        yield lambda: len(temporary.marked(MARK)) > 1
+    finally:
+        folder.cleanup()
+
+
+def resumed(decision: Decision, folder: Path) -> Before:
+    """Returns what a judgement can go on from. Raises RunDirectoryError if its code has changed or it is decided."""
+    base, edited, now, state = decision.base, decision.edited, git.edit(folder), git.state(folder) or {}
+    if decision.decision != "undecided":
+        raise RunDirectoryError(f"it is decided: {decision.answer}", "judge the edit anew to measure it again")
+    if not decision.rounds:
+        raise RunDirectoryError("it has measured nothing", "judge the edit anew")
+    moved = base.ref is not None and git.commit(folder, base.ref) != base.commit
+    if moved or edited.edit is None or (now, state.get("commit")) != (edited.edit, edited.commit):
+        raise RunDirectoryError(
+            "the program has changed since, so that its rounds cannot be counted together", "judge the edit anew"
+        )
+    return Before(decision.runs, decision.values, decision.seconds, decision.metric, decision.started)

@@ -1,0 +1,84 @@
+"""What follows from the gains of rounds and from what both versions were seen to do."""
+
+import math
+
+import msgspec
+import pytest
+from decisions_made import KEPT
+
+from gpubench.compare.decision import EXIT_CODES, Observed, from_json, in_words, rule, sentence
+from gpubench.compare.sequential import look
+
+FASTER = look([math.log(1.1)] * 3)
+SLOWER = look([-math.log(1.1)] * 3)
+EQUAL = look([0.0] * 3)
+OPEN = look([0.0, 0.1, -0.05])
+SAME = Observed(work="same", loss="unharmed", loss_reason="its losses are those of the baseline")
+
+
+@pytest.mark.parametrize(
+    ("shown", "found", "answer"),
+    [
+        (FASTER, SAME, "keep"),
+        (SLOWER, SAME, "discard"),
+        (EQUAL, SAME, "discard"),
+        (OPEN, SAME, "undecided"),
+        (FASTER, Observed(work="less", refusals=["does less work: 64 times fewer samples"]), "refused"),
+        (SLOWER, Observed(refusals=["does less work: 64 times fewer samples"]), "refused"),
+        (FASTER, Observed(work="same", loss="unclear", loss_reason="too few steps"), "undecided"),
+        (FASTER, Observed(work="same", peak_memory=3e9), "refused"),
+        (FASTER, Observed(work="same", peak_memory=1e9), "keep"),
+    ],
+)
+def test_an_edit_is_kept_only_if_all_of_it_is_proved(shown: object, found: Observed, answer: str) -> None:
+    assert isinstance(shown, type(FASTER))
+    assert rule(shown, 0.005, found, 2e9 if found.peak_memory else None, "3 rounds do not tell").answer == answer
+
+
+def test_a_limit_of_memory_that_cannot_be_checked_keeps_nothing() -> None:
+    found = rule(FASTER, 0.005, SAME, 2e9, "")
+    assert found.answer == "undecided"
+    assert "--max-memory" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("shown", "found", "said"),
+    [
+        (FASTER, SAME, "keep: 10.0 % faster [+10.0 %, +10.0 %], the same work, loss unharmed"),
+        (FASTER, Observed(), "keep: 10.0 % faster [+10.0 %, +10.0 %], the work was not counted"),
+        (SLOWER, SAME, "discard: 9.1 % slower [-9.1 %, -9.1 %]"),
+        (EQUAL, SAME, "discard: 0 % faster [+0 %, +0 %], which is not 0.5 % or more"),
+        (FASTER, Observed(refusals=["does less work: 2 instead of 3"]), "refused: does less work: 2 instead of 3"),
+    ],
+)
+def test_the_first_line_is_the_answer_and_its_reason(shown: object, found: Observed, said: str) -> None:
+    assert isinstance(shown, type(FASTER))
+    assert sentence(rule(shown, 0.005, found, None, ""), shown, 0.005, "throughput", found) == said
+
+
+def test_less_memory_is_the_share_that_is_saved() -> None:
+    assert in_words(look([math.log(2)] * 3), "peak_memory_rss") == "50.0 % less peak memory [+50.0 %, +50.0 %]"
+    assert in_words(look([math.log(2)] * 3), "throughput") == "2 times as fast [2, 2]"
+    assert in_words(look([-math.log(1.1)] * 3), "peak_memory_rss").startswith("10.0 % more peak memory")
+    assert in_words(look([]), "throughput") == ""
+
+
+def test_each_answer_has_an_exit_code_of_its_own() -> None:
+    assert EXIT_CODES == {"keep": 0, "discard": 3, "undecided": 4, "refused": 5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 4},
+        {"values": [(10.0, 0.0)] * 3},
+        {"values": [(10.0, -1.0)] * 3},
+        {"runs": []},
+        {"metric": "peak_memory_rss"},
+        {"schema_version": 99},
+    ],
+)
+def test_a_decision_that_cannot_be_right_is_not_read(changes: dict[str, object]) -> None:
+    assert from_json(msgspec.json.encode(KEPT)) == KEPT
+    with pytest.raises(ValueError):  # noqa: PT011 - each with its own message
+        from_json(msgspec.json.encode(msgspec.structs.replace(KEPT, **changes)))

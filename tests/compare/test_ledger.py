@@ -1,0 +1,82 @@
+"""The ledger: its lines, and what the kept edits have gained together."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from decisions_made import KEPT
+
+from gpubench.compare.ledger import JudgedEdit, add, line_of, read, together
+from gpubench.errors import RunDirectoryError, RunFailed
+
+ONE = line_of(KEPT)
+
+
+def edit(base: str, gain: float, decision: str = "keep", **changes: object) -> JudgedEdit:
+    interval = (gain / 1.01, gain * 1.01)
+    return msgspec.structs.replace(ONE, base=base, gain=gain, interval=interval, decision=decision, **changes)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    add(path, ONE)
+    add(path, msgspec.structs.replace(ONE, started="later"))
+    assert [one.started for one in read(path)] == [ONE.started, "later"]
+
+
+def test_a_judgement_that_was_resumed_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    add(path, msgspec.structs.replace(ONE, decision="undecided"))
+    add(path, ONE)
+    assert [one.decision for one in read(path)] == ["keep"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{}\n", ":1 is no judged edit"), (b"\xff\n", ":1 is no judged edit"), (b"[" * 100_000, ":1 is no judged edit")],
+)
+def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "edits.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=said):
+        read(path)
+
+
+def test_a_ledger_of_a_newer_version_and_a_missing_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="there is no ledger"):
+        read(tmp_path / "none")
+    add(tmp_path / "edits.jsonl", msgspec.structs.replace(ONE, schema_version=99))
+    with pytest.raises(RunDirectoryError, match="newer version"):
+        read(tmp_path / "edits.jsonl")
+    with pytest.raises(RunFailed, match="cannot write"):
+        add(tmp_path, ONE)
+
+
+def test_the_gain_of_kept_edits_is_the_product_of_theirs() -> None:
+    found = together([edit("a", 1.1), edit("b", 0.9, "discard"), edit("b", 1.2)])
+    assert found is not None
+    assert found.gain == pytest.approx(1.1 * 1.2)
+    assert found.interval == pytest.approx((1.32 / 1.01**2**0.5, 1.32 * 1.01**2**0.5))
+    assert found.whole is None
+    assert together([edit("a", 0.9, "discard")]) is None
+
+
+def test_an_edit_that_is_judged_again_from_the_same_base_takes_the_place_of_the_first() -> None:
+    found = together([edit("a", 1.1), edit("b", 1.2), edit("b", 1.3)])
+    assert found is not None
+    assert found.gain == pytest.approx(1.1 * 1.3)
+
+
+@pytest.mark.parametrize("decision", ["keep", "discard", "undecided"])
+def test_a_judgement_against_the_first_base_is_that_of_all_edits_together(decision: str) -> None:
+    found = together([edit("a", 1.1), edit("b", 1.2), edit("a", 1.25, decision)])
+    assert found is not None
+    assert found.gain == pytest.approx(1.32)
+    assert found.whole is not None
+    assert found.whole.gain == 1.25
+
+
+def test_edits_judged_by_another_metric_do_not_count() -> None:
+    found = together([edit("a", 1.1), edit("b", 2.0, metric="peak_memory_rss"), edit("b", 1.2)])
+    assert found is not None
+    assert found.gain == pytest.approx(1.32)

@@ -1,0 +1,164 @@
+"""Which rounds a judgement makes, with repeats that are made up."""
+
+import os
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpubench import judge, temporary
+from gpubench.compare.decision import Observed
+from gpubench.errors import UsageError
+from gpubench.judge import BESIDE, Before, Judging, Terms, announced
+
+NOISE = (1.0, 1.001, 0.999, 1.0005, 0.9995)
+
+
+class MadeUp:
+    """A recorder whose repeats have planned results; None is one that fails."""
+
+    variant = "one"
+    is_spread = False
+
+    def __init__(self, values: Sequence[float | None], name: str = "throughput") -> None:
+        self.values, self.name, self.made = values, name, 0
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        time.sleep(self.seconds)
+        self.made += 1
+
+    def completed(self) -> int:
+        return sum(value is not None for value in self.values[: self.made])
+
+    def sum_up(self) -> Any:
+        repeats = [value for value in self.values[: self.made] if value is not None]
+        return SimpleNamespace(metrics=[SimpleNamespace(name=self.name, repeats=repeats)] if repeats else [])
+
+
+def noisy(value: float, number: int = 40) -> list[float]:
+    return [value * NOISE[place % len(NOISE)] for place in range(number)]
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Observed]:
+    """What is found about both versions, which a test may change."""
+    said = {"observed": Observed(work="same", loss="unharmed")}
+    monkeypatch.setattr(Judging, "_sides", lambda self, recorders: ("base", "edited"))
+    monkeypatch.setattr(judge, "compare", lambda sides, **how: SimpleNamespace(comparisons=[None]))
+    monkeypatch.setattr(judge, "observed_of", lambda comparison, side: said["observed"])
+    return said
+
+
+def made(judging: Judging, base: MadeUp, edited: MadeUp) -> tuple[list[int], list[str]]:
+    """Returns the numbers of the recorders in the order of their repeats, and the lines of the progress."""
+    order, said, recorders = [], list[str](), (base, edited)
+    for place in judging.rounds(recorders, said.append):  # type: ignore[arg-type]  # they are made up
+        order.append(place)
+        recorders[place].run()
+    return order, said
+
+
+def test_a_clear_gain_takes_three_rounds_in_the_order_a_b_b_a() -> None:
+    judging = Judging(Terms())
+    order, said = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
+    assert order == [0, 1, 1, 0, 0, 1]
+    assert judging.ending == "decided"
+    assert judging.look.exceeds(0.005)
+    assert said[-1].startswith("judge: round 3 of at most 30: gain +20.0 % [")
+
+
+def test_equal_versions_are_run_to_the_last_round() -> None:
+    judging = Judging(Terms(margin=0, most=5))
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(10)[::-1]))
+    assert (len(order), judging.ending) == (10, "rounds")
+    assert judging.doubt == "5 rounds do not tell"
+
+
+def test_a_time_is_better_if_it_is_smaller() -> None:
+    judging = Judging(Terms(aim="latency"))
+    made(judging, MadeUp(noisy(10), "step_time"), MadeUp(noisy(8), "step_time"))
+    assert judging.look.gain == pytest.approx(1.25, rel=0.01)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_ends_it_at_once(failing: int) -> None:
+    values: list[list[float | None]] = [list(noisy(10)), list(noisy(12))]
+    values[failing][1] = None
+    judging = Judging(Terms())
+    order, _ = made(judging, MadeUp(values[0]), MadeUp(values[1]))
+    assert judging.ending == "failed"
+    assert order[-1] == failing
+    assert len(judging.values) == 1
+
+
+def test_refused_work_ends_it_at_the_first_look(found: dict[str, Observed]) -> None:
+    found["observed"] = Observed(work="less", refusals=["does less work"])
+    judging = Judging(Terms())
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp([10, 12] * 20))
+    assert (len(order), judging.ending) == (6, "decided")
+
+
+def test_an_unclear_loss_is_measured_on(found: dict[str, Observed]) -> None:
+    found["observed"] = Observed(work="same", loss="unclear")
+    judging = Judging(Terms(most=6))
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
+    assert (len(order), judging.ending) == (12, "rounds")
+
+
+def test_a_budget_begins_no_round_that_it_has_no_time_for() -> None:
+    judging = Judging(Terms(budget=0.05, margin=0))
+    base = MadeUp(noisy(10))
+    base.seconds = 0.03
+    order, _ = made(judging, base, MadeUp(noisy(10)[::-1]))
+    assert judging.ending == "budget"
+    assert len(order) == 2
+    assert "the budget of" in judging.doubt
+
+
+def test_what_is_not_measured_here_is_refused_after_the_first_round() -> None:
+    with pytest.raises(UsageError, match="energy_per_sample"):
+        made(Judging(Terms(aim="energy")), MadeUp(noisy(10)), MadeUp(noisy(12)))
+
+
+def test_a_program_on_several_machines_is_refused_after_the_first_repeat() -> None:
+    spread = MadeUp(noisy(10))
+    spread.is_spread = True
+    with pytest.raises(UsageError, match="on one machine"):
+        made(Judging(Terms()), spread, MadeUp(noisy(12)))
+    assert spread.made == 1
+
+
+def test_a_resumed_judgement_counts_the_rounds_of_before() -> None:
+    before = Before([("a", "b")], list(zip(noisy(10, 2), noisy(12, 2), strict=True)), 60.0, "throughput", "then")
+    judging = Judging(Terms(), before)
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
+    assert (len(order), judging.look.rounds) == (2, 3)
+    assert judging.seconds > 60
+
+
+def test_a_limit_of_memory_ends_it_at_once() -> None:
+    class Large(MadeUp):
+        def sum_up(self) -> Any:
+            found = super().sum_up()
+            return SimpleNamespace(metrics=[*found.metrics, SimpleNamespace(name="peak_memory_rss", repeats=[3e9])])
+
+    judging = Judging(Terms(max_memory=2e9))
+    order, _ = made(judging, MadeUp(noisy(10)), Large(noisy(12)))
+    assert (len(order), judging.ending) == (2, "decided")
+
+
+def test_two_judgements_at_once_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MARK", f"judges-{os.getpid()}")  # those that run beside this test do not count
+    with announced() as first:
+        assert not first()
+        with announced() as second:
+            assert first()
+            assert second()
+            judging = Judging(Terms(), others=first)
+            made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
+            assert list(judging.warnings) == [BESIDE]
+        assert not first()
+    assert not temporary.marked(judge.MARK)
