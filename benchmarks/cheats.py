@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/cheats.py [--only WORD ...] [--vs-ref WORD ...] [--steps 60] [--repeats 2]
 
-It runs the program of tests/support/cheats.py as it is, and with each edit of that table, by `gpubench train-bench`,
+It runs the program of tests/support/edits.py as it is, and with each edit of that table, by `gpubench train-bench`,
 and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after --vs-ref are
 committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat is caught in
 the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit is refused.
@@ -23,7 +23,7 @@ from tables import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from cheats import CHEATS, HONEST, PROGRAM, Edit
+from edits import CHEATS, HONEST, PROGRAM, Edit
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 GPUBENCH = (sys.executable, "-m", "gpubench")
@@ -63,7 +63,7 @@ def main() -> int:
             mark = "as expected" if found.as_expected else "NOT AS EXPECTED"
             print(f"{number} of {len(chosen)}: {edit.name}: {found.found or 'not refused'}, {mark}", file=sys.stderr)
     rows = [(one.edit.name, one.edit.found or "honest", one.found or "-", one.reason[:90]) for one in seen]
-    print(table(("edit", "expected", "seen as", "by"), rows))
+    print(table([("edit", "expected", "seen as", "by"), *rows]))
     return bars.conclude(judged(seen))
 
 
@@ -88,8 +88,10 @@ class Programs:
         self._script = folder / "train.py"
         self._results = folder / "results"
         self._steps = steps
-        self._options = ("--steps", str(steps), "--repeats", str(repeats), "--results", str(self._results), "--json")
-        self._options += ("--program.patience", str(PATIENCE))
+        self._options = [
+            *("--steps", str(steps), "--repeats", str(repeats), "--program.patience", str(PATIENCE)),
+            *("--results", str(self._results), "--json"),
+        ]
         self._script.write_text(PROGRAM)
         for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
             subprocess.run([*GIT, *words], cwd=folder, check=True)

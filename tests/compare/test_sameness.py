@@ -1,6 +1,6 @@
 """Whether both sides of a comparison did the same work, reached the same losses, and told the time by true clocks.
 
-Programs of `cheats.py` run with the probe in forks of this process, and are compared as their run directories are.
+Programs of `edits.py` run with the probe in forks of this process, and are compared as their run directories are.
 """
 
 import time
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cheats
+import edits
 import pytest
-from cheats import Edit
+from edits import Edit
 from probed_runs import measured, written
 from recorded_runs import edit as edit_document
 from recorded_runs import side, write_run
@@ -44,7 +44,7 @@ FAST = (
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("baseline")
-    return written(folder / "results", "base", [measured(folder / "run", cheats.PROGRAM)])
+    return written(folder / "results", "base", [measured(folder / "run", edits.PROGRAM)])
 
 
 def seen(one: Edit) -> Any:
@@ -52,7 +52,7 @@ def seen(one: Edit) -> Any:
     return pytest.param(one, marks=marks, id=one.name)
 
 
-@pytest.mark.parametrize("one", [seen(one) for one in (*cheats.CHEATS, *cheats.HONEST) if one.found in SEEN_HERE])
+@pytest.mark.parametrize("one", [seen(one) for one in (*edits.CHEATS, *edits.HONEST) if one.found in SEEN_HERE])
 def test_an_edit_is_seen_as_what_it_is(
     tmp_path: Path, baseline: Path, one: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
