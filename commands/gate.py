@@ -63,7 +63,11 @@ def exit_code(results: "Sequence[GateResult]", terminal: "Terminal", *, strict: 
     """Returns the exit code. A regression takes precedence over an undecided condition; stderr names either."""
     from gpubench.report import phrases
 
-    outcomes = (("refused", "refused", REGRESSED), ("regressed", "regression", REGRESSED), ("inconclusive", "undecided", UNDECIDED if strict else 0))
+    outcomes = (
+        ("refused", "refused", REGRESSED),
+        ("regressed", "regression", REGRESSED),
+        ("inconclusive", "undecided", UNDECIDED if strict else 0),
+    )
     for outcome, word, code in outcomes:
         hit = [phrases.worsening(result, interval=False) for result in results if result.outcome == outcome]
         if hit and code:

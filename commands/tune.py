@@ -29,7 +29,6 @@ from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
-    from gpubench.compare.losses import Margin
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
     from gpubench.tuner import SearchFolder, Wishes

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpubench.bench import Bench
 from gpubench.compare.gate import Condition
+from gpubench.compare.losses import Margin
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
@@ -131,7 +132,11 @@ class Machine(Bench):
         return [self._outcome(run) for run in variants]
 
     def compare(
-        self, outcomes: Sequence[Outcome], metrics: Sequence[str] = (), conditions: Sequence[Condition] = ()
+        self,
+        outcomes: Sequence[Outcome],
+        metrics: Sequence[str] = (),
+        conditions: Sequence[Condition] = (),
+        loss_margin: Margin | None = None,
     ) -> Comparisons:
         return judge(outcomes)
 

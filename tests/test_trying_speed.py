@@ -12,6 +12,7 @@ import pytest
 
 from gpubench.bench import Bench
 from gpubench.compare.gate import Condition
+from gpubench.compare.losses import Margin
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
@@ -69,7 +70,11 @@ class Machine(Bench):
         return [self._outcome({}), *map(self._outcome, changes)]
 
     def compare(
-        self, outcomes: Sequence[Outcome], metrics: Sequence[str] = (), conditions: Sequence[Condition] = ()
+        self,
+        outcomes: Sequence[Outcome],
+        metrics: Sequence[str] = (),
+        conditions: Sequence[Condition] = (),
+        loss_margin: Margin | None = None,
     ) -> Comparisons:
         _, with_fix = outcomes
         ratio = self.ratio(cast("Any", with_fix).changes)
