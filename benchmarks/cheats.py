@@ -2,11 +2,10 @@
 
     .venv/bin/python benchmarks/cheats.py [--only WORD ...] [--vs-ref WORD ...] [--steps 60] [--repeats 2]
 
-It runs the program of tests/support/program_edits.py as it is, and with each edit of that table, by `gpubench
-train-bench`, and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after
---vs-ref are committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat
-is caught in the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit
-is refused.
+It runs the program of tests/support/edits.py as it is, and with each edit of that table, by `gpubench train-bench`,
+and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after --vs-ref are
+committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat is caught in
+the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit is refused.
 """
 
 import argparse
@@ -24,12 +23,13 @@ from tables import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from program_edits import CHEATS, HONEST, PROGRAM, Edit
+from edits import CHEATS, HONEST, PROGRAM, Edit
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 GPUBENCH = (sys.executable, "-m", "gpubench")
 REFUSED = ("work", "loss", "clock")
-SECONDS = 300
+SECONDS, PATIENCE = 300, 60
+"""The time of a command, and that of a program until its first step, which one that hides its updates never takes."""
 LONGER = 10
 """The factor on the steps where clocks are compared, which takes a second or more."""
 
@@ -88,7 +88,10 @@ class Programs:
         self._script = folder / "train.py"
         self._results = folder / "results"
         self._steps = steps
-        self._options = ("--steps", str(steps), "--repeats", str(repeats), "--results", str(self._results), "--json")
+        self._options = [
+            *("--steps", str(steps), "--repeats", str(repeats), "--program.patience", str(PATIENCE)),
+            *("--results", str(self._results), "--json"),
+        ]
         self._script.write_text(PROGRAM)
         for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
             subprocess.run([*GIT, *words], cwd=folder, check=True)

@@ -159,6 +159,7 @@ def compare(
     from gpubench.report.terminal import Terminal
 
     fraction, conditions = fraction_of(margin), [parse_condition(text) for text in fails]
+    of_loss = DEFAULT if loss_margin is None else of_losses.parse(loss_margin)
     assumed = ASSUMED if assume is None else fraction_of(assume, "--assume")
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     try:
@@ -184,7 +185,7 @@ def compare(
         force=force,
         conditions=conditions,
         left_out=left_out,
-        loss_margin=DEFAULT if loss_margin is None else of_losses.parse(loss_margin),
+        loss_margin=of_loss,
     )
     if html:
         output.write_file(html, _page(comparisons, found))

@@ -14,6 +14,8 @@ from hypothesis import settings as limited
 from hypothesis import strategies as st
 
 from gpubench.bench import Bench
+from gpubench.compare.gate import Condition
+from gpubench.compare.losses import Margin
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError, WorkerLost
 from gpubench.findings import Finding, Findings
@@ -129,7 +131,13 @@ class Machine(Bench):
         self.followed += variants
         return [self._outcome(run) for run in variants]
 
-    def compare(self, outcomes: Sequence[Outcome], *wishes: Any, **named: Any) -> Comparisons:
+    def compare(
+        self,
+        outcomes: Sequence[Outcome],
+        metrics: Sequence[str] = (),
+        conditions: Sequence[Condition] = (),
+        loss_margin: Margin | None = None,
+    ) -> Comparisons:
         return judge(outcomes)
 
     def time(self, runs: Sequence[Configuration[Any]]) -> list[Outcome]:

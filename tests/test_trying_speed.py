@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from gpubench.bench import Bench
+from gpubench.compare.gate import Condition
+from gpubench.compare.losses import Margin
 from gpubench.compare.result import Comparisons, Verdict
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, SettingsError
 from gpubench.findings import Finding, Findings
@@ -67,7 +69,13 @@ class Machine(Bench):
         self.measured.append(changes)
         return [self._outcome({}), *map(self._outcome, changes)]
 
-    def compare(self, outcomes: Sequence[Outcome], *wishes: Any, **named: Any) -> Comparisons:
+    def compare(
+        self,
+        outcomes: Sequence[Outcome],
+        metrics: Sequence[str] = (),
+        conditions: Sequence[Condition] = (),
+        loss_margin: Margin | None = None,
+    ) -> Comparisons:
         _, with_fix = outcomes
         ratio = self.ratio(cast("Any", with_fix).changes)
         outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent"

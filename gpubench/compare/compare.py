@@ -99,14 +99,16 @@ def _compare(
     rejected, record = _rejections(baseline, candidate), noise.on_record(baseline, candidate)
     if same.work == "more":
         rejected.setdefault("slower", next(iter(same.remarks), f"{baseline.label} does less work"))
-    if not force and (harm := next((one for one in same.refusals if one.kind == "loss"), None)):
+    harm = next((one for one in same.refusals if one.kind == "loss"), None)
+    harmed = any(one.name == "loss" and one.outcome == "harmed" for one in same.losses)
+    if not force and harm:
         rejected.setdefault("faster", _said(harm, baseline, candidate))
     machine = accountable(baseline, candidate) if one_after_the_other(baseline, candidate) else 0.0
     circumstances = Circumstances(margin, withheld, refused, rejected, record, machine, assumed)
     # Before the find_warnings, which tell of documents that do not read.
     causes, memory = find_causes(baseline, candidate, comparable), find_memory(baseline, candidate, comparable)
     warnings = [*(_said(one, baseline, candidate) for one in same.refusals), *same.remarks]
-    warnings = list(dict.fromkeys([*warnings, *rejected.values(), *find_warnings(baseline, candidate)]))
+    warnings = list(dict.fromkeys([*warnings, *rejected.values(), *find_warnings(baseline, candidate, harmed=harmed)]))
     if moved := changed_machine(baseline, candidate):
         warnings.append(moved)
     if not any(entry.level == "run" for entry in record) and (unequal := out_of_turn(baseline, candidate)):

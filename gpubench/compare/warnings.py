@@ -69,14 +69,16 @@ TENTHS, STRAIGHT, DRIFT = 10, 0.8, 0.01  # parts of a repeat, share of their var
 Check = Callable[[Side], str | None]
 
 
-def find_warnings(baseline: Side, candidate: Side) -> list[str]:
+def find_warnings(baseline: Side, candidate: Side, *, harmed: bool = False) -> list[str]:
     """Returns the warnings besides `rejection`, the most serious first.
+
+    `harmed` means that the losses are known to differ, and need no warning of their own.
 
     One about a single side begins with its label.
     """
     sides = (baseline, candidate)
     said = _about(sides, _unfinished)
-    if not any(map(rejection, sides)) and (apart := loss_apart(baseline, candidate)):
+    if not harmed and not any(map(rejection, sides)) and (apart := loss_apart(baseline, candidate)):
         said.append(apart)
     timed = not any(run.untimed for side in sides for run in side.runs)
     checks = (

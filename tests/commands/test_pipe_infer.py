@@ -65,9 +65,9 @@ def test_every_file_is_as_the_published_schema_says(tiny: Finished) -> None:
     """msgspec decodes by the very types that the schema is made from."""
     for name, kind in FILES.items():
         if not (tiny.run / name).exists():
-            # of training; of two repeats or more; of a run that was recorded; of one that followed its memory
+            # of training; of repeats; of a run that was recorded; of one that followed its memory; of an edit
             others = ("steps.jsonl", "epochs.jsonl", "noise.json", "profile.json", "findings.json")
-            assert name in (*others, "memory.json", "batch_sizes.json", "trades.json")
+            assert name in (*others, "memory.json", "batch_sizes.json", "trades.json", "decision.json")
         elif name.endswith(".jsonl"):
             assert tiny.lines(name)
             for line in (tiny.run / name).read_bytes().splitlines():

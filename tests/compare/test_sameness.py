@@ -1,15 +1,16 @@
 """Whether both sides of a comparison did the same work, reached the same losses, and told the time by true clocks.
 
-Programs of `program_edits.py` run with the probe in forks of this process, and are compared as their run directories
-are.
+Programs of `edits.py` run with the probe in forks of this process, and are compared as their run directories are.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import program_edits
+import edits
 import pytest
+from edits import Edit
 from probed_runs import measured, written
 from program_edits import Edit
 from recorded_runs import edit as edit_document
@@ -22,12 +23,12 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, Comparisons
 from gpubench.compare.work import CountedWork
 from gpubench.kinds.program.watched import WatchedOutput, name_of
+from gpubench.probe.clock import unreplaced_clock
 from gpubench.report.phrases import headline
 from gpubench.runs import clocks
 from gpubench.runs.clocks import ClockCheck
 from gpubench.runs.directory import SUMMARY
 
-STEPS = 30
 GATE = parse_condition("throughput>2%")
 SEEN_HERE = ("work", "loss", "scale", "named", "ineffective", "undetected", "")
 """What can be seen without a host: not the clock, and not that nothing is measured."""
@@ -44,7 +45,7 @@ FAST = (
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("baseline")
-    return written(folder / "results", "base", [measured(folder / "run", program_edits.PROGRAM, STEPS)])
+    return written(folder / "results", "base", [measured(folder / "run", edits.PROGRAM)])
 
 
 def seen(one: Edit) -> Any:
@@ -52,11 +53,12 @@ def seen(one: Edit) -> Any:
     return pytest.param(one, marks=marks, id=one.name)
 
 
-@pytest.mark.parametrize(
-    "one", [seen(one) for one in (*program_edits.CHEATS, *program_edits.HONEST) if one.found in SEEN_HERE]
-)
-def test_an_edit_is_seen_as_what_it_is(tmp_path: Path, baseline: Path, one: Edit) -> None:
-    path = written(tmp_path / "results", "edit", [measured(tmp_path / "run", one.program, STEPS)])
+@pytest.mark.parametrize("one", [seen(one) for one in (*edits.CHEATS, *edits.HONEST) if one.found in SEEN_HERE])
+def test_an_edit_is_seen_as_what_it_is(
+    tmp_path: Path, baseline: Path, one: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_GPUBENCH_PROBE", "")  # as in a program, whose environment has it
+    path = written(tmp_path / "results", "edit", [measured(tmp_path / "run", one.program)])
     whole = compare([side(baseline), side(path)], conditions=[GATE])
     (found,) = whole.comparisons
     kinds = [refusal.kind for refusal in found.sameness.refusals]
@@ -129,7 +131,7 @@ def test_lengths_that_vary_at_random_may_come_out_smaller() -> None:
     ours = CountedWork(elements=1000.0, errors={"elements": 30.0})
     theirs = CountedWork(elements=900.0, errors={"elements": 30.0})
     assert not work.less_work([ours], theirs)
-    assert work.less_work([ours], changed(theirs, elements=700.0)).startswith("30 % fewer elements")
+    assert work.less_work([ours], changed(theirs, elements=700.0)).startswith("30.0 % fewer elements")
 
 
 def changed(counted: CountedWork, **changes: float) -> CountedWork:
@@ -235,3 +237,12 @@ def test_the_margin_of_a_watched_number_can_be_set() -> None:
     assert watched.judge("val_loss", *sides, Margin(0.2, is_share=False, is_set=True)).outcome == "unharmed"
     assert watched.judge("val_loss", [[1.0]], [[1.1]], DEFAULT).outcome == "unclear"
     assert watched.judge("val_loss", [[]], [[1.1]], DEFAULT).outcome == "unknown"
+
+
+def test_the_clock_of_the_probe_is_that_of_python_whatever_a_program_puts_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 5)
+    now = unreplaced_clock()
+    assert now is not time.monotonic_ns
+    assert 5 < now() <= now()

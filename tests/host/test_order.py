@@ -18,7 +18,8 @@ def recorders() -> list[Any]:
 
 
 def made(order: schedule.Order) -> list[tuple[str, list[int]]]:
-    return [(vars(recorder)["name"], repeats) for recorder, repeats, _ in schedule.schedule(recorders(), (), order)]
+    known: Iterator[tuple[Any, list[int], Any]] = schedule.schedule(recorders(), (), order)
+    return [(recorder.name, repeats) for recorder, repeats, _ in known]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,8 @@ def test_an_order_may_be_chosen_on_the_way() -> None:
         seen.append(len(known))
 
     done: list[str] = []
-    for recorder, _, _ in schedule.schedule(recorders(), (), order):
-        done.append(vars(recorder)["name"])
+    known: Iterator[tuple[Any, list[int], Any]] = schedule.schedule(recorders(), (), order)
+    for recorder, _, _ in known:
+        done.append(recorder.name)
     assert done == ["B", "A", "B"]
     assert seen == [0, 1, 2, 2]

@@ -15,10 +15,10 @@ from gpubench.runs.directory import ENVIRONMENT, SCHEMA_VERSION, STEPS, SUMMARY,
 from gpubench.runs.steps import Repeat
 from gpubench.runs.summary import summarise
 
-WARMUP = 3
+WARMUP, MEASURED = 3, 27
 
 
-def measured(folder: Path, program: str, steps: int) -> Measured:
+def measured(folder: Path, program: str) -> Measured:
     """Runs the text of a program with the probe in a fork of this process."""
     folder.mkdir(parents=True)
 
@@ -26,12 +26,13 @@ def measured(folder: Path, program: str, steps: int) -> Measured:
         with redirect_stdout(io.StringIO()):
             exec(compile(program, "train.py", "exec"), {"__name__": "__main__"})
 
-    return probed(folder, run, steps=steps)
+    return probed(folder, run, steps=MEASURED)
 
 
 def written(results: Path, name: str, repeats: Sequence[Measured]) -> Path:
     """Writes the run directory of a program, as the host does it."""
-    config = json.dumps({"program": {"command": "python train.py"}, "training": {"warmup_steps": WARMUP}})
+    training = {"warmup_steps": WARMUP, "steps": MEASURED}
+    config = json.dumps({"program": {"command": "python train.py"}, "training": training})
     writer = RunWriter(results, name, config, command="train-bench", argv=[], world_size=1, git=None)
     writer.replace(ENVIRONMENT, {"host": {"name": "here"}, "gpus": []})
     found = [_repeat(number, one) for number, one in enumerate(repeats)]

@@ -164,7 +164,7 @@ CHEATS = [
            "        if self.training and not hasattr(self, 'kept'):\n"
            "            self.kept = F.relu(self.stem(x)).detach()\n"
            "        x = self.kept if self.training else F.relu(self.stem(x))\n")),
-    _edit("outputs cached, and the head trained", "work", "samples reach the model",
+    _edit("outputs cached, and the head trained", "work", "elements reach the model",
           (FORWARD, "            kept = model(x).detach() if kept is None else kept\n            out = extra(kept)\n"),
           (MODEL, MODEL + "    extra = nn.Linear(4, 4)\n"), ("    updates = 0\n", "    updates, kept = 0, None\n"),
           ("model.parameters(), lr", "[*model.parameters(), *extra.parameters()], lr")),
