@@ -12,7 +12,6 @@ import edits
 import pytest
 from edits import Edit
 from probed_runs import measured, written
-from program_edits import Edit
 from recorded_runs import edit as edit_document
 from recorded_runs import side, write_run
 
