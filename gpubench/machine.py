@@ -22,6 +22,7 @@ from gpubench.devices import (
     read_text,
     visible_gpus,
 )
+from gpubench.hardware import reduced_types
 
 
 def facts() -> dict[str, Any]:
@@ -90,6 +91,7 @@ def _cpuinfo(field: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
     return _known(
         model=_cpuinfo("model name"),
         physical_cores=psutil.cpu_count(logical=False),
@@ -97,6 +99,7 @@ def _cpu() -> dict[str, Any]:
         allowed_cpus=len(allowed_cpus()),
         usable_cores=physical_cores(),
         quota=cpu_quota(),
+        reduced_types=reduced_types(flags.split()) if flags else None,
         governor=read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
     )
 

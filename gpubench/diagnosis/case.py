@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered
-from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
+from gpubench.hardware import ACCELERATORS, Accelerator, computes_in, find_accelerator
 from gpubench.memory.allocation_log import PLACES, Phase
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.metrics import Metric
@@ -151,6 +151,10 @@ class ProfileCase(Case):
         """The cores for each rank of the run, as recorded; None for a trace from elsewhere."""
         usable = self.environment.get("cpu.usable_cores")
         return None if usable is None else max(1, usable // self.ranks)
+
+    def cpu_computes_in(self, precision: str) -> bool | None:
+        """Returns whether the CPU of the run has arithmetic for a value of `precision`; None if it is unknown."""
+        return computes_in(self.environment.get("cpu.reduced_types"), precision)
 
     @property
     def taken(self) -> float:
