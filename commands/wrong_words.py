@@ -179,11 +179,20 @@ def positions(command: Any, args: Sequence[str], *, takes_settings: bool = False
 
 
 def one_dash(
-    command: Any, path: str, args: Sequence[str], *, owners: Owners, takes_settings: bool = False
+    command: Any,
+    path: str,
+    args: Sequence[str],
+    *,
+    owners: Owners,
+    help_options: Sequence[str],
+    takes_settings: bool = False,
 ) -> Complaint | None:
-    """Returns what to say about a long option with one dash, such as -steps, or an unknown letter; None without one."""
+    """Returns what to say about a long option with one dash, such as -steps, or an unknown letter; None without one.
+
+    `help_options` are the options that every command has for its help.
+    """
     known = own_options(command)
-    short = {name[1:] for name in known if len(name) == 2}
+    short = {name[1:] for name in (*known, *help_options) if len(name) == 2}
     for at, word, is_option in positions(command, args, takes_settings=takes_settings):
         whole, rest = path.split()[1:], args[at + 1 :]
         if word.startswith("-- "):

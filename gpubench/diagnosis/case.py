@@ -309,7 +309,7 @@ class ProfileCase(Case):
     def window(self, clean: bool = False) -> str:
         """Returns what a fraction refers to; with `clean`, the step without the overhead of recording."""
         if clean and self.overhead is not None:
-            return "a clean step"
+            return "a step without the profiler"
         return "the step" if self.rank.step_numbers else "the trace"
 
     def time_per_step(self, part: int) -> str:
@@ -338,7 +338,9 @@ class ProfileCase(Case):
         idle_starts = self.metrics.get("starved_steps")  # the persisted name of the metric
         if idle_starts is None or idle_starts.estimate <= 0:
             return []
-        return [f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps"]
+        return [
+            f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the steps without the profiler"
+        ]
 
     def recording_evidence(self, left: float) -> list[str]:
         """States how much longer recording made the step, and what is left of a part of `left` of a clean one.
@@ -352,9 +354,7 @@ class ProfileCase(Case):
             longer = f"{1 + self.overhead:.1f} x as long"
         if left <= 0:
             return [f"recording made the step {longer}, which is more than that part of it"]
-        return [
-            f"recording made the step {longer}; without that overhead, {units.percent(left)} of a clean step is left"
-        ]
+        return [f"recording made the step {longer}; without that overhead, {units.percent(left)} of it is left"]
 
 
 def at_most(cost: float) -> Saving:

@@ -58,7 +58,7 @@ def test_a_loader_without_workers_is_slow_because_of_a_function_of_the_program()
     code = main(function(465), function(20, function="read"), function(15, file="", function="collate"))
     found = only(waiting(code, data__workers=0))
     assert found.evidence[0] == (
-        "a step of the clean run takes 100 ms and waits 51.0 % of it for its batches; 93.0 % of the time in which "
+        "a step without the profiler takes 100 ms and waits 51.0 % of it for its batches; 93.0 % of the time in which "
         "batches are made is in augment at data.py:14"
     )
     assert found.evidence[1] == (
@@ -88,7 +88,7 @@ def test_where_no_core_is_left_the_advice_is_the_function() -> None:
 def test_what_waits_for_workers_is_no_function_that_makes_batches() -> None:
     code = main(function(900, file="train.py", function="train"))
     (first, *_) = only(waiting(code, data__workers=2)).evidence
-    assert first == "a step of the clean run takes 100 ms and waits 51.0 % of it for its batches"
+    assert first == "a step without the profiler takes 100 ms and waits 51.0 % of it for its batches"
 
 
 def test_few_samples_name_nothing() -> None:
