@@ -24,7 +24,7 @@ from gpubench.runs.entries import RUN_ID, Entry, PartOf, read
 
 CACHE = ".runs.cache"
 """The cache file in the results folder."""
-VERSION = 3
+VERSION = 4
 """The version of the cache. Raise it whenever `Entry` changes, or is read in another way."""
 Marks = tuple[int, ...]
 """Size, time and inode of the files that an entry is read from."""

@@ -32,6 +32,20 @@ def assignment(key: str, value: Any) -> str:
     return str(value) if key in (REF, HOST) else f"{key.rpartition('.')[2]}={in_words(value)}"
 
 
+UNNAMED = frozenset(
+    {"program.command", "device", "program.directory", "model.name", "model.unet", "data.source", "seed"}
+)
+"""Settings that listings show elsewhere, or that no run is told by."""
+MOST_NAMED = 4
+
+
+def label(asked: Mapping[str, Any]) -> str:
+    """Returns what was asked of a run in a few words; "" if nothing was."""
+    words = [assignment(key, value) for key, value in asked.items() if key not in UNNAMED]
+    more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+    return " ".join(words[:MOST_NAMED] + more)
+
+
 def is_empty(value: Any) -> bool:
     """Returns whether the value of a setting would leave a gap in a sentence."""
     return value is None or value in ("", [], {})
