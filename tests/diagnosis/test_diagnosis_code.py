@@ -121,6 +121,7 @@ def test_the_lines_that_read_values_are_named_and_nothing_is_asked_for() -> None
     known = case(gpu(synchronisations=waits, code=code, missing={"stacks": "with_stack"}), settings={})
     found = diagnose(known)
     (one,) = [one for one in found.findings if one.id == "synchronisation"]
+    assert one.evidence[0].endswith("; read by train.py:31 item")
     assert one.evidence[-1] == "train.py:31 in train calls item 1 time a step: print(loss.item())"
     assert not [each for each in found.unanswered if each.id == "synchronisation"]
 
