@@ -43,25 +43,13 @@ class Peak:
     source: str
 
 
-_FLAGS = {
-    "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
-    "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp", "fphp"}),
-}
-"""The flags in /proc/cpuinfo of arithmetic in a type of 16 bits: on x86 "flags", and on Arm "Features"."""
-
-
-def reduced_types(flags: Collection[str]) -> list[str]:
-    """Returns the types of 16 bits that a CPU with these flags computes in."""
-    return [name for name, of_type in _FLAGS.items() if not of_type.isdisjoint(flags)]
-
-
 def computes_in(reduced: Collection[str] | None, precision: str) -> bool | None:
     """Returns whether a CPU has arithmetic for a value of `precision`; None if it is unknown.
 
     `reduced` are the types of 16 bits that it computes in.
     """
     dtype = _DATA_TYPES.get(precision, precision)
-    return True if dtype not in _FLAGS else None if reduced is None else dtype in reduced
+    return True if dtype in ("fp32", "tf32") else None if reduced is None else dtype in reduced
 
 
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
