@@ -73,7 +73,12 @@ def refuse_one_dash(command: Any, ctx: Any, args: list[str], *, takes_settings: 
     """Raises UsageError for a long option with one dash, and for a letter that is no option."""
     path = path_of(ctx)
     if wrong := wrong_words.one_dash(
-        command, path, args, owners=partial(owners_of, ctx), takes_settings=takes_settings
+        command,
+        path,
+        args,
+        owners=partial(owners_of, ctx),
+        help_options=ctx.help_option_names,
+        takes_settings=takes_settings,
     ):
         raise UsageError(*wrong)
 

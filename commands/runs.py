@@ -216,7 +216,7 @@ def show(
     else:
         from gpubench.report import run as report
 
-        text = terminal.render(report.document([path], arranged=arranged))
+        text = terminal.render(report.document([path], arranged=arranged, later=True))
     output.write(text, f"{path} has all results")
 
 

@@ -95,6 +95,7 @@ STARTERS = (
 TRACES, SNAPSHOTS, CONFIGS = (".json", ".json.gz"), (".pickle", ".pkl"), (".yaml", ".yml")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
+VS_ARGS = "--vs-args"
 OPERATORS = re.compile(r"&&|\|\||[|;<>&]")
 RUN = re.compile(r"(.+/)?latest\b.*|\d{8}-\d{6}.*")
 ONE_DASH = re.compile(r"-[A-Za-z?][\w.-]*(=.*)?", re.DOTALL)
@@ -182,11 +183,20 @@ def positions(command: Any, args: Sequence[str], *, takes_settings: bool = False
 
 
 def one_dash(
-    command: Any, path: str, args: Sequence[str], *, owners: Owners, takes_settings: bool = False
+    command: Any,
+    path: str,
+    args: Sequence[str],
+    *,
+    owners: Owners,
+    help_options: Sequence[str],
+    takes_settings: bool = False,
 ) -> Complaint | None:
-    """What to say about a long option with one dash, such as -steps, or an unknown letter; None without one."""
+    """What to say about a long option with one dash, such as -steps, or an unknown letter; None without one.
+
+    `help_options` are the options that every command has for its help.
+    """
     known = own_options(command)
-    short = {name[1:] for name in known if len(name) == 2}
+    short = {name[1:] for name in (*known, *help_options) if len(name) == 2}
     for at, word, is_option in positions(command, args, takes_settings=takes_settings):
         whole, rest = path.split()[1:], args[at + 1 :]
         if word.startswith("-- "):
@@ -245,6 +255,8 @@ def unknown_option(
 def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str]) -> str:
     """The hint for a word that is no command of gpubench; `of_runs` are the subcommands of gpubench runs."""
     meant = alike(word, known, cutoff=0.75)
+    if word.casefold() == "run" and rest and rest[0] in (*of_runs, *OF_RUNS):
+        return line(["runs", *rest])
     if word.casefold() not in COMMANDS and not meant:
         if word in of_runs:
             return line(["runs", word, *rest])
@@ -341,7 +353,7 @@ class Stray(NamedTuple):
 
 def stray(found: Stray) -> Complaint:
     """What to say about a stray word."""
-    for guess in (_value_of_vs, _file, _name, _program):
+    for guess in (_value_of_vs, _arguments, _file, _name, _program):
         if meant := guess(found):
             return meant
     more = ", and a program comes after --" if found.takes_program and found.program is None else ""
@@ -355,6 +367,18 @@ def _value_of_vs(found: Stray) -> Complaint | None:
         return None
     fixed = found._replace(before=before).instead(f"{last}={found.word}")
     return Complaint(f"--vs {last} has no value: it takes KEY=VALUE", fixed)
+
+
+def _arguments(found: Stray) -> Complaint | None:
+    """Explains the second word of arguments that were not quoted, which --vs-args takes as one word."""
+    option, _, first = found.before[-1].partition("=") if found.before else ("", "", "")
+    before = found.before[:-1]
+    if option != VS_ARGS and before[-1:] == [VS_ARGS]:
+        option, first, before = VS_ARGS, found.before[-1], before[:-1]
+    if option != VS_ARGS or not first.startswith("-"):
+        return None
+    fixed = found._replace(before=before).instead(VS_ARGS, f"{first} {found.word}")
+    return Complaint(f"{VS_ARGS} takes one word, and {first} {found.word} is two: quote them", fixed)
 
 
 def _file(found: Stray) -> Complaint | None:

@@ -468,6 +468,8 @@ class RepeatDone(Event, frozen=True):
     """What the times of a program of the user are from, which uses GPUs; empty for one that uses none."""
     unanswered: Annotated[dict[Name, Words], FEW] = {}
     """The errors of queries of a device that failed in a program of the user, by the query."""
+    partial_first: bool = False
+    """Whether the first step of a program is timed from its first backward pass, because its beginning was not seen."""
 
 
 class TraceRecorded(Event, frozen=True):

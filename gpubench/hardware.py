@@ -6,7 +6,7 @@ GeForce RTX 4090 Laptop GPU" has another chip than the desktop card, and a MIG s
 have the same name; the memory that the driver reports distinguishes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpubench.errors import DeviceError, one_of
@@ -41,6 +41,15 @@ class Peak:
     dtype: str
     device: str
     source: str
+
+
+def computes_in(reduced: Collection[str] | None, precision: str) -> bool | None:
+    """Returns whether a CPU has arithmetic for a value of `precision`; None if it is unknown.
+
+    `reduced` are the types of 16 bits that it computes in.
+    """
+    dtype = _DATA_TYPES.get(precision, precision)
+    return True if dtype in ("fp32", "tf32") else None if reduced is None else dtype in reduced
 
 
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:

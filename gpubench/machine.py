@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,7 +90,20 @@ def _cpuinfo(field: str) -> str | None:
     return None
 
 
+_FLAGS = {
+    "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
+    "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp", "fphp"}),
+}
+"""The flags in /proc/cpuinfo of arithmetic in a type of 16 bits: on x86 "flags", and on Arm "Features"."""
+
+
+def _reduced_types(flags: Iterable[str]) -> list[str]:
+    """Returns the types of 16 bits that a CPU with these flags computes in."""
+    return [name for name, of_type in _FLAGS.items() if not of_type.isdisjoint(flags)]
+
+
 def _cpu() -> dict[str, Any]:
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
     return _known(
         model=_cpuinfo("model name"),
         physical_cores=psutil.cpu_count(logical=False),
@@ -97,6 +111,7 @@ def _cpu() -> dict[str, Any]:
         allowed_cpus=len(allowed_cpus()),
         usable_cores=physical_cores(),
         quota=cpu_quota(),
+        reduced_types=_reduced_types(flags.split()) if flags else None,
         governor=read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
     )
 

@@ -166,7 +166,11 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "phase_other": Definition("s", "lower", "mean time per steady step outside of all other phases", "step"),
     "first_step_time": Definition(
-        "s", "lower", "time of the first step of a process, including compilation and autotuning", "step"
+        "s",
+        "lower",
+        "time of the first step of a process, including compilation and autotuning; unknown for a program in "
+        "which no batch was drawn and no gradient set to zero before its first forward pass",
+        "step",
     ),
     "warmup_time": Definition("s", "lower", "sum of the times of all steps before the steady window", "step"),
     "model_build_time": Definition(

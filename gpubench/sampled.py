@@ -51,8 +51,9 @@ class Sampled(Struct, frozen=True):
 class SeenCall(Struct, frozen=True):
     """A call of PyTorch that a line of the program makes, itself or through a package, in one step."""
 
-    kind: Literal["read", "float64", "softmax"]
-    """Whether it reads a value of a tensor, makes numbers of float64, or computes a softmax as attention does."""
+    kind: Literal["read", "float64", "softmax", "autocast"]
+    """Whether it reads a value of a tensor, makes numbers of float64, computes a softmax as attention does, or enters a
+    context of autocast."""
     name: Text
     """The function, such as "item"."""
     phase: Text

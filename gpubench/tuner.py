@@ -170,6 +170,7 @@ def _subject(
         sample_shape=str(run.workload.get("sample_shape") or ""),
         waits=wait.estimate / step.estimate if step and wait else 0.0 if step else None,
         is_too_large=most_peak is not None and peak is not None and peak > most_peak,
+        reduced_types=run.environment.get("cpu.reduced_types"),
         fixes=[finding.fix for finding in findings.findings if finding.fix] if findings else [],
     )
 

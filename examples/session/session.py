@@ -44,7 +44,7 @@ class Step:
 
 
 MEASURE = Step("measure", "gpubench train-bench -- python train.py")
-FINDINGS = Step("findings", "gpubench profile --verify --repeats 5 -- python train.py", until="part of a step")
+FINDINGS = Step("findings", "gpubench profile --verify --repeats 5 -- python train.py", until="part of a profiled step")
 CONFIRM = Step("confirm", "gpubench train-bench --vs-ref HEAD -- python train.py")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 

@@ -216,11 +216,12 @@ def _phase_notes(waterfall: Waterfall | None) -> Iterator[_Note]:
     total = waterfall.candidate - waterfall.baseline
     a = " a sample" if waterfall.per == "sample" else ""
     for phase in filter(_established, _large(waterfall)):
-        said = f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}"
+        name, change = units.words(phase.phase), units.signed_seconds(phase.change)
         if total and 0 < phase.change / total <= 1:
-            said += f" of the {units.signed_seconds(total)}{a} ({units.whole_percent(phase.change / total)})"
+            part = units.whole_percent(phase.change / total)
+            said = f"{name} accounts for {change} of the {units.signed_seconds(total)}{a} ({part})"
         else:
-            said += f"{a}, while the whole takes {units.signed_seconds(total)}"
+            said = f"{name} changed by {change}{a}, while the whole changed by {units.signed_seconds(total)}"
         yield _Note(abs(phase.change), said)
 
 
@@ -270,7 +271,7 @@ def _unsettled(waterfall: Waterfall) -> list[str]:
     """Returns the phases that changed although it is open whether the whole did."""
     a = " a sample" if waterfall.per == "sample" else ""
     changed = [
-        f"{units.words(phase.phase)} takes {units.signed_seconds(phase.change)}{a}"
+        f"{units.words(phase.phase)} changed by {units.signed_seconds(phase.change)}{a}"
         for phase in sorted(filter(_established, _large(waterfall)), key=lambda phase: -abs(phase.change))
     ]
     return [*changed, OPEN] if changed else _doubtful(waterfall) or [UNSETTLED]

@@ -27,10 +27,11 @@ from gpubench.errors import (
 )
 from gpubench.foreign_files import LONGEST, SEARCH, too_long
 from gpubench.metrics import RATES, Better, Metric
+from gpubench.registry import kind_of
 from gpubench.runs import references, stats
 from gpubench.runs.directory import COMPLETED, RUN
 from gpubench.runs.reader import DAMAGED
-from gpubench.runs.references import LOGS, SKIPPED, children, closest, exists, is_folder, listed
+from gpubench.runs.references import LOGS, SKIPPED, children, closest, counts_back, exists, is_folder, listed
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
@@ -371,8 +372,17 @@ def _refuse_twice(sides: Sequence[Side]) -> None:
                 twice = (
                     f"on two sides, {sides[other].label} and {side.label}" if other != number else "twice on one side"
                 )
-                raise RunDirectoryError(f"{run.path} is {twice}", "compare it with another run")
+                raise RunDirectoryError(f"{run.path} is {twice}", _another(run, sides))
             seen[identity] = number
+
+
+def _another(run: RunEvidence, sides: Sequence[Side]) -> str:
+    """Returns the hint for a run that is named twice: what `latest` stands for, if that is one of its names."""
+    if not run.record or not any(counts_back(side.label) for side in sides):
+        return "compare it with another run"
+    command = kind_of(run.record.command).run_by
+    hint = f"beside a run of {command}, latest is the newest run of {command}"
+    return hint if command == "train-bench" else f"{hint}: latest:train-bench is that of train-bench"
 
 
 def _labelled(sides: Sequence[Side]) -> list[Side]:

@@ -37,7 +37,11 @@ def small_batch(case: ProfileCase) -> Answers:
         evidence=[
             f"{launches.short} of {works(launches)} kernels and copies last under 10 us; they take "
             f"{units.percent(launches.short_total / device.compute)} of the computing time",
-            *([f"the clean run held {units.percent(used)} of the GPU's memory"] if used is not None else []),
+            *(
+                [f"the run without the profiler held {units.percent(used)} of the GPU's memory"]
+                if used is not None
+                else []
+            ),
         ],
         cause="a batch gives each kernel less work than its fixed cost",
         advice=f"double the batch size, {_caveat(case)}"

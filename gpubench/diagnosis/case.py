@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered
-from gpubench.hardware import ACCELERATORS, Accelerator, find_accelerator
+from gpubench.hardware import ACCELERATORS, Accelerator, computes_in, find_accelerator
 from gpubench.memory.allocation_log import PLACES, Phase
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.metrics import Metric
@@ -150,6 +150,10 @@ class ProfileCase(Case):
         """The cores for each rank of the run, as recorded; None for a trace from elsewhere."""
         usable = self.environment.get("cpu.usable_cores")
         return None if usable is None else max(1, usable // self.ranks)
+
+    def cpu_computes_in(self, precision: str) -> bool | None:
+        """Returns whether the CPU of the run has arithmetic for a value of `precision`; None if it is unknown."""
+        return computes_in(self.environment.get("cpu.reduced_types"), precision)
 
     @property
     def taken(self) -> float:
@@ -312,7 +316,7 @@ class ProfileCase(Case):
     def window(self, clean: bool = False) -> str:
         """Returns what a fraction refers to; with `clean`, the step without the overhead of recording."""
         if clean and self.overhead is not None:
-            return "a clean step"
+            return "a step without the profiler"
         return "the step" if self.rank.step_numbers else "the trace"
 
     def time_per_step(self, part: int) -> str:
@@ -341,7 +345,9 @@ class ProfileCase(Case):
         idle_starts = self.metrics.get("starved_steps")  # the persisted name of the metric
         if idle_starts is None or idle_starts.estimate <= 0:
             return []
-        return [f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the clean run's steps"]
+        return [
+            f"the GPU was idle at the start of {units.percent(idle_starts.estimate)} of the steps without the profiler"
+        ]
 
     def recording_evidence(self, left: float) -> list[str]:
         """States how much longer recording made the step, and which part, `left`, of a clean one remains.
@@ -355,9 +361,7 @@ class ProfileCase(Case):
             longer = f"{1 + self.overhead:.1f} x as long"
         if left <= 0:
             return [f"recording made the step {longer}, which is more than that part of it"]
-        return [
-            f"recording made the step {longer}; without that overhead, {units.percent(left)} of a clean step is left"
-        ]
+        return [f"recording made the step {longer}; without that overhead, {units.percent(left)} of it is left"]
 
 
 def at_most(cost: float) -> Saving:

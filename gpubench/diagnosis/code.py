@@ -123,6 +123,11 @@ def call_evidence(found: Sequence[SeenCall]) -> list[str]:
     return [_describe_call(one) for one in found[:NAMED]]
 
 
+def call_places(found: Sequence[SeenCall]) -> str:
+    """Returns the lines that make calls with what they call, as "train.py:31 item, train.py:32 tolist"; "" for none."""
+    return ", ".join(f"{one.place} {one.name}" for one in found[:NAMED] if one.file)
+
+
 def _describe_call(one: SeenCall) -> str:
     often = "" if one.phase == "set-up" else f" {units.counted(one.calls, 'time')} a step"
     where = f"{one.place} in {one.function}" if one.file else f"to make a batch, {one.function}"

@@ -191,7 +191,7 @@ def _evidence(case: ProfileCase) -> list[str]:
     evidence, clean = [], case.metrics.get("phase_exposed_communication")
     if clean is not None:
         evidence.append(
-            f"exposed communication takes {units.seconds(clean.estimate)} of a clean step "
+            f"exposed communication takes {units.seconds(clean.estimate)} of a step without the profiler "
             f"({units.percent(_exposed(case))})"
         )
     device = case.rank.device

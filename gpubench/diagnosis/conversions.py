@@ -7,8 +7,6 @@ from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_pla
 from gpubench.findings import Finding
 from gpubench.trace.profile import Copy
 
-WITHOUT_BF16 = frozenset({"AVX2", "DEFAULT"})
-"""What torch.backends.cpu.get_cpu_capability() returns for x86 CPUs without bf16 arithmetic, which needs AVX-512."""
 BEFORE_MODEL = frozenset({"data_wait", "host_to_device"})
 TO_NHWC = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
 """Kernels of cuDNN and MIOpen that convert tensors before and after convolutions computed in NHWC."""
@@ -133,10 +131,8 @@ def _narrow(case: ProfileCase) -> tuple[str, str]:
 
 
 def _capability(case: ProfileCase) -> list[str]:
-    capability = case.environment.get("cpu.capability")
-    if capability not in WITHOUT_BF16:
-        return []
-    return [f"the CPU's instruction set ({capability}) has no arithmetic in that type"]
+    computes = case.cpu_computes_in(case.setting("precision"))
+    return ["the CPU has no arithmetic in that type"] if computes is False else []
 
 
 def _describe_conversions(case: ProfileCase, copies: list[Copy]) -> list[str]:

@@ -41,8 +41,8 @@ def restarted_workers(case: ProfileCase) -> Answers:
         title="the DataLoader starts its workers again for each epoch",
         severity=severity(starting),
         evidence=[
-            f"a step of the clean run takes {units.seconds(step.estimate)}, of which starting workers and waiting for "
-            f"their first batch is {units.percent(starting)} on average",
+            f"a step without the profiler takes {units.seconds(step.estimate)}, of which starting workers and waiting "
+            f"for their first batch is {units.percent(starting)} on average",
             f"data.workers is {case.setting('data.workers')}, and data.persistent_workers is false",
         ],
         cause="at the end of an epoch the workers end, and the next epoch waits until new ones have started and have "
@@ -174,8 +174,8 @@ def _evidence(case: ProfileCase) -> list[str]:
     clean, step = case.clean_share("phase_data_wait"), case.metrics.get("step_time")
     if clean is not None and step is not None:
         evidence.append(
-            f"a step of the clean run takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it for "
-            "its batches" + (f"; {found.summary}" if found and found.summary else "")
+            f"a step without the profiler takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it "
+            "for its batches" + (f"; {found.summary}" if found and found.summary else "")
         )
     evidence += [*code.sampled_evidence(found), *code.idle_workers(case)]
     evidence += case.idle_starts_evidence()

@@ -73,7 +73,7 @@ def headline(case: ProfileCase, findings: Sequence[Finding] = ()) -> str:
 
 def _on_cpu(case: ProfileCase) -> str:
     if case.overhead is not None and case.overhead > DISTORTED and (clean := _clean_phases(case)):
-        return f"CPU: {clean}"
+        return f"CPU, without the profiler: {clean}"
     who = "CPU"
     if case.rank.unread:
         who = f"CPU alone ({case.rank.unread[0]} is not read)"
@@ -87,7 +87,7 @@ def _on_cpu(case: ProfileCase) -> str:
 def _clean_phases(case: ProfileCase) -> str:
     """Returns the largest phases of the clean run, for a program that recording slows too unevenly."""
     shares = {words: case.clean_share(f"phase_{name}") or 0.0 for name, words in PHASES_IN_WORDS.items()}
-    return _largest(shares, "a clean step")
+    return _largest(shares, "a step")
 
 
 def _largest(shares: Mapping[str, float], whole: str) -> str:

@@ -21,6 +21,8 @@ PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1,
 """The index of the left matrix among the inputs, by operator; the right matrix follows it."""
 
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::conv2d"})
+CONVOLUTION = re.compile(r"conv(olution|_|\d)")
+"""The names of all operators that convolve, as aten::convolution_backward and aten::_slow_conv2d_forward."""
 EVIDENCE_MINIMUM = 0.02  # of the time in odd products: the evidence leaves out products that take less
 FEW_CHANNELS = 4  # of an image or a depthwise filter: padding them by hand is pointless
 _PADDING = {
@@ -45,7 +47,7 @@ class Odd(NamedTuple):
 
 
 def is_product(name: str) -> bool:
-    return name in PRODUCTS or "convolution" in name or name in CONVOLUTIONS
+    return name in PRODUCTS or bool(CONVOLUTION.search(name))
 
 
 def rows(operator: Operator) -> int | None:

@@ -48,7 +48,7 @@ def recompute(case: ProfileCase) -> Answers:
         evidence=[
             f"the backward pass repeats {case.time_per_step(spent)} of the forward pass",
             *(
-                [f"the clean run held {units.percent(used)} of the GPU's memory at its peak"]
+                [f"the run without the profiler held {units.percent(used)} of the GPU's memory at its peak"]
                 if used is not None
                 else []
             ),

@@ -86,5 +86,6 @@ def _meaning(case: ProfileCase, impl: str) -> str:
 def _time(case: ProfileCase, cost: float) -> list[str]:
     clean = case.metrics.get("phase_optimizer")
     if clean is not None:
-        return [f"the optimizer takes {units.seconds(clean.estimate)} of a clean step ({units.percent(cost)})"]
+        spent = units.seconds(clean.estimate)
+        return [f"the optimizer takes {spent} of a step without the profiler ({units.percent(cost)})"]
     return [f"the optimizer takes {units.percent(cost)} of {case.window()}"]

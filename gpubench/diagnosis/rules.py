@@ -46,6 +46,7 @@ from gpubench.diagnosis.kernel_speed import below_ceiling, dominant_kernel
 from gpubench.diagnosis.matrix_products import odd_shapes
 from gpubench.diagnosis.memory_time import allocator, memory_bound, recompute
 from gpubench.diagnosis.optimizer import unfused_optimizer, zeroed_gradients
+from gpubench.diagnosis.reduced_types import slow_reduced_type
 from gpubench.diagnosis.stragglers import stragglers
 from gpubench.diagnosis.synchronisation import blocking_launches, gradient_scaler, synchronisation
 from gpubench.diagnosis.threads import too_few_threads, too_many_threads
@@ -143,9 +144,9 @@ TIME_RULES: tuple[TimeRule, ...] = (
     not_warmed_up, data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
     layout_of_batches, layout_in_model, needless_clones, nchw_convolutions, synchronisation, gradient_scaler,
     blocking_launches, launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, double_precision,
-    fp32_products, unfused_attention, odd_shapes, below_ceiling, memory_bound, unfused_optimizer, zeroed_gradients,
-    repeated_reduction, exposed_communication, stragglers, recompute, unused_gradients, allocator, graph_breaks,
-    recompilation, too_few_threads, too_many_threads,
+    slow_reduced_type, fp32_products, unfused_attention, odd_shapes, below_ceiling, memory_bound,
+    unfused_optimizer, zeroed_gradients, repeated_reduction, exposed_communication, stragglers, recompute,
+    unused_gradients, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads,
 )  # fmt: skip
 
 DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)

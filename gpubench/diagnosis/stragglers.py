@@ -45,7 +45,7 @@ def stragglers(case: ProfileCase) -> Answers:
             f"rank {slow.rank} was the last{of_given} to reach {slow.waited_for} of {slow.of} collectives, "
             f"{units.seconds(slow.late / 1e9)} after the first rank on average",
             *([] if slow.whole else ["ranks whose traces were not given may be later still"]),
-            *([f"straggler_skew of the clean run is {units.percent(skew.estimate)}"] if skew is not None else []),
+            *([f"straggler_skew without the profiler is {units.percent(skew.estimate)}"] if skew is not None else []),
         ],
         cause=reason,
         advice=advice,

@@ -27,14 +27,18 @@ def synchronisation(case: ProfileCase) -> Answers:
     if cost < WORTH:
         return
     reads_loss = of_loss >= MOST_OF_WAITING * cost
+    calls = [] if reads_loss else code.calls(case, "read")
+    waits = [_describe_wait(case, wait) for wait in found[:NAMED]]
+    if waits and (lines := code.call_places(calls)):  # the first sentence is all that a terminal shows without -v
+        waits[0] += f"; read by {lines}"
     yield Finding(
         id="synchronisation",
         title=f"{'values of tensors are read' if case.on_cpu else 'the CPU waits for the device'}"
         + " in the loop" * bool(case.rank.step_numbers),
         severity=severity(cost),
         evidence=[
-            *(_describe_wait(case, wait) for wait in found[:NAMED]),
-            *code.call_evidence([] if reads_loss else code.calls(case, "read")),
+            *waits,
+            *code.call_evidence(calls),
         ],
         cause="training.read_loss reads the loss after every step"
         if reads_loss
@@ -45,7 +49,7 @@ def synchronisation(case: ProfileCase) -> Answers:
         threshold=_threshold(case),
     )
     needs = case.option("stacks")
-    known = reads_loss or code.calls(case, "read") or any(wait.where for wait in found)
+    known = reads_loss or calls or any(wait.where for wait in found)
     if needs and not known:
         yield Unanswered("synchronisation", "file and line of what makes the CPU wait", needs)
 

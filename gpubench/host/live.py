@@ -113,7 +113,7 @@ def describe(progress: TrainProgress) -> str:
     if progress.step is None:
         return "  ".join([head, progress.doing.replace("_", " "), *left(progress)])
     step_time = _step_time(progress)
-    parts = [head, f"step {progress.step.step + 1}/{progress.planned or '?'}"]
+    parts = [head, f"step {_counted(progress, '/')}"]
     if progress.step.loss is not None:
         parts.append(f"loss {progress.step.loss:.4f}")
     return "  ".join([*parts, *_speed(progress), units.seconds(step_time), *left(progress)])
@@ -133,7 +133,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
             table.add_row("left", line.removesuffix(" left"))
         return table
     step, step_time = progress.step, _step_time(progress)
-    table.add_row("step", f"{step.step + 1} of {progress.planned or '?'}   epoch {step.epoch}")
+    table.add_row("step", f"{_counted(progress, ' of ')}   epoch {step.epoch}")
     if step.loss is not None:
         table.add_row("loss", f"{step.loss:.4f}")
     table.add_row("speed", "   ".join([*_speed(progress), f"{units.seconds(step_time)} a step"]))
@@ -143,7 +143,7 @@ def _table(progress: TrainProgress, length: int) -> Table:
     for name, text in hardware(progress.telemetry):
         table.add_row(name, text)
     remaining = [line.removesuffix(" left") for line in left(progress)]
-    if progress.planned:
+    if progress.planned and step.step < progress.planned:
         own = units.about((progress.planned - step.step - 1) * step_time)
         remaining = [f"{own} in this repeat", *(f"{line} in all" for line in remaining)]
     if remaining:
@@ -152,10 +152,19 @@ def _table(progress: TrainProgress, length: int) -> Table:
 
 
 def left(progress: Progress) -> list[str]:
-    """The time left of all repeats and runs, as ["about 3 min left"]; [] while it is unknown."""
-    if progress.ends is None:
-        return []
-    return [f"about {units.about(max(0.0, progress.ends - time.monotonic()))} left"]
+    """The time left of all repeats and runs, as ["about 3 min left"].
+
+    It is [] while the time is unknown, and once the estimate has passed.
+    """
+    remaining = 0.0 if progress.ends is None else progress.ends - time.monotonic()
+    return [f"about {units.about(remaining)} left"] if remaining > 0 else []
+
+
+def _counted(progress: TrainProgress, of: str) -> str:
+    """The number of the step, and of how many; without that for one beyond these, as a program samples some."""
+    assert progress.step is not None
+    number = progress.step.step + 1
+    return f"{number}" if progress.planned and number > progress.planned else f"{number}{of}{progress.planned or '?'}"
 
 
 def head(now: str) -> Table:

@@ -1241,6 +1241,7 @@ class Probe:
                 samples_from=self._samples_from()[:1000],
                 peak_rss=peak_rss(),
                 gpus=used_gpus(),
+                partial_first=self._timeline.partial_first,
                 **self._timeline.timing.facts(),
             )
         self._host.put("done")

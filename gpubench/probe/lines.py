@@ -1,4 +1,4 @@
-"""Finds the lines of the program that read values of tensors, make numbers of float64, and compute softmax.
+"""Finds the lines of the program that read values of tensors, make float64, compute softmax, and enter autocast.
 
 The functions of torch that do it are replaced for one step of a repeat that is not measured, after those that
 torch.profiler records. What makes a whole model compute in float64 is called before any step, and is seen from the
@@ -19,7 +19,7 @@ from .observed import SourcePlaces
 from .sampling import MOST_FUNCTIONS, MOST_ROWS, MOST_TEXT, StackRow, is_of_probe, row_of, source
 from .treatments import stand_in
 
-READ, DOUBLE, SOFTMAX = "read", "float64", "softmax"
+READ, DOUBLE, SOFTMAX, AUTOCAST = "read", "float64", "softmax", "autocast"
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy")
 CASTS = ("double", "to", "type")
 MAKERS = ("tensor", "as_tensor", "from_numpy")
@@ -66,6 +66,7 @@ class CallLines:
             self._replace(torch, name, DOUBLE)
         for owner in (torch.Tensor, torch):
             self._replace(owner, "softmax", SOFTMAX)
+        self._replace(torch.autocast, "__enter__", AUTOCAST, "torch.autocast")
 
     def stop(self) -> None:
         """Puts everything back that the program has not replaced itself."""
@@ -110,11 +111,12 @@ class CallLines:
             self._note(DOUBLE, "torch.set_default_dtype", SET_UP, sys._getframe(2))
         return found
 
-    def _replace(self, owner: Any, name: str, kind: str) -> None:
+    def _replace(self, owner: Any, name: str, kind: str, called: str = "") -> None:
+        """Replaces a function by one that notes its calls, as those of `called` if its own name does not say it."""
         if not hasattr(owner, name):
             return
         before = vars(owner).get(name, _INHERITED)
-        stand_in(owner, name, lambda call, *args, **kwargs: self._see(kind, name, call, args, kwargs))
+        stand_in(owner, name, lambda call, *args, **kwargs: self._see(kind, called or name, call, args, kwargs))
         self._replaced.append((owner, name, before, vars(owner)[name]))
 
     def _see(self, kind: str, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -150,6 +152,8 @@ def _counts(kind: str, name: str, phase: str, given: Any, found: Any) -> bool:
         on_cpu = getattr(getattr(given, "device", None), "type", "cpu") == "cpu"
         may_wait = name not in ("cpu", "numpy") and phase != "optimizer" and not torch.cuda.is_initialized()
         return may_wait or not on_cpu
+    if kind == AUTOCAST:
+        return bool(getattr(given, "_enabled", True))
     if not isinstance(found, torch.Tensor):
         return False
     if kind == SOFTMAX:

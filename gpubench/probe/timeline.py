@@ -103,6 +103,8 @@ class Timeline:
         """The CPU's time of the first mark in nanoseconds; 0 before it."""
         self.ended = 0
         """The number of parts so far."""
+        self.partial_first = False
+        """Whether the first part begins with its backward pass: the modules that are called are not known before it."""
         self._dropped: list[tuple[Point, Point]] = []
         """The beginnings and the ends of the times that belong to no part."""
 
@@ -208,6 +210,9 @@ class Timeline:
         `alone` means that the program has made no other optimizer.
         """
         part, timing = self.part, self.timing
+        if not self.ended:
+            phases = (name for name, _ in part.marks if name not in (OTHER, EVALUATION))
+            self.partial_first = next(phases, "") == "backward"
         mark = part.marks[-1][1]
         idle = None if type(mark) is int else timing.passed([mark])
         timing.end_part()

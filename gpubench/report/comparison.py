@@ -176,7 +176,7 @@ def bottlenecks(causes: Causes) -> list[str]:
 
 
 def bottleneck(found: Bottleneck | None) -> str:
-    """Returns a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps, 1.34 x as long as clean ones)"."""
+    """Returns a profile's headline and origin, as "GPU idle 43.5 % (run 1; 6 steps)"."""
     if found is None:
         return "not recorded"
     return f"{found.headline.rstrip('.')} ({found.run}; {_recorded(found)})"
@@ -200,7 +200,7 @@ def _recorded(found: Bottleneck) -> str:
     steps = units.counted(found.steps, "step") if found.steps else "no steps marked"
     if found.overhead is None or found.overhead <= 0:
         return steps
-    return f"{steps}, {units.times(found.overhead)} as long as clean ones"
+    return f"{steps}, {units.times(found.overhead)} as long as without the profiler"
 
 
 SIGNS: dict[Outcome, str] = {

@@ -12,6 +12,8 @@ from gpubench.text import words
 CHANGES = (0.01, 0.02, 0.05)  # changes for which the needed repeats are given
 MOST_PRACTICAL = 100  # runs or repeats a side; nobody makes more
 SINGLE = "one against one"
+ENOUGH_SPLITS = 10
+"""The number of random halves or pairs of which a share is given: of fewer, one is more than 10 %."""
 RESOLVABLE = (
     "resolvable: the change that new measurements find with 80 % probability, and in brackets its 95 % range, "
     "because the spread is an estimate"
@@ -22,7 +24,7 @@ def document(found: Noise) -> Document:
     """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
     if not found.metrics:
         return Document(_headline(found), [])
-    split, single = (any(getattr(one, name) for one in found.metrics) for name in ("splits", "single_splits"))
+    split, single = (_of_enough(found.metrics, name) for name in ("splits", "single_splits"))
     cells = [
         {
             "metric": words(one.metric),
@@ -41,6 +43,10 @@ def document(found: Noise) -> Document:
     first = [_measured(found, leading), *_budget(leading, found.margin)] if leading else []
     blocks = [Paragraph(first), shown, Paragraph(_caption(found), "quiet")]
     return Document(_headline(found), blocks, context="gpubench compare --null")
+
+
+def _of_enough(metrics: Sequence[NullMetric], name: str) -> bool:
+    return any(getattr(one, name) >= ENOUGH_SPLITS for one in metrics)
 
 
 def _headline(noise: Noise) -> str:
@@ -80,12 +86,12 @@ def _caption(noise: Noise) -> str:
         f"within: standard error of one {unit} by its steps",
         f"noise floor: the difference between two equal {unit}s that 95 % of them stay below",
     ]
-    if leading and leading.splits:
+    if leading and leading.splits >= ENOUGH_SPLITS:
         said.append(
             f"false verdicts: random halves of equal {unit}s, {leading.per_side} against {leading.per_side}, that were "
             f"called different at a margin of {units.percent(noise.margin)}"
         )
-    if leading and leading.single_splits:
+    if leading and leading.single_splits >= ENOUGH_SPLITS:
         said.append(f"{SINGLE}: pairs of equal {unit}s that were called different by their steps alone")
     return "; ".join([*said, RESOLVABLE])
 
@@ -115,4 +121,4 @@ def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
 
 
 def _of_splits(share: float | None, splits: int) -> str:
-    return "-" if share is None else f"{units.percent(share)} of {splits}"
+    return "-" if share is None or splits < ENOUGH_SPLITS else f"{units.percent(share)} of {splits}"

@@ -152,10 +152,10 @@ def caveat(rank: RankProfile, overhead: float | None, unit: str = "step") -> str
     if overhead is None:
         return f"{said}: they show proportions, not speed"
     if overhead <= 0:
-        return f"{said}; it took no longer than a clean one"
-    said += f"; the profiled {unit} took {units.times(overhead)} as long as a clean one"
+        return f"{said}; it took no longer than one without the profiler"
+    said += f"; the profiled {unit} took {units.times(overhead)} as long as one without the profiler"
     if is_distorted(overhead):
-        return f"{said}: shares below are distorted; times of the clean run are in the metrics"
+        return f"{said}: shares below are distorted; times without the profiler are in the metrics"
     return f"{said}: its times show proportions, not speed"
 
 
@@ -467,7 +467,7 @@ def blocks(
         Paragraph(caveat(first, found.overhead, unit), "warning" if distorted else "quiet", on=UNASKED),
         Paragraph(_distortion(found.overhead) if distorted else "", "warning", "note: ", on=Medium.BRIEF),
     ]
-    times = list(_where_time_went(profile, unit, arranged))
+    times = list(_where_time_went(profile, unit, arranged, own=own))
     return [
         *(_on_page(worth) if compared else worth),
         Paragraph([note for note in notes(profile) if not (own and _is_expected(note, first))], "warning", "note: "),
@@ -492,12 +492,18 @@ def _more(found: Findings, own: bool) -> str:
     return f"{said}; --verify measures what each setting saves" if untried else said
 
 
-def _where_time_went(profile: Profile, unit: str, arranged: Arrangement) -> Iterator[Block]:
-    """Yields where the time went: by part, by rank, over a step, and by what was executed."""
+def _where_time_went(profile: Profile, unit: str, arranged: Arrangement, *, own: bool) -> Iterator[Block]:
+    """Yields where the time went: by part, by rank, over a step, and by what was executed.
+
+    `own` says that there are figures of steps without the profiler beside these.
+    """
     first = profile.ranks[0]
     yield Heading("Where the time went", 3)
     yield from _partition(profile.ranks)
-    parts, of = [_part(first, part) for part in time_parts(first)], f"part {per(first, unit)}"
+    parts, of = (
+        [_part(first, part) for part in time_parts(first)],
+        f"part {per(first, f'profiled {unit}' if own else unit)}",
+    )
     yield Breakdown("", of, "time", parts, on=UNASKED)
     yield Breakdown("", of, "time", [part for part in parts if part.share >= LEAST_DRAWN], on=Medium.BRIEF)
     if len(profile.ranks) > 1:

@@ -465,7 +465,7 @@ _WORKERS = Listing[SampledFunction](
     expendable=("within", "source"),
 )
 _CALLS = Listing[SeenCall](
-    "Lines that read values, make float64 or compute softmax",
+    "Lines that read values, make float64, compute softmax or enter autocast",
     lambda rank, all_: rank.code.calls if rank.code else [],
     {
         "line": Column(lambda rank, one: one.place or one.function),

@@ -102,10 +102,17 @@ def _as_written(run: Run, name: str, kind: type[msgspec.Struct]) -> dict[str, An
     return found
 
 
-def document(paths: Sequence[Path], comparisons: Comparisons | None = None, arranged: Arrangement = PLAIN) -> Document:
+def document(
+    paths: Sequence[Path],
+    comparisons: Comparisons | None = None,
+    arranged: Arrangement = PLAIN,
+    *,
+    later: bool = False,
+) -> Document:
     """Returns what a command prints when its runs have ended: how two compare, each run, and where the files are.
 
-    `arranged` is how the tables of a profile are shown. Raises RunDirectoryError if there is one run,
+    `arranged` is how the tables of a profile are shown. `later` adds the errors that ended runs, for a command other
+    than the one that ran them, which says these itself. Raises RunDirectoryError if there is one run,
     which has ended and is damaged.
     """
     made: list[Block] = list(comparison.document(comparisons).blocks) if comparisons else []
@@ -120,7 +127,7 @@ def document(paths: Sequence[Path], comparisons: Comparisons | None = None, arra
                 raise
             made.append(NestedDocument(f"no results: {error.message}", [], path.name, ""))
             continue
-        found = blocks(run, arranged)
+        found = [*(_error(run) if later else ()), *blocks(run, arranged)]
         if run.status == directory.COMPLETED:  # others may lack files
             found.append(Paragraph(run.problems, "warning", "warning: "))
         shown = EVERYWHERE & ~Medium.BRIEF if comparisons else EVERYWHERE
@@ -429,9 +436,11 @@ def ceilings(run: RunEvidence) -> list[str]:
 
 
 def _error(run: RunEvidence) -> Iterator[Block]:
+    """Yields the error that ended a run, as the command said it."""
     error = run.record.error if run.record else None
     if error:
-        yield Paragraph(str(error.get("message")), "warning", on=Medium.PAGE)
+        yield Paragraph(str(error.get("message")), "warning", "error: ")
+        yield Paragraph(error.get("hint") or "", "quiet", "hint: ")
 
 
 def _since(run: RunEvidence, previous: Comparison | None, earlier: RunEvidence | None) -> Iterator[Block]:

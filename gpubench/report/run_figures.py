@@ -52,9 +52,10 @@ def _measured(run: RunEvidence) -> list[RepeatSteps]:
     """Returns the steps in order. The time of a step is that of its slowest rank."""
     table = run.steps
     first = {window.repeat: window.first for window in run.windows}
+    partial = {window.repeat for window in run.windows if window.partial_first}
     found = []
     for repeat in np.unique(table.repeat).tolist():
-        rows = np.flatnonzero(table.repeat == repeat)
+        rows = np.flatnonzero((table.repeat == repeat) & (table.step >= int(repeat in partial)))
         rows = rows[np.isfinite(table.total[rows])]
         if not len(rows):
             continue

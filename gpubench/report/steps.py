@@ -83,7 +83,7 @@ def after_metrics(run: RunEvidence) -> Iterator[Block]:
         yield Heading("Phases of a step")
         if drawing is not None:
             yield Figure("", drawing, shape="wide")
-        of = "phase of a clean step" if run.kind.diagnosed else "phase"
+        of = "phase of a step without the profiler" if run.kind.diagnosed else "phase"
         parts = [_phase(name, found[name], found[name] / whole) for name in ordered]
         yield Breakdown("", of, "time", parts, on=UNASKED)
         if not run.kind.diagnosed:

@@ -28,7 +28,7 @@ from gpubench.runs.directory import (
     RunRecord,
     Versioned,
 )
-from gpubench.settings.keys import flatten
+from gpubench.settings.keys import assignment, flatten, label
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
 DAMAGED = "damaged"
@@ -321,7 +321,7 @@ def read(folder: str) -> Entry:
         name=known.name if known else None,
         tags=tuple(known.tags) if known else (),
         model=_model(record.command, settings, workload),
-        variant=(known.variant if known else None) or "",
+        variant=_variant(known) if known else "",
         others=tuple(known.interleaved_with) if known else (),
         compared=pair.compared if pair else None,
         device=environment.get("device") or settings.get("device") or workload.get("device"),
@@ -330,6 +330,16 @@ def read(folder: str) -> Entry:
         problem=problems[0] if problems else None,
         packed=msgspec.msgpack.encode(_Details(metrics, settings, environment, left_open, variables)),
     )
+
+
+def _variant(record: RunRecord) -> str:
+    """Returns the label of a run, and for a side of a comparison also what was asked of both sides."""
+    found = record.variant or ""
+    if not record.interleaved_with:
+        return found
+    asked, named = record.asked or {}, f" {found} "
+    common = {key: value for key, value in asked.items() if f" {assignment(key, value)} " not in named}
+    return ", ".join(filter(None, [found, label(common)]))
 
 
 def _attempt(path: Path, parse: Callable[[bytes], Any], problems: list[str], *, is_due: bool = True) -> Any:

@@ -1,7 +1,7 @@
 """Chooses runs of a catalogue, by what they are, when they began and how they were set, and sorts them."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -151,6 +151,18 @@ def value_of(entry: Entry, key: str) -> Any:
     return entry.settings.get(key)
 
 
+MEANT: Mapping[str, Sequence[str]] = {
+    "speed": ("throughput", "speedup"),
+    "fastest": ("throughput", "speedup"),
+    "result": ("throughput", "speedup"),
+    "time": ("step_time", "makespan"),
+    "latency": ("latency_p50", "step_time"),
+    "memory": ("peak_memory_total", "peak_memory_reserved", "peak_memory_rss"),
+    "loss": ("final_loss",),
+}
+"""The metrics that a word may mean. A listing offers the first that its runs have."""
+
+
 def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
     """Returns the runs sorted by a metric, the best first, by a setting, or by a word that a listing shows.
 
@@ -165,6 +177,8 @@ def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
     if not entries:
         return []
     known = dict.fromkeys(name for entry in entries for name in entry.metrics)
+    if meant := [name for name in MEANT.get(by, ()) if name in known]:
+        raise UsageError(f"--sort: no run has a metric or setting {by!r}", offer(meant[:1]))
     if "." not in by and (hint := did_you_mean(by, [*WORDS, *known], cutoff=0.75)):
         raise UsageError(f"--sort: no run has a metric or setting {by!r}", hint)
     key = key_of(by, entries, "--sort")

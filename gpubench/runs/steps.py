@@ -474,6 +474,8 @@ class SteadyWindow(msgspec.Struct, frozen=True):
     start: float
     end: float
     """The end in seconds since the epoch, on the timeline of the rank with the longest window."""
+    partial_first: bool = False
+    """Whether the first step of the repeat is timed only from its first backward pass, so that its time is unknown."""
 
 
 @dataclass(frozen=True)
@@ -543,6 +545,7 @@ def measure(repeat: Repeat) -> Measured | None:
         settled=unsettled <= max(warmup, length // 2 - 1),
         start=float(steps.time[0]),
         end=float(steps.time[-1] + steps.total[-1]),
+        partial_first=any(done.partial_first for done in repeat.done.values()),
     )
     return Measured(repeat, window, recorded, ranks, slowest)
 

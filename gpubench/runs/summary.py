@@ -369,7 +369,9 @@ def _efficiency(
 
 
 def _costs(metrics: Metrics[Measured]) -> None:
-    def first_steps(measured: Measured, count: int) -> float:
+    def first_steps(measured: Measured, count: int) -> float | None:
+        if measured.window.partial_first and count:
+            return None
         return max(steps[:count].wall for steps in measured.recorded.values())
 
     metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))

@@ -6,18 +6,15 @@ A label is made once, when the run is opened. Listings, pages, progress and comp
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpubench.settings.field import fields, setting
-from gpubench.settings.keys import COMMAND, FILLED_IN, REF, THE_RUN, TRIAL, VARIABLES, assignment, flatten
+from gpubench.settings.keys import COMMAND, FILLED_IN, REF, THE_RUN, TRIAL, VARIABLES, flatten, label
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings
 
 BASELINE, WORKING_TREE = "baseline", "working tree"
-UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})
-"""Settings that listings show elsewhere, or that do not distinguish runs."""
-MOST_NAMED = 4
 
 
 def asked(configuration: Configuration[Any]) -> dict[str, Any]:
@@ -35,13 +32,6 @@ def asked(configuration: Configuration[Any]) -> dict[str, Any]:
         if counts and given and value is not None and value != field.get_default():
             found[key] = value
     return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
-
-
-def label(known: Mapping[str, Any]) -> str:
-    """Names what was asked of a run in a few words; "" if nothing was."""
-    words = [assignment(key, value) for key, value in known.items() if key not in UNNAMED]
-    more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
-    return " ".join(words[:MOST_NAMED] + more)
 
 
 def label_of(configuration: Configuration[Any]) -> str:

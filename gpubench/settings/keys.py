@@ -18,6 +18,9 @@ COMMAND, REF = "program.command", "program.ref"
 """The settings that name a program of the user, and the commit of it that is run."""
 MACHINE = "host.name"
 """The fact of the environment that is the name of the machine."""
+UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})
+"""Settings that listings show elsewhere, or that do not distinguish runs."""
+MOST_NAMED = 4
 
 
 def in_words(value: Any) -> str:
@@ -30,6 +33,13 @@ def in_words(value: Any) -> str:
 def assignment(key: str, value: Any) -> str:
     """A setting with its value, as in "workers=2"; of a ref or a machine its name alone."""
     return str(value) if key in (REF, MACHINE) else f"{key.rpartition('.')[2]}={in_words(value)}"
+
+
+def label(asked: Mapping[str, Any]) -> str:
+    """Names what was asked of a run in a few words; "" if nothing was."""
+    words = [assignment(key, value) for key, value in asked.items() if key not in UNNAMED]
+    more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+    return " ".join(words[:MOST_NAMED] + more)
 
 
 def is_empty(value: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpubench import units
+from gpubench.hardware import computes_in
 from gpubench.settings.programs import from_outside
 from gpubench.settings.roles import ROLES
 
@@ -60,12 +61,18 @@ class Subject:
     """The fraction of a step in which the loop waits for data; None if it is unknown."""
     is_too_large: bool = False
     """Whether it needs more memory than the settings to keep may need."""
+    reduced_types: Sequence[str] | None = None
+    """The types of 16 bits that the CPU computes in; None if they are unknown."""
     fixes: Sequence[Changes] = ()
     """The fixes that a profile of it proposes, the most promising one first."""
 
     def now(self, key: str) -> Any:
         """Returns the present value of a setting; None if it is unknown."""
         return self.settings.get(key)
+
+    def lacks(self, precision: str) -> bool:
+        """Returns whether the model runs on a CPU that is known to have no arithmetic for a value of `precision`."""
+        return not self.on_gpu and computes_in(self.reduced_types, precision) is False
 
     @property
     def takes_images(self) -> bool:
@@ -103,10 +110,13 @@ class _Row:
 
 
 def _precision(subject: Subject) -> Sequence[Changes] | str:
-    if subject.now("precision") not in ("fp32", "tf32", None):
-        return f"it is {subject.now('precision')} already"
+    now = subject.now("precision")
+    if now not in ("fp32", "tf32", None):
+        return [{"precision": "fp32"}] if subject.lacks(now) else f"it is {now} already"
+    if subject.lacks("bf16"):
+        return "the CPU has no arithmetic in bf16"
     is_own = "training.batch_size" in subject.settings
-    values = ["tf32", "bf16"] if subject.on_gpu and is_own and subject.now("precision") == "fp32" else ["bf16"]
+    values = ["tf32", "bf16"] if subject.on_gpu and is_own and now == "fp32" else ["bf16"]
     return [{"precision": value} for value in values]
 
 

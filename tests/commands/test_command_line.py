@@ -45,6 +45,14 @@ def test_help_lists_the_commands(command_line: CommandLine, option: str) -> None
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.parametrize("command", ["train-bench", "runs", "runs show", "compare", "tune"])
+@pytest.mark.parametrize("words", ["", "-v", "--results one"])
+def test_every_command_has_its_help_after_any_other_option(command_line: CommandLine, command: str, words: str) -> None:
+    whole, short = (command_line(*command.split(), *words.split(), option) for option in ("--help", "-h"))
+    assert (short.code, short.stderr, short.stdout) == (0, "", whole.stdout)
+    assert short.stdout.startswith("Usage: ")
+
+
 def test_help_of_a_command_shows_examples_and_every_option(command_line: CommandLine) -> None:
     result = command_line("train-bench", "--help")
     assert (result.code, result.stderr) == (0, "")

@@ -20,7 +20,7 @@ from gpubench.registry import PROGRAM, PROGRAM_MEMORY
 from gpubench.report.terminal import Terminal
 from gpubench.runs.directory import CONFIG, RUN
 from gpubench.settings import trust
-from gpubench.settings.keys import flatten
+from gpubench.settings.keys import FILLED_IN, flatten
 from gpubench.settings.loading import Configuration, is_result, load
 from gpubench.settings.programs import ProgramSettings
 from gpubench.settings.schema import TrainSettings
@@ -128,6 +128,18 @@ def test_the_configuration_of_a_received_run_runs_nothing(
     assert "--trust" in hint
     assert not (tmp_path / "taken").exists()
     assert not list((tmp_path / "results").glob("*/2*"))
+
+
+def test_a_command_that_names_no_model_says_once_which_built_in_one_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(quiet=False, verbosity=0)
+    named = load(TrainSettings, None, {"model.name": "resnet50"})
+    unnamed = named.with_overrides({"model.name": "resnet-tiny"}, f"{FILLED_IN}made")
+    permit([named], terminal)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        permit([unnamed], terminal)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["runs resnet-tiny, a built-in model, as none is named; a program of your own goes after --"]
 
 
 def test_what_is_in_the_folder_of_results_is_a_result_whatever_leads_there(tmp_path: Path) -> None:

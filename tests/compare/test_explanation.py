@@ -133,7 +133,7 @@ def test_a_phase_that_one_side_lacks_took_no_time_there() -> None:
     communication = found.waterfall.phases[3]
     assert communication.baseline == 0
     assert communication.change == pytest.approx(3.1 * MS)
-    assert found.notes == ["exposed communication takes +3.10 ms of the +3.10 ms (100 %)"]
+    assert found.notes == ["exposed communication accounts for +3.10 ms of the +3.10 ms (100 %)"]
 
 
 def test_a_phase_of_a_later_version_comes_before_the_rest_of_the_step() -> None:
@@ -155,21 +155,21 @@ def test_steps_of_other_sizes_are_explained_by_the_sample() -> None:
     assert found.waterfall.per == "sample"
     assert found.waterfall.baseline == pytest.approx(35.1 * MS / 16)
     assert found.waterfall.candidate - found.waterfall.baseline == pytest.approx(0.5 * MS)
-    assert found.notes == ["backward takes +500 us of the +500 us a sample (100 %)"]
+    assert found.notes == ["backward accounts for +500 us of the +500 us a sample (100 %)"]
 
 
 def test_the_largest_cause_is_named_first_with_its_share() -> None:
     found = explained(run(), run(STEP | {"forward": 10.5, "backward": 24.1}))
     assert found.notes == [
-        "backward takes +4.10 ms of the +4.60 ms (89 %)",
-        "forward takes +500 us of the +4.60 ms (11 %)",
+        "backward accounts for +4.10 ms of the +4.60 ms (89 %)",
+        "forward accounts for +500 us of the +4.60 ms (11 %)",
     ]
 
 
 def test_a_phase_that_moved_against_the_step_claims_no_share() -> None:
     backward, forward = explained(run(), run(STEP | {"forward": 6.2, "backward": 25.4})).notes
-    assert backward == "backward takes +5.40 ms, while the whole takes +1.60 ms"
-    assert forward == "forward takes -3.80 ms, while the whole takes +1.60 ms"
+    assert backward == "backward changed by +5.40 ms, while the whole changed by +1.60 ms"
+    assert forward == "forward changed by -3.80 ms, while the whole changed by +1.60 ms"
 
 
 def test_changes_within_their_noise_are_not_named() -> None:
@@ -188,10 +188,10 @@ def test_no_sentence_denies_an_interval_that_excludes_zero(settled: bool) -> Non
 
 def test_nothing_is_named_as_the_cause_of_a_change_that_is_not_settled() -> None:
     ours, theirs = run(), run(STEP | {"forward": 14.0})
-    assert explained(ours, theirs, settled=False).notes == ["forward takes +4 ms", OPEN]
+    assert explained(ours, theirs, settled=False).notes == ["forward changed by +4 ms", OPEN]
     noisy = run(noise=0.05), run(STEP | {"backward": 20.3}, noise=0.05)
     assert explained(*noisy, settled=False).notes == [UNSETTLED]
-    assert explained(ours, theirs).notes[0].startswith("forward takes +4 ms")
+    assert explained(ours, theirs).notes[0].startswith("forward accounts for +4 ms")
 
 
 def test_phases_are_judged_together_and_each_keeps_its_own_interval() -> None:
@@ -328,7 +328,7 @@ def test_telemetry_outside_the_steady_windows_does_not_count() -> None:
 
 def test_phases_that_grew_while_the_device_was_idle_are_called_symptoms() -> None:
     notes = explained(run(starved=0.03), run(STEP | {"data_wait": 9.0}, starved=0.92)).notes
-    assert notes[0].startswith("data wait takes +8")
+    assert notes[0].startswith("data wait accounts for +8")
     assert notes[1].startswith("the device was idle at the start of 92.0 % of the steps (3 % before)")
 
 

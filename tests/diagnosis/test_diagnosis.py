@@ -113,7 +113,10 @@ def recorded(overhead: float, **metrics: float) -> str:
 
 def test_the_headline_of_a_step_that_recording_distorts_is_of_a_clean_one() -> None:
     clean = {"step_time": 0.1, "phase_backward": 0.055, "phase_forward": 0.03, "phase_optimizer": 0.009}
-    assert recorded(1.5, **clean) == "CPU: 55 % of a clean step in the backward pass, 30 % in the forward pass"
+    assert (
+        recorded(1.5, **clean)
+        == "CPU, without the profiler: 55 % of a step in the backward pass, 30 % in the forward pass"
+    )
     assert recorded(0.2, **clean) == "CPU: 69 % of the step in operators, 31 % in Python"
     assert recorded(1.5) == "CPU: 69 % of the step in operators, 31 % in Python"
 

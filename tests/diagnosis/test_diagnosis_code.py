@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, only, operator, python, stretch, training, wait
 
 from gpubench.diagnosis.case import ProfileCase
@@ -57,7 +58,7 @@ def test_a_loader_without_workers_is_slow_because_of_a_function_of_the_program()
     code = main(function(465), function(20, function="read"), function(15, file="", function="collate"))
     found = only(waiting(code, data__workers=0))
     assert found.evidence[0] == (
-        "a step of the clean run takes 100 ms and waits 51.0 % of it for its batches; 93.0 % of the time in which "
+        "a step without the profiler takes 100 ms and waits 51.0 % of it for its batches; 93.0 % of the time in which "
         "batches are made is in augment at data.py:14"
     )
     assert found.evidence[1] == (
@@ -87,7 +88,7 @@ def test_where_no_core_is_left_the_advice_is_the_function() -> None:
 def test_what_waits_for_workers_is_no_function_that_makes_batches() -> None:
     code = main(function(900, file="train.py", function="train"))
     (first, *_) = only(waiting(code, data__workers=2)).evidence
-    assert first == "a step of the clean run takes 100 ms and waits 51.0 % of it for its batches"
+    assert first == "a step without the profiler takes 100 ms and waits 51.0 % of it for its batches"
 
 
 def test_few_samples_name_nothing() -> None:
@@ -120,8 +121,48 @@ def test_the_lines_that_read_values_are_named_and_nothing_is_asked_for() -> None
     known = case(gpu(synchronisations=waits, code=code, missing={"stacks": "with_stack"}), settings={})
     found = diagnose(known)
     (one,) = [one for one in found.findings if one.id == "synchronisation"]
+    assert one.evidence[0].endswith("; read by train.py:31 item")
     assert one.evidence[-1] == "train.py:31 in train calls item 1 time a step: print(loss.item())"
     assert not [each for each in found.unanswered if each.id == "synchronisation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "is_slow"),
+    [
+        ("aten::_slow_conv2d_forward", ["bf16"], True),
+        ("aten::_slow_conv2d_forward", None, True),
+        ("aten::addmm", [], True),
+        ("aten::convolution_backward", ["fp16"], True),
+        ("aten::addmm", ["bf16"], False),
+        ("aten::addmm", None, False),
+    ],
+)
+def test_products_in_a_type_that_the_cpu_does_not_compute_in_go_back_to_fp32(
+    name: str, types: list[str] | None, is_slow: bool
+) -> None:
+    one = operator(name, 0, host=40 * PERCENT, dtype="bfloat16", shapes="[8, 32] [32, 10]")
+    rank = cpu(
+        operators=[one, operator("aten::relu", 0, host=20 * PERCENT, dtype="bfloat16")],
+        code=calling(call("autocast", name="torch.autocast", line=9, source="with torch.autocast('cpu'):")),
+    )
+    environment = {} if types is None else {"cpu.reduced_types": types}
+    found = diagnose(case(rank, settings=training(precision="bf16"), environment=environment)).findings
+    slow = [one for one in found if one.id == "slow-reduced-type"]
+    assert bool(slow) is is_slow
+    if slow:
+        assert slow[0].severity == "high"
+        assert slow[0].fix == {"precision": "fp32"}
+        assert "(60.0 %)" in slow[0].evidence[0]
+        assert (
+            slow[0].evidence[-1]
+            == "train.py:9 in train calls torch.autocast 1 time a step: with torch.autocast('cpu'):"
+        )
+    assert not [one for one in diagnose(case(cpu(operators=[one]), environment=environment)).findings if one.fix]
+
+
+def test_a_slow_convolution_in_float64_is_one_of_its_products() -> None:
+    rank = cpu(operators=[operator("aten::_slow_conv2d_forward", 0, host=40 * PERCENT, dtype="float64")])
+    assert finding(case(rank, settings=training()), "float64")
 
 
 def test_what_makes_a_model_compute_in_float64_is_named() -> None:

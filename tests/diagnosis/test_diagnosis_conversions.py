@@ -9,10 +9,10 @@ from gpubench.diagnosis.case import ProfileCase
 def test_casts_on_a_cpu_without_bf16_go_back_to_fp32() -> None:
     rank = cpu(copies=[copy("dtype_cast", phase="forward", host=20 * PERCENT)])
     settings = training(precision="bf16", performance__cpu_threads=2)
-    finding = only(case(rank, settings=settings, environment={"cpu.capability": "AVX2", "cpu.usable_cores": 2}))
+    finding = only(case(rank, settings=settings, environment={"cpu.reduced_types": [], "cpu.usable_cores": 2}))
     assert finding.id == "casts"
     assert finding.fix == {"precision": "fp32"}
-    assert "the CPU's instruction set (AVX2) has no arithmetic in that type" in finding.evidence
+    assert "the CPU has no arithmetic in that type" in finding.evidence
 
 
 def test_casts_before_the_model_are_the_datas() -> None:

@@ -74,7 +74,7 @@ def test_the_clean_run_decides_where_there_is_one() -> None:
         metrics={"step_time": 0.08, "phase_data_wait": 0.04, "starved_steps": 0.9},
     )
     assert only(truly_slow).evidence[0] == (
-        "a step of the clean run takes 80 ms and waits 50.0 % of it for its batches"
+        "a step without the profiler takes 80 ms and waits 50.0 % of it for its batches"
     )
 
 

@@ -76,7 +76,7 @@ def test_what_recording_cost_is_taken_off_before_the_host_is_blamed() -> None:
     finding = only(case(rank, overhead=0.2))
     assert saving(finding) == pytest.approx(0.4 * 1.2 - 0.2)
     assert finding.evidence[-1] == (
-        "recording made the step 20.0 % longer; without that overhead, 28.0 % of a clean step is left"
+        "recording made the step 20.0 % longer; without that overhead, 28.0 % of it is left"
     )
     assert ids(case(rank, overhead=0.5)) == ["launch-bound"]
     assert ids(case(rank, overhead=0.6)) == []

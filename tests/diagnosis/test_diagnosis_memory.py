@@ -25,7 +25,7 @@ def test_checkpointing_is_given_up_where_memory_allows() -> None:
     finding = only(repeating(20 * PERCENT, model__activation_checkpointing=True))
     assert (finding.id, finding.fix) == ("recompute", {"model.activation_checkpointing": False})
     assert saving(finding) == pytest.approx(0.2)
-    assert "the clean run held 25.0 % of the GPU's memory at its peak" in finding.evidence
+    assert "the run without the profiler held 25.0 % of the GPU's memory at its peak" in finding.evidence
 
 
 def test_on_a_cpu_what_is_computed_twice_is_the_hosts_time() -> None:

@@ -57,7 +57,7 @@ def test_of_a_trace_from_elsewhere_the_launches_tell() -> None:
 def test_the_clean_runs_optimizer_time_is_the_one_quoted() -> None:
     settings = training(training__optimizer_impl="loop")
     clean = case(gpu(), settings=settings, metrics={"step_time": 0.1, "phase_optimizer": 0.01})
-    assert only(clean).evidence[0] == "the optimizer takes 10 ms of a clean step (10.0 %)"
+    assert only(clean).evidence[0] == "the optimizer takes 10 ms of a step without the profiler (10.0 %)"
 
 
 def test_gradients_filled_with_zeros_are_better_dropped() -> None:

@@ -100,7 +100,7 @@ def test_a_program_is_ended_without_a_trace_of_it(tmp_path: Path, words: list[st
 def test_a_program_is_profiled(tmp_path: Path, name: str) -> None:
     run = gpubench("profile", "--repeats", "1", "-q", "--", *python(name), results=tmp_path, cwd=PROGRAMS)
     assert run.code == 0, run.stderr
-    assert "part of a step" in run.stdout
+    assert "part of a profiled step" in run.stdout
     assert not {"nan", "Traceback"} & set(run.stdout.split())
 
 

@@ -127,7 +127,7 @@ def test_a_picture_holds_the_lines_that_it_is_told_to(
     steps: ModuleType, name: str, lines: slice, tmp_path: Path
 ) -> None:
     cut: Callable[..., str] = steps.cut
-    text = ["head", "1. \x1b[31mfirst\x1b[0m", "part of a step", "python", "-v also shows"]
+    text = ["head", "1. \x1b[31mfirst\x1b[0m", "part of a profiled step", "python", "-v also shows"]
     shown = cut("\n" + "\n".join(text) + "\n", getattr(steps, name))
     assert shown == "\n".join(text[lines])
     shown = f"{shown} first"

@@ -1,8 +1,10 @@
 import time
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gpubench.events import Step
 from gpubench.host import live
@@ -40,3 +42,15 @@ def test_progress_says_the_time_left_once_it_is_known_and_phases_in_the_order_of
     progress.ends = time.monotonic() + 3600.4
     assert live.describe(progress).startswith("workers=2, repeat 2 of 3  step 1/10")
     assert live.describe(progress).endswith("about 60 min left")
+
+
+def test_progress_says_nothing_of_an_estimate_that_has_passed() -> None:
+    progress = TrainProgress(repeat=0, repeats=1, planned=7, ends=time.monotonic() - 30)
+    assert "left" not in live.describe(progress)
+    progress.take([Step(0, 0, 0, 17, time=0.0, total=1.0, phases={"other": 1.0}, host=0.1, samples=4)])
+    shown = StringIO()
+    Console(file=shown, width=100).print(live.draw("mine", progress))
+    for said in (live.describe(progress), shown.getvalue()):
+        assert "18" in said
+        assert "7" not in said.replace("17", "")
+        assert "left" not in said

@@ -457,6 +457,24 @@ def test_what_comes_long_before_the_first_update_is_set_up(tmp_path: Path) -> No
     assert len(found.steps) == 12
 
 
+@pytest.mark.parametrize("first", ["draw", "zero_grad", "forward"])
+def test_a_first_step_whose_beginning_is_not_seen_is_told(tmp_path: Path, first: str) -> None:
+    """Modules are known only from the first backward pass on, so that a forward pass before it is not seen."""
+
+    def run() -> None:
+        loop = Loop()
+        for (batch,) in loop.data if first == "draw" else [(torch.randn(4, 3),)] * 12:
+            if first == "zero_grad":
+                loop.optimizer.zero_grad()
+            for _ in range(2):
+                loop.model(batch).square().mean().backward()
+            loop.optimizer.step()
+            if first != "zero_grad":
+                loop.optimizer.zero_grad()
+
+    assert probed(tmp_path, run).events["repeatdone"]["partial_first"] is (first == "forward")
+
+
 def test_a_batch_of_a_class_of_the_program_does_no_harm(tmp_path: Path) -> None:
     class Table:
         values = 7

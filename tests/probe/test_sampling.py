@@ -290,7 +290,7 @@ def test_the_steps_after_the_trace_are_sampled_and_their_calls_seen(
 
 
 def test_calls_are_seen_with_their_lines_and_everything_is_put_back(places: SourcePlaces) -> None:
-    before = dict(vars(torch.Tensor)), torch.softmax, torch.tensor
+    before = dict(vars(torch.Tensor)), dict(vars(torch.autocast)), torch.softmax, torch.tensor
     lines = CallLines(places)
     lines.start(get_ident(), lambda: "other")
     try:
@@ -301,12 +301,15 @@ def test_calls_are_seen_with_their_lines_and_everything_is_put_back(places: Sour
             f"{value.sum():.2f}"
         threading.Thread(target=value.tolist).start()
         torch.tensor([1.0], dtype=torch.float64)
+        with torch.autocast("cpu"), torch.autocast("cpu", enabled=False):
+            pass
     finally:
         lines.stop()
-    assert (dict(vars(torch.Tensor)), torch.softmax, torch.tensor) == before
+    assert (dict(vars(torch.Tensor)), dict(vars(torch.autocast)), torch.softmax, torch.tensor) == before
     seen = {(one["kind"], one["name"]): one for one in lines.json()}
     assert seen.keys() == {
         ("softmax", "softmax"), ("float64", "double"), ("float64", "tensor"), ("read", "bool"), ("read", "item"),
+        ("autocast", "torch.autocast"),
     }  # fmt: skip
     assert seen["softmax", "softmax"]["source"] == "nn.functional.softmax(value, -1)"
     assert seen["softmax", "softmax"]["within"] == "torch.nn.functional.softmax"

@@ -15,8 +15,7 @@ from gpubench.registry import RUN_KINDS
 from gpubench.report import sweep
 from gpubench.report.document import Paragraph
 from gpubench.runs.directory import ENVIRONMENT, FAILED, RunWriter
-from gpubench.settings.identity import label
-from gpubench.settings.keys import in_words
+from gpubench.settings.keys import in_words, label
 
 GAP = re.compile(r"\bNone\b|  |\(\)|\( | \)| ,|,,|: *$|[(=,] *[,)]|\b(was|of|from|on)\)| (was|of|is|on|with)[,;]")
 

@@ -86,6 +86,8 @@ def test_a_run_whose_samples_differ_from_the_reference_fails_again(command_line:
     assert done.code == 1
     assert done.stderr.splitlines()[-2:] == [f"error: {error['message']}", f"hint: {error['hint']}"]
     assert json.loads(done.stdout)["runs"][0]["error"] == error
+    shown = command_line("runs", "show", str(path)).stdout.splitlines()
+    assert {f"error: {error['message']}", f"hint: {error['hint']}"} <= set(shown)
 
 
 def test_of_a_run_that_was_killed_before_it_summed_up_it_says_that(command_line: CommandLine, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_was_recorded_and_what_its_times_are_worth_is_said_first() -> None:
         (-0.01, "took no longer", "quiet"),
         (0.1, "1.10 times as long", "quiet"),
         (0.34, "shares below are distorted", "warning"),
-        (4.5, "5.5 times as long as a clean one: shares below are distorted", "warning"),
+        (4.5, "5.5 times as long as one without the profiler: shares below are distorted", "warning"),
     ],
 )
 def test_the_overhead_is_told_as_far_as_it_is_known_and_one_that_distorts_is_a_warning(

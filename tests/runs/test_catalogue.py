@@ -42,6 +42,25 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("variant", "asked", "others", "said"),
+    [
+        ("baseline", {"OMP_NUM_THREADS": "1"}, ["other"], "baseline, OMP_NUM_THREADS=1"),
+        ("workers=2", {"data.workers": 2, "precision": "bf16"}, ["other"], "workers=2, precision=bf16"),
+        ("workers=2", {"program.command": "python train.py", "data.workers": 2}, ["other"], "workers=2"),
+        ("OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}, [], "OMP_NUM_THREADS=1"),
+        ("baseline", {}, ["other"], "baseline"),
+        ("baseline", None, ["other"], "baseline"),
+    ],
+)
+def test_a_listing_tells_what_was_asked_of_both_sides_of_a_comparison(
+    tmp_path: Path, variant: str, asked: dict[str, object] | None, others: list[str], said: str
+) -> None:
+    edit(write_run(tmp_path) / RUN, variant=variant, asked=asked, interleaved_with=others)
+    (entry,) = catalogue(tmp_path)
+    assert entry.variant == said
+
+
 def test_an_entry_says_what_the_files_say(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     edit(path / RUN, name="base", tags=["b", "a"], observed={"performance.matmul_precision": "high"})

@@ -50,6 +50,14 @@ def summary_of(*repeats: Repeat, device: str | None = None, precision: str = "bf
     return summarise(repeats, device, precision, **known)  # type: ignore[arg-type]
 
 
+def test_a_first_step_that_is_timed_from_within_has_no_time() -> None:
+    repeat = repeat_of([step(number, 0.2) for number in range(6)])
+    repeat.done[0] = structs.replace(repeat.done[0], partial_first=True)
+    found = summary_of(repeat)
+    assert found["step_time"].estimate == pytest.approx(0.2)
+    assert not {"first_step_time", "warmup_time"} & {metric.name for metric in found.metrics}
+
+
 def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:
     totals = [5.0, 5.0, 0.1, 0.3, 0.1, 0.3]
     found = summary_of(repeat_of([step(i, total) for i, total in enumerate(totals)]))

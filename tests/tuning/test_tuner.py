@@ -341,6 +341,14 @@ def test_levels_differ_from_what_is_set() -> None:
     assert levels == {"precision": ["bf16"], "data.workers": [1, 2, 4], "performance.cpu_threads": [1, 2]}
 
 
+@pytest.mark.parametrize(("now", "tried"), [("bf16", ["fp32"]), ("amp", ["fp32"]), ("fp32", None)])
+def test_a_cpu_without_arithmetic_in_16_bits_is_tried_in_fp32(now: str, tried: list[str] | None) -> None:
+    lacking = subject(settings={**subject().settings, "precision": now}, reduced_types=[])
+    assert chosen(lacking)[0].get("precision") == tried
+    having = subject(settings=lacking.settings, reduced_types=["bf16", "fp16"])
+    assert chosen(having)[0].get("precision") == (["bf16"] if now == "fp32" else None)
+
+
 def test_what_cannot_matter_is_not_tried() -> None:
     levels, untried = chosen(subject(waits=0.001))
     assert "data.workers" not in levels

@@ -20,9 +20,11 @@ def check_out(ref: str, program: CommandSettings, folder: str) -> tuple[CommandS
     for word in filter(os.path.isabs, program.words):
         path = Path(word).resolve()
         if path.is_relative_to(top.resolve()) and path.is_file() and git.is_tracked(top, path):
+            relative = os.path.relpath(path, directory.resolve())
+            words = [relative if each == word else each for each in program.words]
             raise UsageError(
                 f"{word} names the file in your directory, not the one of commit {ref}",
-                "give its path relative to the directory",
+                f"give its path relative to the directory: -- {shlex.join(words)}",
             )
     name, *arguments = program.words
     if os.sep in name and not (there / name).exists():  # such as .venv/bin/python, which git does not track

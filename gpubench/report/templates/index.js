@@ -71,7 +71,8 @@ function cell(run, key, label) {
     const note = document.createElement("small");
     note.textContent = run.metric + (run.doubt ? ", " + run.doubt : ""); made.append(note);
   }
-  if (key === "run" || key === "model" || key === "variant") made.className = key === "run" ? "full" : "";
+  if (key === "run" || key === "model" || key === "variant") made.className = { run: "full", model: "", variant: "words" }[key];
+  if (["tags", "experiment"].includes(key)) made.className = "words";
   if (["started", "result", "command", "commit"].includes(key)) made.className = "nowrap";
   if (key === "status") made.className = "nowrap " + (["failed", "damaged", "interrupted", "running"].includes(run.status) ? run.status : "");
   if (key !== "run" && run[key]) made.dataset.name = label.toLowerCase();

@@ -359,7 +359,8 @@ def test_a_directory_is_compared_with_a_commit_and_left_as_it_is(tmp_path: Path)
     words = (sys.executable, str(own), "500", "0")
     run = measure(tmp_path / "results3", *words, options=["--vs-ref", "main"], cwd=own.parent)
     assert run.code == 2
-    assert errors(run)[1] == "give its path relative to the directory"
+    assert errors(run)[1].startswith("give its path relative to the directory: -- ")
+    assert errors(run)[1].endswith(" train.py 500 0")
 
 
 def test_the_run_of_a_program_is_repeated_from_its_configuration(tmp_path: Path) -> None:
