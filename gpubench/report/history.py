@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,26 +46,26 @@ SHOWN = 12  # characters of a commit
 def document(found: Histories, page: Path | None = None) -> Document:
     """Returns the report. `page` is where its page will be, which its links to runs start from."""
     series = sorted(found.series, key=_newest_change, reverse=True)
+    shared = {name for name, count in Counter(map(_name, series)).items() if count > 1}
     blocks: list[Block] = list(_gates(found.gate))
     changed = [(one, change) for one in series for change in one.changes]
     newest_first = sorted(changed, key=lambda each: (each[1].cause == "code", each[1].started), reverse=True)
     if len(series) > 1:
-        blocks += _overview(series)
+        blocks += _overview(series, shared)
     elif series:
         blocks.append(Paragraph(_line(series[0]), on=TEXT))
     named = len(series) > 1
     for number, (one, change) in enumerate(newest_first):
         on = Medium.TERMINAL if number < BRIEF_CHANGES else Medium.DETAILS
-        blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
+        whose = _title(one, shared, 50) if named and number > 0 else ""
+        blocks += _change(one, change, on | Medium.MARKDOWN, whose)
     if (more := len(newest_first) - BRIEF_CHANGES) > 0:
         blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
-    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    known = Counter(map(_name, series))
+    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series, shared)]
     for number, one in enumerate(series, 1):
-        title = f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one)
-        blocks.append(Heading(title, anchor=f"series-{number}"))
+        blocks.append(Heading(_title(one, shared), anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
         _headline(series, newest_first),
@@ -140,11 +140,11 @@ def _gate(result: GateResult) -> str:
     return f"--fail-on {result.condition}: {verdict}, {phrases.worsening(result)} ({shorten(result.candidate, 50)})"
 
 
-def _overview(series: Sequence[Series]) -> Iterator[Block]:
+def _overview(series: Sequence[Series], shared: Collection[str]) -> Iterator[Block]:
     """Yields the series as a table, a few of them in a terminal without -v."""
     rows: list[Mapping[str, str | Cell]] = [
         {
-            "workload": shorten(_name(one), 60),
+            "workload": _title(one, shared, 60),
             "runs": f"{len(one.points):,}",
             "now": units.quantity(one.points[-1].estimate, one.unit),
             "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
@@ -172,6 +172,12 @@ def _name(one: Series) -> str:
     return f"{one.workload} ({', '.join(one.varied)})" if one.varied else one.workload
 
 
+def _title(one: Series, shared: Collection[str], most: int = 1000) -> str:
+    """Returns the name of a series in about `most` characters, with its metric if the name is a `shared` one."""
+    name = shorten(_name(one), most)
+    return f"{name}: {words(one.metric)}" if _name(one) in shared else name
+
+
 def _line(one: Series) -> str:
     """Returns a series in one line."""
     now = units.quantity(one.points[-1].estimate, one.unit)
@@ -181,10 +187,13 @@ def _line(one: Series) -> str:
     return f"{curve}  {units.counted(len(one.points), 'run')}, {when}; {words(one.metric)} is now {now}"
 
 
-def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
-    """Yields what is known of a change."""
-    whose = f" ({shorten(_name(one), 50)})" if named else ""
-    yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
+def _change(one: Series, change: LevelChange, on: Medium, whose: str) -> Iterator[Block]:
+    """Yields what is known of a change. `whose` is the title of its series; "" where that is clear."""
+    yield Paragraph(
+        f"{_when(one, change)}{f' ({whose})' if whose else ''}",
+        "strong" if change.outcome == "worse" else "plain",
+        on=on,
+    )
     brief = on & Medium.BRIEF
     if brief:
         yield Paragraph(_because(change, BRIEF_DIFFERENCES), on=brief)
@@ -236,13 +245,13 @@ def _wandering(series: Sequence[Series]) -> str:
     )
 
 
-def _limits(series: Iterable[Series]) -> Iterator[str]:
+def _limits(series: Sequence[Series], shared: Collection[str]) -> Iterator[str]:
     """Yields what can be seen in each series."""
     for one in series:
         if one.noise is not None:
             seen = "no change" if one.visible is None else f"a change of {_rounded(one.visible)}"
             yield (
-                f"{shorten(_name(one), 60)}: runs of one level differ by {units.percent(one.noise)}; {seen} "
+                f"{_title(one, shared, 60)}: runs of one level differ by {units.percent(one.noise)}; {seen} "
                 f"would be visible after {FEWEST} runs"
             )
 
