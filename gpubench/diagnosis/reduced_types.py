@@ -3,7 +3,8 @@
 from gpubench import units
 from gpubench.diagnosis import code
 from gpubench.diagnosis.case import Answers, Estimated, ProfileCase, severity
-from gpubench.diagnosis.fp32_products import PRODUCTS_WORTH, is_product
+from gpubench.diagnosis.fp32_products import PRODUCTS_WORTH
+from gpubench.diagnosis.matrix_products import is_product
 from gpubench.findings import Finding
 from gpubench.trace.profile import Operator, short_shapes
 

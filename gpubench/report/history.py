@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,24 +47,26 @@ SHOWN = 12  # characters of a commit
 def document(found: Histories, page: Path | None = None) -> Document:
     """Returns the report. `page` is where its page will be, which its links to runs start from."""
     series = sorted(found.series, key=_newest_change, reverse=True)
+    shared = {name for name, count in Counter(map(_name, series)).items() if count > 1}
     blocks: list[Block] = list(_gates(found.gate))
     changed = [(one, change) for one in series for change in one.changes]
     newest_first = sorted(changed, key=lambda each: (each[1].cause == "code", each[1].started), reverse=True)
     if len(series) > 1:
-        blocks += _overview(series)
+        blocks += _overview(series, shared)
     elif series:
         blocks.append(Paragraph(_line(series[0]), on=TEXT))
     named = len(series) > 1
     for number, (one, change) in enumerate(newest_first):
         on = Medium.TERMINAL if number < BRIEF_CHANGES else Medium.DETAILS
-        blocks += _change(one, change, on | Medium.MARKDOWN, named=named and number > 0)
+        whose = _title(one, shared, 50) if named and number > 0 else ""
+        blocks += _change(one, change, on | Medium.MARKDOWN, whose)
     if (more := len(newest_first) - BRIEF_CHANGES) > 0:
         blocks.append(Paragraph(f"and {units.counted(more, 'older change')}: -v", "quiet", on=Medium.BRIEF))
     if wandering := [one for one in series if one.wanders]:
         blocks.append(Paragraph(_wandering(wandering), "quiet"))
-    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series)]
-    for number, (one, title) in enumerate(zip(series, _titles(series), strict=True), 1):
-        blocks.append(Heading(title, anchor=f"series-{number}"))
+    blocks += [Paragraph(line, "quiet", on=UNASKED) for line in _limits(series, shared)]
+    for number, one in enumerate(series, 1):
+        blocks.append(Heading(_title(one, shared), anchor=f"series-{number}"))
         blocks += _on_page(one, page.parent if page else Path())
     return Document(
         _headline(series, newest_first),
@@ -152,17 +154,17 @@ def _gate(result: GateResult) -> str:
     return f"--fail-on {result.condition}: {verdict}, {phrases.worsening(result)} ({shorten(result.candidate, 50)})"
 
 
-def _overview(series: Sequence[Series]) -> Iterator[Block]:
+def _overview(series: Sequence[Series], shared: Collection[str]) -> Iterator[Block]:
     """Yields the series as a table, a few of them in a terminal without -v."""
     rows: list[Mapping[str, str | Cell]] = [
         {
-            "workload": shorten(title, 60),
+            "workload": _title(one, shared, 60),
             "runs": f"{len(one.points):,}",
             "now": _quoted(one, one.points[-1])[0],
             "over time": sparkline([point.estimate for point in one.points], SPARKS // 2),
             "last change": _last(one),
         }
-        for one, title in zip(series, _titles(series), strict=True)
+        for one in series
     ]
     named, expendable = ("workload", "over time", "last change"), ("runs", "over time")
     more = len(rows) - BRIEF_SERIES
@@ -184,10 +186,10 @@ def _name(one: Series) -> str:
     return f"{one.workload} ({', '.join(one.varied)})" if one.varied else one.workload
 
 
-def _titles(series: Sequence[Series]) -> list[str]:
-    """Returns the names of series, with the metric where several have the same name."""
-    known = Counter(map(_name, series))
-    return [f"{_name(one)}: {words(one.metric)}" if known[_name(one)] > 1 else _name(one) for one in series]
+def _title(one: Series, shared: Collection[str], most: int = 1000) -> str:
+    """Returns the name of a series in about `most` characters, with its metric if the name is a `shared` one."""
+    name = shorten(_name(one), most)
+    return f"{name}: {words(one.metric)}" if _name(one) in shared else name
 
 
 def _line(one: Series) -> str:
@@ -204,9 +206,13 @@ def _quoted(one: Series, point: SeriesPoint) -> tuple[str, str]:
     return quoted.of_entry(EntryFigure(point.estimate, low, high, one.unit, one.better))
 
 
-def _change(one: Series, change: LevelChange, on: Medium, *, named: bool) -> Iterator[Block]:
-    whose = f" ({shorten(_name(one), 50)})" if named else ""
-    yield Paragraph(f"{_when(one, change)}{whose}", "strong" if change.outcome == "worse" else "plain", on=on)
+def _change(one: Series, change: LevelChange, on: Medium, whose: str) -> Iterator[Block]:
+    """Yields what is known of a change. `whose` is the title of its series; "" where that is clear."""
+    yield Paragraph(
+        f"{_when(one, change)}{f' ({whose})' if whose else ''}",
+        "strong" if change.outcome == "worse" else "plain",
+        on=on,
+    )
     if change.sameness and (refusals := change.sameness.refusals):
         names = {"baseline": "the run before", "candidate": "the run after"}
         yield Paragraph(
@@ -262,13 +268,13 @@ def _wandering(series: Sequence[Series]) -> str:
     )
 
 
-def _limits(series: Iterable[Series]) -> Iterator[str]:
+def _limits(series: Sequence[Series], shared: Collection[str]) -> Iterator[str]:
     """States which change could be seen in each series."""
     for one in series:
         if one.noise is not None:
             seen = "no change" if one.visible is None else f"a change of {_rounded(one.visible)}"
             yield (
-                f"{shorten(_name(one), 60)}: runs of one level differ by {units.difference(one.noise)}; {seen} "
+                f"{_title(one, shared, 60)}: runs of one level differ by {units.difference(one.noise)}; {seen} "
                 f"would be visible after {FEWEST} runs"
             )
 

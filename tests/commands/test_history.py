@@ -303,6 +303,15 @@ def test_a_change_by_more_than_a_factor_of_two_is_a_factor(factor: float) -> Non
     assert not re.search(r"[0-9]{3}\.[0-9] %", said)
 
 
+def test_series_of_one_workload_are_told_apart_by_their_metrics() -> None:
+    (one,) = histories(runs(levels((20, 100.0)))).series
+    other = msgspec.structs.replace(one, metric="step_time")
+    names = [report._title(each, {report._name(one)}) for each in (one, other)]
+    assert names[1].endswith(": step time")
+    assert len(set(names)) == 2
+    assert report._title(one, ()) == report._name(one)
+
+
 def test_a_sparkline_has_the_highest_block_where_the_series_is_highest() -> None:
     assert report.sparkline([1.0, 2.0, 1.0], 24) == "▁█▁"
     assert report.sparkline([5.0] * 100, 24) == "▄" * 24
