@@ -113,10 +113,11 @@ def test_a_program_is_measured_and_its_progress_is_told(tmp_path: Path) -> None:
     async def tell(progress: float, total: float | None, message: str | None) -> None:
         told.append((progress, message))
 
-    found = answer(called(tmp_path, "measure", {"program": takes(500), **FEW}, progress_callback=tell))
+    measured = {"program": takes(500), **FEW, "repeats": 2}
+    found = answer(called(tmp_path, "measure", measured, progress_callback=tell))
     assert (found["status"], found["metrics"][0]["name"]) == ("completed", "throughput")
     assert found["metrics"][0]["estimate"] == pytest.approx(4 / 0.002, rel=1e-3)
-    assert any(message and "one repeat only" in message for _, message in told)
+    assert any(message and "repeat 2 of 2" in message for _, message in told)
     assert [seconds for seconds, _ in told] == sorted({seconds for seconds, _ in told})
 
 

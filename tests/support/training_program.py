@@ -10,6 +10,7 @@ process group on several machines.
 
 import base64
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -45,8 +46,12 @@ def trace() -> dict[str, object]:
 def host_of_the_probe() -> ModuleType:
     """Loads the module as the probe does, in a package with a name of its own."""
     folder = next(entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry.endswith("probe"))
-    package = sys.modules["stand_in"] = ModuleType("stand_in")
-    package.__path__ = [folder]
+    file = str(Path(folder, "__init__.py"))
+    specification = importlib.util.spec_from_file_location("stand_in", file, submodule_search_locations=[folder])
+    assert specification
+    assert specification.loader
+    package = sys.modules["stand_in"] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(package)
     return importlib.import_module("stand_in.host")
 
 
