@@ -437,7 +437,7 @@ def ceilings(run: RunEvidence) -> list[str]:
 
 def _error(run: RunEvidence) -> Iterator[Block]:
     """Yields the error that ended a run, as the command said it."""
-    error = run.record.error if run.record else None
+    error = run.record.error if run.record and run.status != directory.COMPLETED else None
     if error:
         yield Paragraph(str(error.get("message")), "warning", "error: ")
         yield Paragraph(error.get("hint") or "", "quiet", "hint: ")

@@ -107,17 +107,21 @@ def test_each_tool_is_a_method_and_each_method_a_tool() -> None:
     assert KNOWN - commands <= {"judge"}
 
 
-def test_a_program_is_measured_and_its_progress_is_told(tmp_path: Path) -> None:
+def test_a_program_is_measured(tmp_path: Path) -> None:
+    found = answer(called(tmp_path, "measure", {"program": takes(500), **FEW}))
+    assert (found["status"], found["metrics"][0]["name"]) == ("completed", "throughput")
+    assert found["metrics"][0]["estimate"] == pytest.approx(4 / 0.002, rel=1e-3)
+
+
+def test_what_a_command_writes_to_stderr_is_told_as_progress(tmp_path: Path) -> None:
     told: list[tuple[float, str | None]] = []
 
     async def tell(progress: float, total: float | None, message: str | None) -> None:
         told.append((progress, message))
 
-    measured = {"program": takes(500), **FEW, "repeats": 2}
-    found = answer(called(tmp_path, "measure", measured, progress_callback=tell))
-    assert (found["status"], found["metrics"][0]["name"]) == ("completed", "throughput")
-    assert found["metrics"][0]["estimate"] == pytest.approx(4 / 0.002, rel=1e-3)
-    assert any(message and "repeat 2 of 2" in message for _, message in told)
+    code = "import sys; print('repeat 1 of 2', file=sys.stderr); print('repeat 2 of 2', file=sys.stderr); print('{}')"
+    called(tmp_path, "measure", {"program": takes(5)}, (sys.executable, "-c", code), progress_callback=tell)
+    assert [message for _, message in told] == ["repeat 1 of 2", "repeat 2 of 2"]
     assert [seconds for seconds, _ in told] == sorted({seconds for seconds, _ in told})
 
 

@@ -397,7 +397,7 @@ def test_less_work_is_told(changes: dict[str, float], said: str) -> None:
 def test_work_that_varies_between_equal_runs_is_less_only_beyond_that() -> None:
     equal = [CountedWork(passes=100.0), CountedWork(passes=98.0)]
     assert not less_work(equal, CountedWork(passes=97.0))
-    assert less_work(equal, CountedWork(passes=95.0)) == "3.06 % fewer backward passes are in a step (95 instead of 98)"
+    assert less_work(equal, CountedWork(passes=95.0)) == "3.1 % fewer backward passes are in a step (95 instead of 98)"
     assert not less_work([], CountedWork(passes=95.0))
 
 
