@@ -104,7 +104,7 @@ def test_each_tool_is_a_method_and_each_method_a_tool() -> None:
     methods = [name for name, _ in inspect.getmembers(Tools, inspect.isfunction) if not name.startswith("_")]
     assert sorted(methods) == sorted(TOOLS)
     commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
-    assert KNOWN - commands <= {"judge"}
+    assert commands >= KNOWN
 
 
 def test_a_program_is_measured(tmp_path: Path) -> None:
