@@ -36,21 +36,6 @@ if TYPE_CHECKING:
 
 SEARCH = "Search"
 QUIETER = "to detect smaller gains, close other programs, or"
-UNITS = {
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "m": 60,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hr": 3600,
-    "hour": 3600,
-    "d": 86400,
-}
-"""The units of a time in seconds; the words may end in s."""
-PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
-"""One number and its unit, in a time of several such as 1h 30min."""
 EPILOG = """Examples:
 
 gpubench tune --config tiny
