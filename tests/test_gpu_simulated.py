@@ -93,7 +93,7 @@ def test_every_command_names_the_device_as_simulated_and_shows_no_peak(
     done = gpubench(*command, results=tmp_path)
     assert done.code == 0, done.stderr
     assert NAME in done.stdout
-    assert "mfu" not in done.stdout.lower()
+    assert "mfu" not in done.stdout.lower().replace("no mfu: ", ""), "a warning says that there is none"
     assert all(gpu["name"].endswith(NAME) for gpu in done.document("environment.json")["gpus"])
     if (done.run / "summary.json").exists():
         summary = done.document("summary.json")
