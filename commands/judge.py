@@ -305,9 +305,7 @@ def _show(ctx: typer.Context, ledger: Path, shown: options.Shown) -> None:
         )
     edits = read(ledger)
     if shown.json:
-        import msgspec
-
-        text = to_json(msgspec.to_builtins({"edits": edits, "together": together(edits)}))
+        text = to_json({"edits": edits, "together": together(edits)})
     else:
         text = shown.terminal().render(report.of_ledger(ledger, edits))
     output.write(text, f"{ledger} has all edits")

@@ -112,7 +112,7 @@ class Judging:
         Raises UsageError if the aim is not measured, or for a program on several machines.
         """
         made = 0
-        while not self._has_ended(recorders, made):
+        while (ending := self._ending(recorders, made)) is None:
             began = time.monotonic()
             for place in (0, 1) if made % 2 == 0 else (1, 0):
                 yield place
@@ -135,32 +135,28 @@ class Judging:
             if self._others():
                 self.warnings[BESIDE] = None
             say(self._progress())
+        self.ending = ending
 
-    def _has_ended(self, recorders: Sequence[Recorder[Any]], made: int) -> bool:
-        """Returns whether no more rounds are made, and keeps the reason in `ending`."""
+    def _ending(self, recorders: Sequence[Recorder[Any]], made: int) -> Ending | None:
+        """Returns why no more rounds are made; None if another one is."""
         rounds, margin = len(self.values), self._terms.margin
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
-            self.ending = "decided"
-            return True
+            return "decided"
         if made and (exceeds or rounds == FEWEST):
             sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
             if found.refusals or (exceeds and found.loss != "unclear"):
-                self.ending = "decided"
-                return True
+                return "decided"
         most = self._terms.max_memory
         if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
-            self.ending = "decided"
-            return True
+            return "decided"
         if rounds >= self._terms.most:
-            self.ending = "rounds"
-            return True
+            return "rounds"
         budget = self._terms.budget
         if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
-            self.ending = "budget"
-            return True
-        return False
+            return "budget"
+        return None
 
     def _value(self, recorder: Recorder[Any], made: int) -> float | None:
         """Returns the metric in the last repeat of a run; None if that measured nothing."""

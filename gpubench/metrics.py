@@ -8,6 +8,8 @@ from msgspec import Struct
 Better = Literal["lower", "higher"]
 LATENCIES: Mapping[str, float] = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 """The quantiles of the latency of inference: the share of the steps that take at most as long."""
+PEAKS = ("peak_memory_reserved", "peak_memory_rss")
+"""The metrics of the peak memory on a GPU and on a CPU."""
 TOO_WIDE = 2.0
 """The ratio of an interval's upper end to its lower end above which the metric is shown as a range, not as a figure."""
 SAYS_NOTHING = TOO_WIDE**2

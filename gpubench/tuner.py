@@ -18,6 +18,7 @@ from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
+from gpubench.metrics import PEAKS
 from gpubench.registry import TUNE
 from gpubench.runs import clocks
 from gpubench.runs.directory import timestamp
@@ -37,8 +38,6 @@ from gpubench.tuning.result import Loss, RunBlock, SearchRun, Tuning, named
 from gpubench.tuning.search import Search
 from gpubench.tuning.treatments import Subject, choose
 
-PEAKS = ("peak_memory_reserved", "peak_memory_rss")
-"""The metrics of the peak memory on a GPU and on a CPU."""
 LATE = 0.1
 """How far a search may exceed its time limit, as a fraction of it, if runs take longer than the ones before them."""
 MOST_STEPS = 50

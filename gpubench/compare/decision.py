@@ -12,7 +12,7 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, LossOutcome, WorkFound
 from gpubench.compare.sequential import Look
 from gpubench.errors import GpubenchError
-from gpubench.metrics import LATENCIES, Metric
+from gpubench.metrics import LATENCIES, PEAKS, Metric
 from gpubench.runs import directory
 
 Answer = Literal["keep", "discard", "undecided", "refused"]
@@ -21,8 +21,6 @@ Ending = Literal["decided", "rounds", "budget", "interrupted", "failed"]
 """Why no more rounds were made: they decide, they are as many as may be made, the time is up, Ctrl-C, or a failure."""
 
 EXIT_CODES: Mapping[Answer, int] = {"keep": 0, "discard": 3, "undecided": 4, "refused": 5}
-PEAKS = ("peak_memory_reserved", "peak_memory_rss")
-"""The metrics of the peak memory on a GPU and on a CPU."""
 METRICS: Mapping[Aim, Sequence[str]] = {
     "throughput": ("throughput",),
     "latency": (next(iter(LATENCIES)), "step_time"),

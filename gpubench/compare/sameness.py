@@ -18,15 +18,13 @@ from gpubench.settings.roles import ROLES
 
 STRATEGY = "distributed.strategy"
 """The setting by which ranks share the parameters."""
-OTHER_WORK = "does less work: "
+LESS_WORK = "does less work: "
 """How the reason of a refusal begins whose side does less work."""
 OTHER_STEPS = LossFound(
     name="loss",
     outcome="unknown",
     reason="steps of other samples train in another way: train to the same loss to judge it",
 )
-HARMED = "harms the loss: "
-"""How the reason of a refusal begins whose side has another loss."""
 
 
 def judge(
@@ -81,7 +79,7 @@ def _less_work(counted: Sequence[WorkCount], skipped: str) -> Iterator[Refusal]:
     """Yields that the candidate does less work, with all that it does less of."""
     less = [*([skipped] if skipped else []), *(in_words(one) for one in counted if one.less)]
     if less:
-        yield Refusal("work", "candidate", f"{OTHER_WORK}{'; '.join(less)}")
+        yield Refusal("work", "candidate", f"{LESS_WORK}{'; '.join(less)}")
 
 
 def _wrong_clocks(sides: Sequence[Sequence[RunEvidence]], differ: Sequence[bool | None]) -> Iterator[Refusal]:
@@ -101,7 +99,7 @@ def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> I
     """Yields what differs and leaves a verdict."""
     if more := [one for one in counted if one.more]:
         said = "; ".join(in_words(one, of_baseline=True) for one in more)
-        yield f"{baseline.label} {OTHER_WORK}{said}"
+        yield f"{baseline.label} {LESS_WORK}{said}"
     for side, other in ((baseline, candidate), (candidate, baseline)):
         share = _evaluation(side)
         if share and _evaluation(other) == 0:
@@ -160,5 +158,5 @@ def _watched(baseline: Sequence[RunEvidence], candidate: Sequence[RunEvidence], 
 def _harmed(judged: Sequence[LossFound]) -> Iterator[Refusal]:
     for one in judged:
         if one.outcome == "harmed":
-            harms = HARMED if one.name == "loss" else f"harms {one.name}: "
-            yield Refusal("loss", "candidate", f"{harms}{one.reason}")
+            what = "the loss" if one.name == "loss" else one.name
+            yield Refusal("loss", "candidate", f"harms {what}: {one.reason}")

@@ -379,6 +379,7 @@ def _peaks(index: int) -> tuple[int, int, int] | None:
 
 
 IN_MEMORY = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+"""The types of tensors whose values are read from their memory on the CPU."""
 
 
 def _item(value: torch.Tensor) -> float | None:

@@ -15,6 +15,8 @@ from weakref import ref
 
 import torch
 
+from .device import IN_MEMORY
+
 FIRST, ONE_IN = 8, 8
 """The first steps are all looked at, and of the others one in so many."""
 MOST_CONTENTS = 4096
@@ -25,8 +27,6 @@ MOST_OUTPUTS = 4
 """The outputs of a forward pass of which one has to be reached by a backward pass."""
 PARAMETERS, ELEMENTS = 16, 4
 """The parameters of an update whose values are read, and the elements of each."""
-READABLE = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
-"""The types of parameters whose values are read."""
 
 
 class SpotChecks:
@@ -143,7 +143,7 @@ def _is_readable(parameter: Any) -> bool:
         isinstance(each, torch.Tensor)
         and each.device.type == "cpu"
         and each.layout is torch.strided
-        and each.dtype in READABLE
+        and each.dtype in IN_MEMORY
         and each.is_contiguous()
         and each.numel() > 0
         for each in (parameter, gradient)
@@ -155,7 +155,7 @@ def _places(size: int, number: int) -> list[int]:
 
 
 def _value(tensor: Any, place: int) -> float:
-    kind = READABLE[tensor.dtype]
+    kind = IN_MEMORY[tensor.dtype]
     return float(kind.from_address(tensor.data_ptr() + place * ctypes.sizeof(kind)).value)
 
 

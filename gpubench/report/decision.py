@@ -7,6 +7,7 @@ from pathlib import Path
 from gpubench import units
 from gpubench.compare.decision import Decision, Version
 from gpubench.compare.ledger import JudgedEdit, Together, together
+from gpubench.compare.result import to_json
 from gpubench.compare.sequential import MOST
 from gpubench.report.document import UNASKED, Block, Cell, Command, Document, Medium, Paragraph, Style, table
 from gpubench.runs import directory
@@ -18,8 +19,6 @@ SHOWN = 9
 
 def write(decision: Decision, path: Path) -> None:
     """Writes decision.json into the run directory of the edited version."""
-    from gpubench.compare.result import to_json
-
     directory.write_document(path / directory.DECISION, to_json(decision))
 
 

@@ -17,6 +17,7 @@ from gpubench import units
 from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
+from gpubench.metrics import PEAKS
 from gpubench.report import tuning as report
 from gpubench.report.terminal import Terminal
 from gpubench.runs.summary import metric_of
@@ -24,7 +25,7 @@ from gpubench.settings.defaults import complete
 from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
-from gpubench.tuner import PEAKS, SearchFolder, Tuner, Wishes, look
+from gpubench.tuner import SearchFolder, Tuner, Wishes, look
 from gpubench.tuning.conclusion import Contribution
 from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import SearchDrawing
