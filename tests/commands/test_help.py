@@ -1,6 +1,7 @@
 """What the command line shows before it runs anything, whole: every help, what shells offer, and refusals."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -54,8 +55,9 @@ def test_the_help_is_the_golden_one(show: Callable[..., str], golden: Golden, na
 
 
 def test_what_shells_offer_is_the_golden_text(
-    show: Callable[..., str], golden: Golden, monkeypatch: pytest.MonkeyPatch
+    show: Callable[..., str], golden: Golden, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # experiments of the results folder are offered
     monkeypatch.setenv("_GPUBENCH_COMPLETE", "complete_zsh")
     shown = []
     for line in COMPLETED:
