@@ -278,8 +278,8 @@ class Timing:
         if not used and not timed:
             return ""
         said = [f"the events of {name}" for name in timed]
-        if by_host := self.measured[ON_CPU]:
-            said.append(f"the host's clock in {by_host} of {sum(self.measured.values())} updates")
+        if by_cpu := self.measured[ON_CPU]:
+            said.append(f"the CPU's clock in {by_cpu} of {sum(self.measured.values())} updates")
         if others := [name for name in used if name not in timed]:
             said.append(f"the waits for the work on {' and '.join(others)}")
         return ", and ".join(said)

@@ -226,7 +226,7 @@ def not_finite(step: int | None) -> str | None:
 def unanswered(errors: Mapping[str, str]) -> list[str]:
     """Warns of each query of a device that failed in a program of the user, with its error."""
     return [
-        f"unreliable: PyTorch could not tell {query} ({error}); what depends on it is unknown, or by the host's clock"
+        f"unreliable: PyTorch could not tell {query} ({error}); what depends on it is unknown, or by the CPU's clock"
         for query, error in errors.items()
     ]
 

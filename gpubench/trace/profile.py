@@ -201,7 +201,7 @@ class Kernel(Struct, frozen=True):
     """The operator that launches it most; empty if no launch is in the trace."""
 
 
-ON_HOST = "all times below are of the host"
+ON_HOST = "all times below are of the CPU"
 """The end of the note on a trace without work of a device."""
 SHORT_KERNEL = 10_000
 """Nanoseconds: about the cost of a launch on the CPU; a run of shorter kernels cannot keep the device busy."""

@@ -118,7 +118,7 @@ def test_a_border_right_after_another_one_takes_no_event(events: type[Events], m
     first = timing.mark()
     monkeypatch.setattr(device, "AT_ONCE", 10**12)
     assert isinstance(timing.mark_after(first), int)
-    assert isinstance(timing.mark_after(0), Mark), "the last border was by the host's clock"
+    assert isinstance(timing.mark_after(0), Mark), "the last border was by the CPU's clock"
     monkeypatch.setattr(device, "AT_ONCE", 0)
     assert isinstance(timing.mark_after(first), Mark), "the program may have issued work since"
 

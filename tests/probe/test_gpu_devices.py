@@ -141,7 +141,7 @@ def test_a_step_takes_as_long_as_by_the_events_of_the_device_that_computes_it(
 def test_a_model_on_two_devices_is_timed_by_the_one_of_the_loss_and_says_so(run: Run) -> None:
     ran = run("halves")
     assert ran.code == 0, ran.printed
-    said = "the events of cuda:1, and the host's clock in 1 of 24 updates, and the waits for the work on cuda:0"
+    said = "the events of cuda:1, and the CPU's clock in 1 of 24 updates, and the waits for the work on cuda:0"
     assert sorted(ran.done["timed_by"].split(", and ")) == sorted(said.split(", and "))
     assert agree(ran)
     assert not ran.done["unanswered"]
@@ -152,7 +152,7 @@ def test_models_that_train_in_turns_on_two_devices_are_timed_by_one_of_them(run:
     assert ran.code == 0, ran.printed
     assert len(ran.steps) == 24
     assert "the events of cuda:1" in ran.done["timed_by"]
-    assert "the host's clock" not in ran.done["timed_by"]
+    assert "the CPU's clock" not in ran.done["timed_by"]
     assert sum(ran.totals[SETTLED:]) == pytest.approx(sum(ran.told["laps"][SETTLED - 1 :]), rel=0.1)
 
 

@@ -221,7 +221,7 @@ def test_the_host_time_ends_when_the_step_is_issued(
     timer.stop()
     monkeypatch.undo()
     (step,) = collected(timer)
-    assert step.host == 1.0, "by the host's clock, whatever the device's says"
+    assert step.host == 1.0, "by the CPU's clock, whatever the device's says"
 
 
 def ticking(by: int) -> Iterator[int]:
