@@ -97,5 +97,6 @@ def test_a_pipeline_of_two_ranks_makes_what_diffusers_makes(device: str, tmp_pat
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_settings_are_searched(device: str, tmp_path: Path) -> None:
-    done = run("tune", *TINY, f"--device={device}", "--only=training.optimizer_impl", *SHORT[:2], results=tmp_path)
+    options = (*TINY, f"--device={device}", "--only=training.optimizer_impl", "--budget=2m")
+    done = run("tune", *options, *SHORT[:2], results=tmp_path)
     assert "training.optimizer_impl" in done.stdout
