@@ -382,17 +382,26 @@ IN_MEMORY = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 """The types of tensors whose values are read from their memory on the CPU."""
 
 
+def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
+    """Returns an element of a contiguous tensor on the CPU, of a type in IN_MEMORY; None if its memory has none.
+
+    A sharded parameter that is freed has an empty storage, and a DTensor, as any tensor that stands for others, none.
+    Reading beyond a storage would end the program.
+    """
+    kind = IN_MEMORY[tensor.dtype]
+    size = ctypes.sizeof(kind)
+    storage = tensor.untyped_storage()
+    address, begin = storage.data_ptr(), (int(tensor.storage_offset()) + place) * size
+    return float(kind.from_address(address + begin).value) if address and begin + size <= storage.nbytes() else None
+
+
 def _item(value: torch.Tensor) -> float | None:
     """Returns the value of a scalar on the CPU; None for one without a value, as inside of torch.func.
 
     It is read from its memory, because an operator of the probe would be part of the program's profile.
     """
     try:
-        kind = IN_MEMORY.get(value.dtype)
-        if kind is None or value.is_neg():
-            return float(value.item())
-        place = value.data_ptr()
-        return float(kind.from_address(place).value) if place else None
+        return float(value.item()) if value.dtype not in IN_MEMORY or value.is_neg() else stored(value)
     except RuntimeError:
         return None
 

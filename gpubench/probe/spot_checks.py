@@ -15,7 +15,7 @@ from weakref import ref
 
 import torch
 
-from .device import IN_MEMORY
+from .device import IN_MEMORY, stored
 
 FIRST, ONE_IN = 8, 8
 """The first steps are all looked at, and of the others one in so many."""
@@ -77,18 +77,21 @@ class SpotChecks:
 
     def before_update(self, optimizer: Any) -> None:
         """Reads some parameters that have a gradient, at places where it is not 0."""
-        found = [each for group in optimizer.param_groups for each in group["params"] if _is_readable(each)]
+        given = (_local(each) for group in optimizer.param_groups for each in group["params"])
+        found = [each for each in given if _is_readable(*each)]
         self._values = []
-        for each in found[:: max(1, len(found) // PARAMETERS)][:PARAMETERS]:
-            places = [place for place in _places(each.numel(), ELEMENTS) if _value(each.grad, place)]
-            if places:
-                self._values.append((each, [(place, _value(each, place)) for place in places]))
+        for parameter, gradient in found[:: max(1, len(found) // PARAMETERS)][:PARAMETERS]:
+            places = [place for place in _places(parameter.numel(), ELEMENTS) if _value(gradient, place)]
+            if values := [(place, value) for place in places if (value := _value(parameter, place)) is not None]:
+                self._values.append((parameter, values))
 
     def after_update(self) -> None:
         """Reads them again."""
         for each, values in self._values:
-            self.parameters += 1
-            self.changed += any(_value(each, place) != value for place, value in values)
+            after = [_value(each, place) for place, _ in values]
+            if None not in after:
+                self.parameters += 1
+                self.changed += after != [value for _, value in values]
         self._values = []
 
     def end_step(self) -> None:
@@ -136,17 +139,22 @@ def _nodes(result: Any, most: int) -> list[Any]:
     return found[:most]
 
 
-def _is_readable(parameter: Any) -> bool:
-    """Returns whether a parameter with a gradient can be read from its memory."""
+def _local(parameter: Any) -> tuple[Any, Any]:
+    """Returns a parameter and its gradient, or their parts of this rank if they are sharded as DTensors."""
     gradient = getattr(parameter, "grad", None)
-    return gradient is not None and all(
+    return getattr(parameter, "_local_tensor", parameter), getattr(gradient, "_local_tensor", gradient)
+
+
+def _is_readable(parameter: Any, gradient: Any) -> bool:
+    """Returns whether a parameter with a gradient may be read from its memory."""
+    return all(
         isinstance(each, torch.Tensor)
         and each.device.type == "cpu"
         and each.layout is torch.strided
         and each.dtype in IN_MEMORY
         and each.is_contiguous()
         and each.numel() > 0
-        for each in (parameter, gradient)
+        for each in (gradient, parameter)
     )
 
 
@@ -154,9 +162,12 @@ def _places(size: int, number: int) -> list[int]:
     return [(2 * place + 1) * size // (2 * number) for place in range(min(size, number))]
 
 
-def _value(tensor: Any, place: int) -> float:
-    kind = IN_MEMORY[tensor.dtype]
-    return float(kind.from_address(tensor.data_ptr() + place * ctypes.sizeof(kind)).value)
+def _value(tensor: Any, place: int) -> float | None:
+    """Returns an element of a tensor; None if it cannot be read, or not any more."""
+    try:
+        return stored(tensor, place)
+    except Exception:  # it has no storage, or another type since
+        return None
 
 
 def _content(tensor: Any) -> bytes | None:
