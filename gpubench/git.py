@@ -204,15 +204,32 @@ def commit(folder: Path, ref: str) -> str:
             _run(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode().strip()
         )
     except subprocess.CalledProcessError:
-        named = _said(folder, "for-each-ref", "--format=%(refname:short)", "--sort=-creatordate")
-        known = ["HEAD", *named.decode(errors="replace").splitlines()]
-        name, sign, back = ref.partition("~") if "~" in ref else ref.partition("^")
-        if sign and name in known:
-            hint = f"{name} has not as many commits before it: git log --oneline {name} lists them"
-        else:
-            near = offer([f"{one}{sign}{back}" for one in alike(name, known, most=3)])
-            hint = near or f"its branches and tags are {listed(known[1:])}"
-        raise UsageError(f"there is no commit {ref!r} in the repository of {folder.absolute()}", hint) from None
+        raise _no_commit(folder, ref) from None
+
+
+def _no_commit(folder: Path, ref: str) -> UsageError:
+    """Says that a repository does not have a commit, and which it has that may be meant."""
+    place = folder.absolute()
+    named = _said(folder, "for-each-ref", "--format=%(refname:short)", "--sort=-creatordate").decode(errors="replace")
+    names = named.splitlines()
+    has_head = is_commit(folder, "HEAD")
+    if not (names or has_head):
+        return UsageError(
+            f"the repository of {place} has no commit yet",
+            "commit the version to compare with, and edit it after that: git add FILES && git commit",
+        )
+    known = ["HEAD"] * has_head + names
+    name, sign, back = ref.partition("~") if "~" in ref else ref.partition("^")
+    if sign and name in known:
+        hint = f"{name} has not as many commits before it: git log --oneline {name} lists them"
+        if _said(folder, "rev-parse", "--is-shallow-repository") == b"true":
+            hint = "the clone is shallow, and lacks older commits: git fetch --unshallow"
+    else:
+        near = offer([f"{one}{sign}{back}" for one in alike(name, known, most=3)])
+        hint = near or f"its branches and tags are {listed(names)}"
+        if name == "HEAD":
+            hint = f"the branch that is checked out has no commit yet; others are {listed(names)}"
+    return UsageError(f"there is no commit {ref!r} in the repository of {place}", hint)
 
 
 def repository(folder: Path) -> Path | None:

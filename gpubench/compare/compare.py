@@ -1,5 +1,6 @@
 """Compares runs with a baseline: which is faster, by how much, how certain that is, and what explains it."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -54,14 +55,31 @@ def compare(
         judged.append((candidate.label, own))
         if comparison.sameness.refusals and not force:
             refused[candidate.label] = _said(comparison.sameness.refusals[0], baseline, candidate)
+    try:
+        results = gate.judge(conditions, judged, refused) if conditions else []
+    except gate.Withheld as error:
+        raise UsageError(error.message, error.hint if force else _forcing(sides, conditions)) from None
     return Comparisons(
         schema_version=directory.SCHEMA_VERSION,
         confidence=intervals.CONFIDENCE,
         margin=margin,
         comparisons=comparisons,
-        gate=gate.judge(conditions, judged, refused) if conditions else [],
+        gate=results,
         left_out=list(left_out),
     )
+
+
+def _forcing(sides: Sequence[Side], conditions: Sequence[Condition]) -> str:
+    """Returns the command that judges the conditions although the work of the sides differs, if --force suffices."""
+    try:
+        compare(sides, force=True, conditions=conditions)
+    except UsageError:
+        return "judge a metric that both sides have for the same work, such as --fail-on 'throughput>2%'"
+    if any(len(side.runs) != 1 for side in sides):
+        return "if the work may differ, add --force"
+    runs = [str(side.runs[0].path) for side in sides]
+    texts = [word for condition in conditions for word in ("--fail-on", condition.text)]
+    return f"if the work may differ: gpubench compare {shlex.join([*runs, '--force', *texts])}"
 
 
 def null(side: Side, *, margin: float = DEFAULT_MARGIN) -> Noise:

@@ -111,6 +111,10 @@ def _condition_like(text: str) -> str:
     return f'did you mean --fail-on "{found[1]}>{found[2] or 2}%"?' if found else EXAMPLE
 
 
+class Withheld(UsageError):
+    """A condition names a metric whose verdict is withheld, so that it tests nothing."""
+
+
 def judge(
     conditions: Sequence[Condition],
     candidates: Sequence[tuple[str, Sequence[Judged]]],
@@ -172,9 +176,10 @@ def _named(condition: Condition, candidate: str, judged: Sequence[Judged]) -> li
 
 def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdict) -> None:
     if verdict.verdict == "withheld":
-        raise UsageError(
-            f"--fail-on {condition.text!r}: the verdict on {verdict.metric} of {candidate} is withheld",
-            verdict.reason or "compare runs of the same workload",
+        reason = f": {verdict.reason}" if verdict.reason else ""
+        raise Withheld(
+            f"--fail-on {condition.text!r}: the verdict on {verdict.metric} of {candidate} is withheld{reason}",
+            "compare runs of the same workload",
         )
     if verdict.better == "higher" and condition.limit >= 1:
         raise _impossible(condition, verdict.metric)

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from .observed import first_tensor
-from .timeline import EVALUATION, OTHER, LoopPart
+from .timeline import EVALUATION, LoopPart
 
 REGULAR = 3
 """Updates in a row with a batch of the same pass over a DataLoader, after which such batches count as training."""
@@ -36,8 +36,6 @@ NESTS = 2
 """Batches for each of which a pass over another DataLoader has trained, after which such batches are no samples."""
 MOST_WAITING = 4096
 """The largest number of batches whose indices are known before they arrive."""
-UNTIMED = frozenset({"backward", "optimizer", "end"})
-"""The phases that evaluation does not have, so that their marks stay."""
 INDICES = "indices drawn by"
 CONSTANT = "samples in the batches of"
 DIMENSION = "entries of the tensors in the batches of"
@@ -289,9 +287,9 @@ class DrawnBatches:
             until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
             if not trains and (known or stretch.data_pass.drawn):
                 ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
-                _rename(part, stretch.began, min((each for each in ends if 0 <= each < until), default=until))
+                part.evaluate(stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
-                _rename(part, stretch.began, until, EVALUATION, OTHER)
+                part.evaluate_not(stretch.began, until)
         if verdicts[-1]:
             self._look_inside(part, waiting[-1].began)
         return verdicts[-1]
@@ -311,7 +309,7 @@ class DrawnBatches:
         evaluates = part.evaluates and any(phase == EVALUATION for phase, _ in part.marks[began:])
         self._inside = self._inside + 1 if evaluates else 0
         if self._inside >= REGULAR:
-            _rename(part, began, len(part.marks), EVALUATION, OTHER)
+            part.evaluate_not(began, len(part.marks))
 
     def update(self, part: LoopPart) -> None:
         """Decides about the batches so far, which an update follows now."""
@@ -434,15 +432,6 @@ def in_words(found: Sequence[tuple[str, str]]) -> str:
     """Returns what the samples are. `found` has for each DataLoader what they are, and the line that makes it."""
     named = [f"{how} the DataLoader{f' at {place}' if place else ''}" for how, place in dict.fromkeys(found)]
     return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:]))) + (", added" if len(named) > 1 else "")
-
-
-def _rename(part: LoopPart, began: int, until: int, before: str | None = None, name: str = EVALUATION) -> None:
-    """Gives the time between two marks another phase: the time of the phase `before`, or all that is no update."""
-    part.evaluates = part.evaluates or name == EVALUATION
-    for number in range(began, min(until, len(part.marks))):
-        phase, mark = part.marks[number]
-        if phase == before or (before is None and phase not in UNTIMED):
-            part.marks[number] = name, mark
 
 
 def _length(found: Any, *, collated: bool) -> int | None:

@@ -149,6 +149,10 @@ class Probe:
         self._drawn = DrawnBatches()
         self._mode_tells = True
         """Whether evaluation mode means evaluation. It does not once the program has trained in it, until it is set."""
+        self._trains_in_evaluation_mode = False
+        """Whether the modules were in evaluation mode in the last update."""
+        self._with_gradients: tuple[int, int] | None = None
+        """The part, and the marks before it, of the first call in evaluation mode with gradients since one without."""
         self._again = False
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._timeline = self._new_timeline()
@@ -375,7 +379,7 @@ class Probe:
             if not (module.training and torch.is_grad_enabled()):
                 drawn.called(len(timeline.part.marks), trains=False)
             return call(module, *args, **kwargs)
-        trains = not self._evaluates() and torch.is_grad_enabled()
+        trains = self._trains()
         drawn.called(len(timeline.part.marks), trains=trains)
         if not trains:
             return self._note_result(call(module, *args, **kwargs))
@@ -397,6 +401,34 @@ class Probe:
         if looks:
             self._checks.returned(result)
         return result if drawn.trained else self._note_result(result)
+
+    def _trains(self) -> bool:
+        """Tells whether the call of an outermost module that begins is for training, as far as that is known.
+
+        Gradients are on in some evaluations too. Only an update shows that a program trains in evaluation mode, and
+        from then on such calls count as training.
+        """
+        timeline = self._timeline
+        if not self._evaluates():
+            return torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            self._with_gradients = None
+            return False
+        if self._trains_in_evaluation_mode:
+            self._mode_tells = False
+            timeline.rebase(OTHER)
+            return True
+        if self._with_gradients is None or self._with_gradients[0] != timeline.ended:
+            self._with_gradients = timeline.ended, timeline.divide()
+        return False
+
+    def _updated_in_evaluation_mode(self, part: LoopPart) -> None:
+        """Makes training of the calls with gradients before an update in evaluation mode, which means no evaluation."""
+        timeline = self._timeline
+        self._mode_tells = False
+        if self._with_gradients is not None and self._with_gradients[0] == timeline.ended:
+            part.evaluate_not(self._with_gradients[1], len(part.marks))
+        timeline.base = OTHER  # the mark at which the part ends is the first of the next one
 
     def _is_root(self, module: torch.nn.Module) -> bool:
         """Tells whether a module that no other one calls is an outermost one, and remembers it as the latest."""
@@ -859,6 +891,9 @@ class Probe:
         self._counted.end_part()
         self._checks.end_step()
         self._drawn.update(part)
+        if timeline.base == EVALUATION:
+            self._updated_in_evaluation_mode(part)
+        self._trains_in_evaluation_mode = not self._mode_tells
         if (samples := self._given.update(part.first, optimizer)) is not None:
             part.forwarded = samples
         timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2)
@@ -1005,6 +1040,8 @@ class Probe:
             for cls in {type(model) for model in self._models.values()} - self._switched:
                 stand_in(cls, "train", self._change_mode)
                 self._switched.add(cls)
+            if self._models and not any(model.training for model in self._models.values()):
+                self._mode_tells, self._trains_in_evaluation_mode = False, True
             self._treatments.apply_to(list(self._roots.values()))
             self._report_model(optimizer)
         is_new = optimizer not in self._optimizers
@@ -1036,7 +1073,7 @@ class Probe:
 
     def _look_at(self, module: torch.nn.Module, args: Any, kwargs: Any, *, inner: bool) -> None:
         """Notes a module that is called while the outermost ones are looked for; `inner` if another module calls it."""
-        if not module.training or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not (module.training or self._is_updated(module)):
             return
         if inner and not self._drawn.trained:
             self._given.layer(module, args, kwargs)
@@ -1049,6 +1086,12 @@ class Probe:
             self._add_root(module)
             if "model" not in self._found and (place := self._places.here()):
                 self._found["model"] = place
+
+    def _is_updated(self, module: torch.nn.Module) -> bool:
+        """Tells whether an optimizer has a parameter of a module, which a teacher in evaluation mode lacks."""
+        first = next((parameter for parameter in parameters_of(module) if parameter.requires_grad), None)
+        groups = (group for optimizer in self._made for group in optimizer.param_groups)
+        return first is not None and any(each is first for group in groups for each in group["params"])
 
     def _add_root(self, module: torch.nn.Module) -> None:
         model = unwrapped(module)

@@ -18,6 +18,8 @@ from .device import Loss, Point, Timing, ns_of
 from .rhythm import Rhythm
 
 OTHER, EVALUATION = "other", "evaluation"
+OF_UPDATES = frozenset({"backward", "optimizer", "end"})
+"""The phases that evaluation does not have."""
 LEFT = ""
 """Stands for a phase that ended before the phases inside of it."""
 LONGEST_PERIOD = 16
@@ -70,6 +72,21 @@ class LoopPart:
     def ended(self) -> int:
         """When it ended, by `time.monotonic_ns`."""
         return ns_of(self.marks[-1][1])
+
+    def evaluate(self, began: int, until: int) -> None:
+        """Makes evaluation of the time between two marks, without that of an update in it."""
+        self.evaluates = True
+        self._rename(began, until, lambda phase: phase not in OF_UPDATES, EVALUATION)
+
+    def evaluate_not(self, began: int, until: int) -> None:
+        """Makes no evaluation of the time between two marks."""
+        self._rename(began, until, lambda phase: phase == EVALUATION, OTHER)
+
+    def _rename(self, began: int, until: int, which: Callable[[str], bool], name: str) -> None:
+        for number in range(began, min(until, len(self.marks))):
+            phase, mark = self.marks[number]
+            if which(phase):
+                self.marks[number] = name, mark
 
 
 class PhaseContext:

@@ -25,6 +25,7 @@ Series = NDArray[np.float64]
 HUES = frozenset(
     {
         *("other", "data_wait", "host_to_device", "forward", "backward", "exposed_communication", "optimizer"),
+        "evaluation",
         *("scheduler", "recv_wait", "send_wait", "idle"),
         *("compute", "copy", "set"),
         *CAUSES,
@@ -320,11 +321,12 @@ class ShadedRange:
 
 @dataclass(frozen=True)
 class Remark:
-    """Words beside a point of a curve."""
+    """Words beside a point of a curve. Those that are not `everywhere` are left out on a phone."""
 
     x: float
     y: float
     text: str
+    everywhere: bool
 
 
 @dataclass(frozen=True)
@@ -397,7 +399,8 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> list[Markup]:
 def _remark(remark: Remark, x: Scale, y: Scale) -> Markup:
     """Draws the words of a remark on the side of its point that has room, within the plot."""
     place = x(remark.x)
-    return text(place, HEAD + y(remark.y) + 11, remark.text, "after" if place < 75 else "before")
+    style = "after" if place < 75 else "before"
+    return text(place, HEAD + y(remark.y) + 11, remark.text, style if remark.everywhere else f"{style} on-desk")
 
 
 def _end_labels(curves: Sequence[Curve], y: Scale) -> list[Markup]:

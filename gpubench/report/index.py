@@ -7,25 +7,22 @@ second to write.
 
 import logging
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from gpubench import __version__, foreign_files, units
+from gpubench import foreign_files, units
 from gpubench.report import listing, quoted
-from gpubench.report.page import GENERATOR, digest, is_of_others, part
+from gpubench.report.page import is_of_others, rendered
 from gpubench.runs.catalogue import catalogue
 from gpubench.runs.directory import COMPARISON_PAGE, HISTORY, REPORT, write_document
 from gpubench.runs.entries import Entry
 from gpubench.text import spelled_out, typeset
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{}'"
-"""What a browser lets the page do, with the digest of its script."""
 INDEX = "index.html"
 SIDE_BY_SIDE = (
     *("speedup", "throughput", "token_throughput", "latency_p50", "latency_p95", "step_time", "makespan", "mfu"),
@@ -59,24 +56,18 @@ def refresh(results: Path) -> Path | None:
 def render(results: Path, entries: Sequence[Entry]) -> str:
     """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
     whole = [entry for entry in entries if entry.part_of is None]
-    script = part("page.js") + part("index.js")
     usual = _usual_settings(whole)
     runs = [row for entry in whole for row in _rows(results, entry, usual[entry.record.command])]
     metrics = {name: units.words(name) for name in SIDE_BY_SIDE}
     data = msgspec.json.encode({"runs": runs, "usual": usual, "metrics": metrics}).decode()
-    found = {
-        "@MARK@": GENERATOR,
-        "@POLICY@": POLICY.format(digest(script)),
-        "@FOLDER@": str(escape(spelled_out(results.resolve().name))),
-        "@HISTORY@": Markup('<a href="{0}">History</a>').format(HISTORY) if (results / HISTORY).is_file() else "",
-        "@COUNT@": units.counted(len(whole), "run"),
-        "@VERSION@": __version__,
-        "@STYLE@": f"{part('style.css')}\n{part('index.css')}",
-        "@SCRIPT@": script,
-        "@DATA@": data.replace("<", "\\u003c"),  # so that no name can end the element
-    }
-    # In one pass, so that no name of a run is taken for a mark.
-    return re.sub("@[A-Z]+@", lambda mark: found[mark[0]], part("index.html"))
+    return rendered(
+        "index.html",
+        ["page.js", "index.js"],
+        [("History", HISTORY)] if (results / HISTORY).is_file() else [],
+        folder=results.resolve().name,
+        count=units.counted(len(whole), "run"),
+        data=Markup(data.replace("<", "\\u003c")),  # so that no name can end the element
+    )
 
 
 def _usual_settings(entries: Sequence[Entry]) -> dict[str, dict[str, object]]:

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -34,14 +34,15 @@ JOINT = re.compile(
 
 def render(document: Document) -> str:
     contents = [(one.anchor or anchor(one.text), one.text) for one in _headings(document.blocks) if one.text]
-    return rendered("page.html", "page.js", document=document, contents=contents if len(contents) >= MANY else [])
+    contents = contents if len(contents) >= MANY else []
+    return rendered("page.html", ["page.js"], document.links, document=document, contents=contents)
 
 
-def rendered(template: str, script: str, **values: Any) -> str:
-    """Returns the page that a template with a script makes of values."""
-    own = digest(part(script).removesuffix("\n"))  # as the template includes it
-    found = _environment().get_template(template).render(generator=GENERATOR, digest=own, **values)
-    return found.lstrip()  # macros leave empty lines
+def rendered(template: str, scripts: Sequence[str], links: Sequence[tuple[str, str]], **values: Any) -> str:
+    """Returns the page that a template makes of values, with links to others; it runs these scripts and no other."""
+    script = "".join(map(part, scripts))
+    given = {"generator": GENERATOR, "script": Markup(script), "digest": digest(script), "links": links}
+    return _environment().get_template(template).render(given | values)
 
 
 @cache

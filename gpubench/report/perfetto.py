@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpubench import foreign_files
-from gpubench.runs.directory import write_document
+from gpubench.runs.directory import REPORT, write_document
 
 VIEWER = "https://ui.perfetto.dev"
 SUFFIX = ".html"
@@ -39,4 +39,5 @@ def render(name: str, content: bytes) -> str:
     from gpubench.report import page  # with jinja2, which the terminal does without
 
     held = base64.b64encode(content).decode()
-    return page.rendered("perfetto.html", "perfetto.js", name=name, viewer=VIEWER, content=held)
+    links = [("Run", f"../{REPORT}")]
+    return page.rendered("perfetto.html", ["perfetto.js"], links, name=name, viewer=VIEWER, content=held)

@@ -288,7 +288,7 @@ def steps(sides: Sequence[DrawnRepeats]) -> Figure | None:
     return Figure(plane.title.capitalize(), drawing, note, keys=keys) if drawing else None
 
 
-APART = 0.2  # of the plot: remarks closer to each other would overlap
+APART, APART_ON_A_PHONE = 0.2, 0.45  # of the plot: remarks closer to each other would overlap
 
 
 def _remarks(drawn: Sequence[RepeatSteps]) -> list[Remark]:
@@ -297,7 +297,9 @@ def _remarks(drawn: Sequence[RepeatSteps]) -> list[Remark]:
     found: list[Remark] = []
     for step, value, phase in sorted((one for repeat in drawn for one in repeat.peaks), key=lambda one: -one[1]):
         if all(abs(step - other.x) >= APART * width for other in found):
-            found.append(Remark(step, value, phase_name(phase)))
+            on_a_phone = (other for other in found if other.everywhere)
+            everywhere = all(abs(step - other.x) >= APART_ON_A_PHONE * width for other in on_a_phone)
+            found.append(Remark(step, value, phase_name(phase), everywhere))
     return found
 
 

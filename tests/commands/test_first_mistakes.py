@@ -335,6 +335,41 @@ def test_a_commit_that_does_not_exist_is_named_with_the_nearest(
     assert not (tmp_path / "results").exists()
 
 
+def test_a_repository_without_the_commit_says_why(tmp_path: Path, command_line: Callable[..., Finished]) -> None:
+    def git(*words: str, folder: str = ".") -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+        subprocess.run(["git", *who, "-C", tmp_path / folder, *words], check=True, capture_output=True)
+
+    def refused(folder: str, ref: str) -> list[str]:
+        given = ("--vs-ref", ref, f"--program.directory={tmp_path / folder}", "--", sys.executable, "train.py")
+        return complaint(command_line("train-bench", *given))
+
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    git("init", "-q", "-b", "main", folder="made")
+    for ref in ("HEAD", "HEAD~1", "main"):
+        error, hint = refused("made", ref)
+        assert error == f"the repository of {folder} has no commit yet"
+        assert "git commit" in hint
+    git("add", "train.py", folder="made")
+    for message in ("first", "second"):
+        git("commit", "-q", "--allow-empty", "-m", message, folder="made")
+    git("clone", "-q", "--depth", "1", folder.as_uri(), "shallow")
+    assert "git fetch --unshallow" in refused("shallow", "HEAD~1")[1]
+    git("checkout", "-q", "--orphan", "other", folder="made")
+    error, hint = refused("made", "HEAD")
+    assert "no commit 'HEAD'" in error
+    assert hint == "the branch that is checked out has no commit yet; others are main"
+    git("checkout", "-q", "-f", "--detach", "main", folder="made")
+    assert "did you mean 'HEAD~1'" in refused("made", "HAED~1")[1]
+    git("worktree", "add", "-q", tmp_path / "worktree", folder="made")
+    assert "did you mean 'main'" in refused("worktree", "mian")[1]
+    git("clone", "-q", "--bare", folder.as_uri(), "bare")
+    (tmp_path / "bare" / "train.py").touch()
+    assert "bare repository" in refused("bare", "HEAD")[1]
+
+
 def test_without_git_a_comparison_with_a_commit_says_what_to_do(
     tmp_path: Path, command_line: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:

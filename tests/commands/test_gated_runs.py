@@ -95,3 +95,4 @@ def test_what_cannot_be_decided_is_an_error_below_the_results(tmp_path: Path) ->
     assert done.code == 2
     assert "withheld" in done.stderr
     assert done.stdout.count("completed: ") == 2
+    assert "hint: judge a metric that both sides have for the same work" in done.stderr, "--force changes nothing here"

@@ -291,6 +291,46 @@ def test_evaluation_is_a_phase_of_its_own(tmp_path: Path) -> None:
     assert {step["samples"] for step in steps} == {4}
 
 
+@pytest.mark.parametrize("drawn", [True, False], ids=["from a DataLoader", "made by the program"])
+@pytest.mark.parametrize(
+    ("trained", "begun", "left"),
+    [
+        pytest.param(True, {8, 14}, True, id="mode set and left each time"),
+        pytest.param(True, {8, 14}, False, id="mode never left"),
+        pytest.param(True, {8}, True, id="one evaluation"),
+        pytest.param(True, {8}, False, id="one evaluation whose mode is never left"),
+        pytest.param(False, set[int](), False, id="trained in evaluation mode from the start"),
+    ],
+)
+def test_training_in_evaluation_mode_is_no_evaluation(
+    tmp_path: Path, drawn: bool, trained: bool, begun: set[int], left: bool
+) -> None:
+    """`begun` has the steps after which the program sets the mode, and evaluates."""
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters())
+        model.train(trained)
+        for number, (batch,) in enumerate(batches(20) if drawn else [(torch.randn(4, 3),)] * 20):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number in begun:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(1, 3))
+                    time.sleep(0.01)
+                model.train(left)
+
+    steps = probed(tmp_path, run).steps[2:]  # the modules are looked for in step 1
+    evaluated = {step["step"]: step["phases"]["evaluation"] for step in steps if "evaluation" in step["phases"]}
+    assert set(evaluated) == {number + 1 for number in begun}
+    assert all(seconds > 0.01 for seconds in evaluated.values())
+    first = set() if left else {number + 1 for number in sorted(begun)[:1]}
+    assert {step["step"] for step in steps if step["phases"].keys().isdisjoint({"forward"})} <= first
+    assert {step["samples"] for step in steps if drawn or step["step"] not in first} == {4}
+
+
 @pytest.mark.parametrize("stepped", [2, 3], ids=["while modules are looked for", "later"])
 def test_batches_drawn_before_the_evaluation_mode_is_left_are_for_training(tmp_path: Path, stepped: int) -> None:
     def run() -> None:
