@@ -29,7 +29,9 @@ def synchronisation(case: ProfileCase) -> Answers:
     reads_loss = of_loss >= MOST_OF_WAITING * cost
     calls = [] if reads_loss else code.calls(case, "read")
     waits = [_describe_wait(case, wait) for wait in found[:NAMED]]
-    if waits and (lines := code.call_places(calls)):  # the first sentence is all that a terminal shows without -v
+    # A trace may give a read another phase than the calls have, so that no line is of the phase of the wait.
+    readers = [one for one in calls if found and one.phase == found[0].phase] or calls
+    if waits and (lines := code.call_places(readers)):  # the first sentence is all that a terminal shows without -v
         waits[0] += f"; read by {lines}"
     yield Finding(
         id="synchronisation",

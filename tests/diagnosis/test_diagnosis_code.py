@@ -115,6 +115,16 @@ def test_slow_python_in_the_loop_is_named() -> None:
     ]
 
 
+def test_a_wait_is_said_to_be_read_by_the_lines_of_its_own_phase() -> None:
+    waits = [wait("aten::item", blocked=5 * PERCENT, idle=5 * PERCENT, calls=STEPS, phase="data_wait")]
+    code = calling(
+        call("read", phase="data_wait", file="data.py", line=11), call("read", phase="other", file="train.py", line=28)
+    )
+    (first, *others) = finding(case(gpu(synchronisations=waits, code=code), settings={}), "synchronisation").evidence
+    assert first.endswith("; read by data.py:11 item")
+    assert any(one.startswith("train.py:28") for one in others), "the other line is named with its own calls"
+
+
 def test_the_lines_that_read_values_are_named_and_nothing_is_asked_for() -> None:
     waits = [wait("aten::item", blocked=5 * PERCENT, idle=5 * PERCENT, calls=STEPS)]
     code = calling(call("read"), call("softmax"))
