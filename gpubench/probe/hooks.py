@@ -151,7 +151,7 @@ class Probe:
         """Whether evaluation mode means evaluation. It does not once the program has trained in it, until it is set."""
         self._trains_in_evaluation_mode = False
         """Whether the modules were in evaluation mode in the last update."""
-        self._with_gradients: tuple[int, int] | None = None
+        self._first_with_gradients: tuple[int, int] | None = None
         """The part, and the marks before it, of the first call in evaluation mode with gradients since one without."""
         self._again = False
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
@@ -379,7 +379,7 @@ class Probe:
             if not (module.training and torch.is_grad_enabled()):
                 drawn.called(len(timeline.part.marks), trains=False)
             return call(module, *args, **kwargs)
-        trains = self._trains()
+        trains = self._call_trains()
         drawn.called(len(timeline.part.marks), trains=trains)
         if not trains:
             return self._note_result(call(module, *args, **kwargs))
@@ -402,7 +402,7 @@ class Probe:
             self._checks.returned(result)
         return result if drawn.trained else self._note_result(result)
 
-    def _trains(self) -> bool:
+    def _call_trains(self) -> bool:
         """Tells whether the call of an outermost module that begins is for training, as far as that is known.
 
         Gradients are on in some evaluations too. Only an update shows that a program trains in evaluation mode, and
@@ -412,22 +412,22 @@ class Probe:
         if not self._evaluates():
             return torch.is_grad_enabled()
         if not torch.is_grad_enabled():
-            self._with_gradients = None
+            self._first_with_gradients = None
             return False
         if self._trains_in_evaluation_mode:
             self._mode_tells = False
             timeline.rebase(OTHER)
             return True
-        if self._with_gradients is None or self._with_gradients[0] != timeline.ended:
-            self._with_gradients = timeline.ended, timeline.divide()
+        if self._first_with_gradients is None or self._first_with_gradients[0] != timeline.ended:
+            self._first_with_gradients = timeline.ended, timeline.divide()
         return False
 
     def _updated_in_evaluation_mode(self, part: LoopPart) -> None:
         """Makes training of the calls with gradients before an update in evaluation mode, which means no evaluation."""
         timeline = self._timeline
         self._mode_tells = False
-        if self._with_gradients is not None and self._with_gradients[0] == timeline.ended:
-            part.evaluate_not(self._with_gradients[1], len(part.marks))
+        if self._first_with_gradients is not None and self._first_with_gradients[0] == timeline.ended:
+            part.evaluate_not(self._first_with_gradients[1], len(part.marks))
         timeline.base = OTHER  # the mark at which the part ends is the first of the next one
 
     def _is_root(self, module: torch.nn.Module) -> bool:

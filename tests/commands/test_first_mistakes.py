@@ -340,7 +340,7 @@ def test_a_repository_without_the_commit_says_why(tmp_path: Path, command_line: 
         who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
         subprocess.run(["git", *who, "-C", tmp_path / folder, *words], check=True, capture_output=True)
 
-    def refused(folder: str, ref: str) -> list[str]:
+    def refused(folder: str, ref: str) -> tuple[str, str]:
         given = ("--vs-ref", ref, f"--program.directory={tmp_path / folder}", "--", sys.executable, "train.py")
         return complaint(command_line("train-bench", *given))
 
@@ -363,7 +363,7 @@ def test_a_repository_without_the_commit_says_why(tmp_path: Path, command_line: 
     assert hint == "the branch that is checked out has no commit yet; others are main"
     git("checkout", "-q", "-f", "--detach", "main", folder="made")
     assert "did you mean 'HEAD~1'" in refused("made", "HAED~1")[1]
-    git("worktree", "add", "-q", tmp_path / "worktree", folder="made")
+    git("worktree", "add", "-q", str(tmp_path / "worktree"), folder="made")
     assert "did you mean 'main'" in refused("worktree", "mian")[1]
     git("clone", "-q", "--bare", folder.as_uri(), "bare")
     (tmp_path / "bare" / "train.py").touch()

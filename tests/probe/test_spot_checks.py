@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -20,17 +21,17 @@ from gpubench.probe.spot_checks import SpotChecks
 class StandsIn(torch.Tensor):
     """A tensor without memory of its own, which stands for another one."""
 
-    inner: torch.Tensor
+    stood_for: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
-        made.inner = inner
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        made.stood_for = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        bare = [each.inner if isinstance(each, cls) else each for each in args]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        bare = [each.stood_for if isinstance(each, cls) else each for each in args]
         return return_and_correct_aliasing(func, args, kwargs or {}, func(*bare, **(kwargs or {})))
 
 
@@ -92,7 +93,7 @@ def test_a_parameter_that_an_update_frees_is_not_counted() -> None:
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
