@@ -59,9 +59,9 @@ BENCHMARKS = (
     Benchmark(
         "cheats",
         "Are edits that make a program faster by less work caught, and honest ones not?",
-        ("benchmarks/cheats.py",),
+        ("benchmarks/cheats.py", "--jobs", "2"),
         "all cheats but those that docs/statistics.md lists; no honest edit is refused",
-        20,
+        25,
     ),
     Benchmark(
         "tune-peers",

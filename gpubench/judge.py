@@ -39,6 +39,11 @@ from gpubench.settings.loading import Configuration
 
 LATE = 0.1
 """How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
+SEEN = (1, FEWEST)
+"""The rounds after which it is looked whether the edit is to be refused, besides those at which it would be kept.
+
+What a program does shows in its first repeat. Only whether it harms the loss may need more of them.
+"""
 BUSY = 0.05
 """The slowdown by other processes from which on the machine was too busy, as a fraction."""
 MARK = "judges"
@@ -143,7 +148,7 @@ class Judging:
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
             return "decided"
-        if made and (exceeds or rounds == FEWEST):
+        if made and (exceeds or rounds in SEEN):
             sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
             if found.refusals or (exceeds and found.loss != "unclear"):

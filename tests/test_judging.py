@@ -94,11 +94,11 @@ def test_a_failure_ends_it_at_once(failing: int) -> None:
     assert len(judging.values) == 1
 
 
-def test_refused_work_ends_it_at_the_first_look(found: dict[str, Observed]) -> None:
+def test_refused_work_ends_it_after_the_first_round(found: dict[str, Observed]) -> None:
     found["observed"] = Observed(work="less", refusals=["does less work"])
     judging = Judging(Terms())
     order, _ = made(judging, MadeUp(noisy(10)), MadeUp([10, 12] * 20))
-    assert (len(order), judging.ending) == (6, "decided")
+    assert (len(order), judging.ending) == (2, "decided")
 
 
 def test_an_unclear_loss_is_measured_on(found: dict[str, Observed]) -> None:

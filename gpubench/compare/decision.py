@@ -133,8 +133,8 @@ def observed_of(comparison: Comparison, candidate: Side, failure: GpubenchError 
     refusals += [("the base " if one.side == "baseline" else "") + one.reason for one in found.refusals]
     if not comparable.comparable and not found.refusals:
         refusals.append(comparable.reasons[0])
-    unclear = (one for one in found.losses if one.outcome == "unclear")
-    loss = next(unclear, found.loss)
+    worst = {one.outcome: one for one in reversed(found.losses)}
+    loss = worst.get("harmed") or worst.get("unclear") or worst.get("unharmed") or found.loss
     name = f"{loss.name}: " if loss and loss.name != "loss" else ""
     peaks = [peak for run in candidate.runs if (peak := largest_peak(run.summary.metrics)) is not None]
     return Observed(
@@ -179,6 +179,8 @@ def rule(look: Look, margin: float, found: Observed, max_memory: float | None, d
         return Ruling("undecided", ["its peak memory is unknown, so that --max-memory cannot be checked"])
     if found.loss == "unclear":
         return Ruling("undecided", [f"its loss is unclear: {found.loss_reason}"])
+    if found.work == "scaled" and found.loss == "unknown":
+        return Ruling("undecided", [f"its loss is unknown: {found.loss_reason}"])
     return Ruling("keep", [])
 
 
