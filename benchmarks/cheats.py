@@ -199,7 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--by", choices=("judge", "vs-ref", "compare"), default="judge")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--jobs", type=int, default=1, help="edits at a time; outcomes are no times")
+    parser.add_argument("--jobs", type=int, default=1, help="edits at a time; outcomes are not times")
     return parser.parse_args()
 
 

@@ -233,7 +233,7 @@ def in_words(look: Look, metric: str) -> str:
 
 
 def from_json(content: bytes) -> Decision:
-    """Returns a decision. Raises ValueError if it is none, of a newer version, or cannot be right."""
+    """Returns a decision. Raises ValueError if it is not one, is of a newer version, or cannot be right."""
     found = msgspec.json.decode(content, type=Decision)
     if found.schema_version > directory.SCHEMA_VERSION:
         raise ValueError(f"schema version {found.schema_version} is newer than {directory.SCHEMA_VERSION}")
@@ -242,5 +242,5 @@ def from_json(content: bytes) -> Decision:
     if any(not 0 < value < MOST_OF_A_METRIC for pair in found.values for value in pair):
         raise ValueError("a value of a round is not positive, or too large")
     if found.metric not in METRICS[found.aim]:
-        raise ValueError(f"{found.metric} is no metric of {found.aim}")
+        raise ValueError(f"{found.metric} is not a metric of {found.aim}")
     return found

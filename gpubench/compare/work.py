@@ -93,7 +93,8 @@ def work_of(run: RunEvidence) -> CountedWork:
     for window, counted in zip_longest(run.windows, run.summary.work):
         steady = run.steps.steady(window)
         found["samples"].append(sum(float(rows.samples.mean()) for rows in steady.values()))
-        errors["samples"].append(math.hypot(*(float(rows.samples.std()) / len(rows) ** 0.5 for rows in steady.values())))
+        of_ranks = (float(rows.samples.std()) / len(rows) ** 0.5 for rows in steady.values())
+        errors["samples"].append(math.hypot(*of_ranks))
         skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
         steps = max(map(len, run.steps.of_repeat(window.repeat).values()), default=0)
         if counted and steps:

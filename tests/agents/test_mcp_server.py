@@ -198,7 +198,7 @@ def test_a_directory_below_the_folder_is_where_the_program_runs(tmp_path: Path) 
         ("measure", {"program": ["p"], "directory": "a\0b"}, "directory 'a\\x00b' does not exist"),
         ("measure", {"program": ["p"], "directory": "x" * 5000}, "directory 'xxxx"),
         ("show", {"run": "a\0b"}, "cannot be started with these words"),
-        ("show", {"run": "--help"}, "'--help' is no run but an option"),
+        ("show", {"run": "--help"}, "'--help' is an option and not a run"),
         ("show", {"run": "../other/results/x"}, "run '../other/results/x' is outside of"),
         ("compare", {"baseline": "latest", "candidate": "/etc"}, "run '/etc' is outside of"),
     ],

@@ -159,7 +159,7 @@ def test_a_judgement_of_somebody_else_runs_nothing_without_trust(
         (("--rounds", "31", *TRAIN), "--rounds '31'", "--rounds 10"),
         (("--budget", "10", *TRAIN), "--budget '10' has no unit", "10m"),
         (("--margin", "1", *TRAIN), "--margin '1' is not a percentage", "1%"),
-        (("--metric", "speed", *TRAIN), "--metric 'speed' is none that judge decides by", "throughput"),
+        (("--metric", "speed", *TRAIN), "--metric 'speed' is not a metric that judge decides by", "throughput"),
         (("--max-memory", "0", *TRAIN), "--max-memory 0 leaves no memory", "22GiB"),
         (("--measurement.repeats=5", *TRAIN), "decides itself how many repeats", "--rounds"),
         (("--program.ref=main", *TRAIN), "program.ref is the commit of the base", "--base main"),
