@@ -82,8 +82,8 @@ BENCHMARKS = (
         "judge-power",
         "How often is a decision of `judge` wrong, and how many rounds does it take?",
         ("benchmarks/judge_power.py",),
-        "at most 5 % false `keep` on equal programs with any noise; at most 1.3 times the rounds of a fixed number "
-        "with the same power, where that is 80 %",
+        "at most 5 % false `keep` on equal programs with any noise; at most 2 % of power lost by ending early; at "
+        "most 1.3 times the rounds of a fixed number with the same power, where that is 80 %",
         2,
     ),
     Benchmark(

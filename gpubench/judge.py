@@ -29,7 +29,7 @@ from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
-from gpubench.compare.warnings import disturbance
+from gpubench.compare.warnings import disturbance, few_repeats
 from gpubench.errors import Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
@@ -158,6 +158,8 @@ class Judging:
             return "decided"
         if rounds >= self._terms.most:
             return "rounds"
+        if self.look.is_hopeless(margin, self._terms.most):
+            return "hopeless"
         budget = self._terms.budget
         if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
             return "budget"
@@ -192,6 +194,7 @@ class Judging:
         said: Mapping[Ending, str] = {
             "budget": f"the budget of {units.about(self._terms.budget or 0)} sufficed for {made}",
             "interrupted": f"it was interrupted after {made}",
+            "hopeless": f"after {made} a gain above the margin is hardly to be proved in {self._terms.most}",
         }
         return said.get(self.ending, f"{made} do not tell")
 
@@ -246,7 +249,9 @@ def conclude(
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
-        warnings += [line for line in comparison.warnings if not any(said in line for said in found.refusals)]
+        few = few_repeats(sides)
+        said = [line for line in comparison.warnings if line not in few]
+        warnings += [line for line in said if not any(reason in line for reason in found.refusals)]
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds

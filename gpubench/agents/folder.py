@@ -43,6 +43,13 @@ class Folder:
             )
         return path
 
+    def file(self, name: str, directory: Path) -> str:
+        """Returns the path of a file that a tool may write. Raises UsageError if it leads out of the folder."""
+        path = Path(os.path.realpath(directory / name.replace("\0", "")))
+        if "\0" in name or not path.is_relative_to(self.path):
+            raise UsageError(f"file {name!r} is outside of {self.path}", "name a file below it")
+        return str(path)
+
     def run(self, name: str, directory: Path) -> str:
         """Returns the name of a run. Raises UsageError for an option, and for a path that leads out of the folder."""
         if name.startswith("-"):

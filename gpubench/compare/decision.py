@@ -17,8 +17,9 @@ from gpubench.runs import directory
 
 Answer = Literal["keep", "discard", "undecided", "refused"]
 Aim = Literal["throughput", "latency", "peak_memory", "energy"]
-Ending = Literal["decided", "rounds", "budget", "interrupted", "failed"]
-"""Why no more rounds were made: they decide, they are as many as may be made, the time is up, Ctrl-C, or a failure."""
+Ending = Literal["decided", "rounds", "hopeless", "budget", "interrupted", "failed"]
+"""Why no more rounds were made: they decide, they are as many as may be made, more would hardly decide, the time is up,
+Ctrl-C, or a failure."""
 
 EXIT_CODES: Mapping[Answer, int] = {"keep": 0, "discard": 3, "undecided": 4, "refused": 5}
 METRICS: Mapping[Aim, Sequence[str]] = {
