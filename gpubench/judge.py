@@ -42,7 +42,7 @@ LATE = 0.1
 SEEN = (1, FEWEST)
 """The rounds after which it is looked whether the edit is to be refused, besides those at which it would be kept.
 
-What a program does shows in its first repeat. Only whether it harms the loss may need more of them.
+What a program does shows in its first repeat. One pair of repeats may differ in its losses by chance.
 """
 BUSY = 0.05
 """The slowdown by other processes from which on the machine was too busy, as a fraction."""
@@ -151,7 +151,10 @@ class Judging:
         if made and (exceeds or rounds in SEEN):
             sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
-            if found.refusals or (exceeds and found.loss != "unclear"):
+            for_loss_alone = found.loss == "harmed" and found.work != "less"
+            if found.refusals and not (for_loss_alone and rounds < FEWEST):
+                return "decided"
+            if exceeds and not found.refusals and found.loss != "unclear":
                 return "decided"
         most = self._terms.max_memory
         if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:

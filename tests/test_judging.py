@@ -110,6 +110,13 @@ def test_refused_work_ends_it_after_the_first_round(found: dict[str, Observed]) 
     assert (len(order), judging.ending) == (2, "decided")
 
 
+def test_a_harmed_loss_alone_ends_it_after_three_rounds(found: dict[str, Observed]) -> None:
+    found["observed"] = Observed(work="same", loss="harmed", refusals=["harms the loss"])
+    judging = Judging(Terms())
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp([10, 12] * 20))
+    assert (len(order), judging.ending) == (6, "decided")
+
+
 def test_an_unclear_loss_is_measured_on(found: dict[str, Observed]) -> None:
     found["observed"] = Observed(work="same", loss="unclear")
     judging = Judging(Terms(most=6))
