@@ -1,11 +1,11 @@
 """Are edits that do less work caught, and honest ones not?
 
-    .venv/bin/python benchmarks/cheats.py [--only WORD ...] [--vs-ref WORD ...] [--steps 60] [--repeats 2]
+    .venv/bin/python benchmarks/cheats.py [--by judge|vs-ref|compare] [--only WORD ...] [--steps 60] [--jobs 1]
 
-It runs the program of tests/support/edits.py as it is, and with each edit of that table, by `gpubench train-bench`,
-and compares each edit with the program by `gpubench compare`. Edits whose name has one of the words after --vs-ref are
-committed to a repository instead, and run beside the program by `train-bench --vs-ref`. Bars: every cheat is caught in
-the way that the table says, those that no comparison sees are the ones that it lists, and no honest edit is refused.
+It takes the program of tests/support/edits.py and each edit of that table through one of three ways: `gpubench judge`
+of the edited file against the commit before it, `train-bench --vs-ref`, or `compare` with a run of the program. Bars:
+every cheat is caught in the way that the table says, those that are not seen are the ones that it lists, and no honest
+edit is refused.
 """
 
 import argparse
@@ -13,8 +13,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +30,54 @@ from edits import CHEATS, HONEST, PROGRAM, Edit
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 GPUBENCH = (sys.executable, "-m", "gpubench")
 REFUSED = ("work", "loss", "clock")
-SECONDS, PATIENCE = 300, 60
+REASONS = {"does less work": "work", "harms": "loss", "has a clock of its own": "clock"}
+"""The kind of a refusal of `judge` by the beginning of its reason."""
+SECONDS, PATIENCE = 900, 60
 """The time of a command, and that of a program until its first step, which one that hides its updates never takes."""
 LONGER = 10
 """The factor on the steps where clocks are compared, which takes a second or more."""
+REPEATS = 2
+ROUNDS = 3
+"""The rounds of `judge`, the fewest that decide. An edit that is kept after three is caught by none that follow."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """How a comparison has seen an edit."""
+    """How an edit was seen."""
 
     edit: Edit
     found: str
-    """As `Edit.found`: "work", "loss", "clock", "scale", "failed", "named" or ""."""
+    """As `Edit.found`: "work", "loss", "clock", "scale", "failed", "named" or ""; several words if it is several."""
     reason: str
+    said: str = ""
+    """The decision of `judge` and its rounds."""
 
     @property
     def as_expected(self) -> bool:
-        if self.edit.found in REFUSED or self.edit.found in ("failed", "scale", "named"):
-            return self.edit.found in self.found.split() and self.edit.said in self.reason
-        return not set(REFUSED) & set(self.found.split()) and "failed" not in self.found.split()
+        words = set(self.found.split())
+        if self.edit.found in (*REFUSED, "failed", "scale", "named"):
+            return self.edit.found in words and self.edit.said in self.reason
+        return not words & {*REFUSED, "failed"}
 
 
 def main() -> int:
     arguments = parse()
-    chosen = [edit for edit in (*CHEATS, *HONEST) if not arguments.only or _named(edit, arguments.only)]
-    seen = []
-    with tempfile.TemporaryDirectory(prefix="gpubench-cheats-") as name:
-        bench = Programs(Path(name), arguments.steps, arguments.repeats)
-        for number, edit in enumerate(chosen, 1):
-            beside = _named(edit, arguments.vs_ref) or edit.found == "clock"
-            found = bench.beside(edit) if beside else bench.compared(edit)
+    chosen = [edit for edit in (*CHEATS, *HONEST) if any(word in edit.name for word in arguments.only or ("",))]
+    with tempfile.TemporaryDirectory(prefix="gpubench-cheats-") as name, ThreadPoolExecutor(arguments.jobs) as jobs:
+        programs = Programs(Path(name), arguments.steps)
+        ways: dict[str, Callable[[Edit], Seen]] = {
+            "judge": programs.judged,
+            "vs-ref": programs.beside,
+            "compare": programs.compared,
+        }
+        seen = []
+        for number, found in enumerate(jobs.map(ways[arguments.by], chosen), 1):
             seen.append(found)
-            mark = "as expected" if found.as_expected else "NOT AS EXPECTED"
-            print(f"{number} of {len(chosen)}: {edit.name}: {found.found or 'not refused'}, {mark}", file=sys.stderr)
-    rows = [(one.edit.name, one.edit.found or "honest", one.found or "-", one.reason[:90]) for one in seen]
-    print(table([("edit", "expected", "seen as", "by"), *rows]))
+            mark = "as expected" if found.as_expected else f"NOT AS EXPECTED: {found.reason}"
+            said = ", ".join(filter(None, [found.said, found.found or "not refused", mark]))
+            print(f"{number} of {len(chosen)}: {found.edit.name}: {said}", file=sys.stderr)
+    rows = [(one.edit.name, one.edit.found or "honest", one.found or "-", one.said, one.reason[:90]) for one in seen]
+    print(table([("edit", "expected", "seen as", "decision", "by"), *rows]))
     return bars.conclude(judged(seen))
 
 
@@ -81,63 +95,81 @@ def judged(seen: Sequence[Seen]) -> list[bars.Bar]:
 
 
 class Programs:
-    """The program and its edits, in a repository of their own."""
+    """The program and its edits, each in a repository of its own whose last commit is the program."""
 
-    def __init__(self, folder: Path, steps: int, repeats: int) -> None:
+    def __init__(self, folder: Path, steps: int) -> None:
         self._folder = folder
-        self._script = folder / "train.py"
-        self._results = folder / "results"
         self._steps = steps
-        self._options = [
-            *("--steps", str(steps), "--repeats", str(repeats), "--program.patience", str(PATIENCE)),
-            *("--results", str(self._results), "--json"),
-        ]
-        self._script.write_text(PROGRAM)
-        for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
-            subprocess.run([*GIT, *words], cwd=folder, check=True)
-        self._baseline: str | None = None
+
+    def judged(self, edit: Edit) -> Seen:
+        """Judges the edit."""
+        folder = self._repository(edit)
+        made = self._gpubench(folder, edit, "judge", "--rounds", str(ROUNDS))
+        try:
+            found = json.loads(made.stdout)
+        except ValueError:
+            return Seen(edit, "failed", _last(made.stderr))
+        reasons = "; ".join([*found["reasons"], *found["warnings"]])
+        kinds = [kind for begins, kind in REASONS.items() if any(one.startswith(begins) for one in found["reasons"])]
+        if found["decision"] == "refused" and not kinds:
+            kinds = ["failed"]
+        kinds += ["scale"] if found["work"] == "scaled" and found["decision"] != "keep" else []
+        kinds += ["named"] if found["warnings"] else []
+        return Seen(edit, " ".join(kinds), reasons, f"{found['decision']} after {found['rounds']}")
+
+    def beside(self, edit: Edit) -> Seen:
+        """Runs the edit beside the program."""
+        folder = self._repository(edit)
+        gate = ("--vs-ref", "HEAD", "--fail-on", "throughput>2%", "--repeats", str(REPEATS))
+        made = self._gpubench(folder, edit, "train-bench", *gate)
+        found = next(folder.glob("results/*/*/comparison.json"), None)
+        if made.returncode not in (0, 3) or not found:
+            return Seen(edit, "failed", _last(made.stderr))
+        return _seen(edit, json.loads(found.read_text())["result"]["comparisons"][0], made.returncode)
 
     def compared(self, edit: Edit) -> Seen:
         """Runs the edit alone, and compares it with the program, which is run once."""
-        if self._baseline is None:
-            self._baseline = self._run(PROGRAM).runs
-        made = self._run(edit.program)
-        if not made.runs or made.code:
-            return Seen(edit, "failed", made.said)
-        compared = self._gpubench("compare", self._baseline, made.runs, "--json", "--fail-on", "throughput>2%")
+        if edit.found == "clock":  # the speed of two runs that are not interleaved differs
+            return self.beside(edit)
+        folder = self._repository(edit)
+        made = self._gpubench(folder, edit, "train-bench", "--repeats", str(REPEATS))
+        run = _run(folder)
+        if not run or made.returncode:
+            return Seen(edit, "failed", _last(made.stderr))
+        words = (*GPUBENCH, "compare", str(self._program), str(run), "--json", "--fail-on", "throughput>2%")
+        compared = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
         return _seen(edit, json.loads(compared.stdout)["comparisons"][0], compared.returncode)
 
-    def beside(self, edit: Edit) -> Seen:
-        """Runs the edit beside the program, which is the last commit."""
-        self._script.write_text(edit.program)
-        gate = ("--vs-ref", "HEAD", "--fail-on", "throughput>2%")
-        longer = ("--steps", str(LONGER * self._steps)) if edit.found == "clock" else ()
-        made = self._gpubench("train-bench", *gate, *self._options, *longer, "--", sys.executable, "train.py")
-        found = sorted(self._results.glob("*/*/comparison.json"))
-        if made.returncode not in (0, 3) or not found:
-            return Seen(edit, "failed", made.stderr.strip().splitlines()[-1] if made.stderr.strip() else "")
-        kept = json.loads(found[-1].read_text())["result"]["comparisons"][0]
-        found[-1].unlink()
-        return _seen(edit, kept, made.returncode)
+    @cached_property
+    def _program(self) -> Path:
+        """The run of the program as it is."""
+        edit = Edit("the program", ())
+        folder = self._repository(edit)
+        self._gpubench(folder, edit, "train-bench", "--repeats", str(REPEATS))
+        run = _run(folder)
+        assert run
+        return run
 
-    @dataclass(frozen=True)
-    class Made:
-        runs: str
-        code: int
-        said: str
+    def _repository(self, edit: Edit) -> Path:
+        folder = self._folder / edit.name.replace("'", "")
+        folder.mkdir()
+        script = folder / "train.py"
+        script.write_text(PROGRAM)
+        for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "the program"]):
+            subprocess.run([*GIT, *words], cwd=folder, check=True)
+        script.write_text(edit.program + "\n")  # so that no edit at all is one too
+        return folder
 
-    def _run(self, program: str) -> "Programs.Made":
-        self._script.write_text(program)
-        before = set(self._results.glob("*/*/summary.json"))
-        made = self._gpubench("train-bench", *self._options, "--", sys.executable, "train.py")
-        found = sorted(set(self._results.glob("*/*/summary.json")) - before)
-        lines = made.stderr.strip().splitlines() or [""]
-        said = next((line for line in lines if line.startswith("error:")), lines[-1])
-        return Programs.Made(str(found[0].parent) if found else "", made.returncode, said)
-
-    def _gpubench(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def _gpubench(self, folder: Path, edit: Edit, *words: str) -> "subprocess.CompletedProcess[str]":
+        steps = self._steps * (LONGER if edit.found == "clock" else 1)
+        options = ("--steps", str(steps), "--program.patience", str(PATIENCE), "--json", "--", sys.executable)
         return subprocess.run(
-            [*GPUBENCH, *words], cwd=self._folder, capture_output=True, text=True, timeout=SECONDS, check=False
+            [*GPUBENCH, *words, *options, "train.py"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
 
 
@@ -152,16 +184,22 @@ def _seen(edit: Edit, comparison: dict[str, Any], code: int) -> Seen:
     return Seen(edit, " ".join(dict.fromkeys(kinds)), "; ".join(said))
 
 
-def _named(edit: Edit, words: Sequence[str]) -> bool:
-    return any(word in edit.name for word in words)
+def _run(folder: Path) -> Path | None:
+    return next((path.parent for path in folder.glob("results/*/*/summary.json")), None)
+
+
+def _last(errors: str) -> str:
+    """Returns the error that a command printed, or else its last line."""
+    lines = errors.strip().splitlines() or [""]
+    return next((line for line in lines if line.startswith("error:")), lines[-1])
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by", choices=("judge", "vs-ref", "compare"), default="judge")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD")
-    parser.add_argument("--vs-ref", nargs="*", default=[], metavar="WORD")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=1, help="edits at a time; outcomes are not times")
     return parser.parse_args()
 
 

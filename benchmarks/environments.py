@@ -102,5 +102,5 @@ def _folder(text: str) -> Path:
 def _chosen(text: str, known: Sequence[str]) -> list[str]:
     names = {"none": [], "all": list(known)}.get(text, text.split(","))
     if unknown := set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is not among {', '.join(known)}")
     return names

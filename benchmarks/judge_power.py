@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/judge_power.py [--trials 2000]
 
 Simulated programs: a round is one repeat of each side, in the order A B B A, and each repeat has its own noise. After
-each round the test of gpubench/compare/sequential.py looks at all rounds so far, until it decides or has made all that
-it may. *Fixed* is Student's t with the same level over a number of rounds that is chosen before: the smallest number
-with which it finds the gain as often. It is counted on the same trials.
+each round the test of gpubench/compare/sequential.py looks at all rounds so far, until it decides, is hopeless or has
+made all that it may. *Fixed* is Student's t with the same level over a number of rounds that is chosen before: the
+smallest number with which it finds the gain as often. It is counted on the same trials.
 
 Equal programs are judged with a margin of 0, which makes a false `keep` most likely, and gains with a margin of 0 and
 of 0.5 %. The noise of equal programs is normal, heavy-tailed (Student's t with two degrees of freedom), lognormal, has
@@ -36,6 +36,8 @@ GAINS = (0.0, 0.01, 0.03, 0.10)
 NOISES = (0.01, 0.05)
 MARGINS = (0.0, 0.005)
 FALSE_KEEPS = 0.05
+POWER_LOST = 0.02
+"""The bar of the power that is lost because hopeless trials end early."""
 POWER, COST = 0.8, 1.3
 """The bar of the mean number of rounds, in those of a fixed number with the same power, where that is at least POWER.
 
@@ -95,20 +97,30 @@ class Outcomes:
     discard: float
     rounds: float
     """The mean number of rounds."""
+    power_lost: float
+    """The share of trials that would have been kept had they not ended early as hopeless."""
     fixed: int | None
     """The rounds of a fixed number with as many `keep`; None if there are none or it would be above LONGEST."""
 
 
 def judged(gains: Draws, margin: float) -> Outcomes:
     """Return how the trials end, one in each row."""
-    kept = discarded = rounds = 0
+    kept = discarded = rounds = lost = 0
     for trial in gains.tolist():
+        ended = False
         for made in range(FEWEST, MOST + 1):
-            if (exceeds := look(trial[:made]).exceeds(margin)) is not None or made == MOST:
+            found = look(trial[:made])
+            exceeds = found.exceeds(margin)
+            if not ended and (exceeds is not None or made == MOST or found.is_hopeless(margin)):
                 kept, discarded, rounds = kept + (exceeds is True), discarded + (exceeds is False), rounds + made
+                ended = True
+                if exceeds is not None:
+                    break
+            elif exceeds is not None:
+                lost += exceeds
                 break
-    power = kept / len(gains)
-    return Outcomes(power, discarded / len(gains), rounds / len(gains), _fixed(gains, margin, power))
+    power, trials = kept / len(gains), len(gains)
+    return Outcomes(power, discarded / trials, rounds / trials, lost / trials, _fixed(gains, margin, power))
 
 
 def _fixed(gains: Draws, margin: float, power: float) -> int | None:
@@ -134,14 +146,16 @@ def main() -> int:
         found.append(bars.at_most(f"false keeps, {name}", 100 * out.keep, 100 * FALSE_KEEPS, "{:.1f} %"))
     print(table(rows), end="\n\n")
 
-    rows = [["margin", "noise", "gain", "keep", "discard", "mean rounds", "fixed, same power"]]
+    rows = [["margin", "noise", "gain", "keep", "discard", "mean rounds", "power lost", "fixed, same power"]]
     for margin in MARGINS:
         for noise_size in NOISES:
             times = noise_size * rng.standard_normal((trials, 2 * LONGEST))
             for gain in GAINS:
                 out = judged(gains_of(times) + math.log1p(gain), margin)
                 cells = [f"{margin:.1%}", f"{noise_size:.0%}", f"{gain:.0%}", f"{out.keep:.1%}", f"{out.discard:.1%}"]
-                rows.append([*cells, f"{out.rounds:.1f}", str(out.fixed or "-")])
+                rows.append([*cells, f"{out.rounds:.1f}", f"{out.power_lost:.1%}", str(out.fixed or "-")])
+                what = f"power lost, gain {gain:.0%}, noise {noise_size:.0%}, margin {margin:.1%}"
+                found.append(bars.at_most(what, 100 * out.power_lost, 100 * POWER_LOST, "{:.1f} %"))
                 if out.fixed and out.keep >= POWER:
                     what = (
                         f"mean rounds of a fixed number, gain {gain:.0%}, noise {noise_size:.0%}, margin {margin:.1%}"

@@ -59,9 +59,9 @@ BENCHMARKS = (
     Benchmark(
         "cheats",
         "Are edits that make a program faster by less work caught, and honest ones not?",
-        ("benchmarks/cheats.py",),
+        ("benchmarks/cheats.py", "--jobs", "2"),
         "all cheats but those that docs/statistics.md lists; no honest edit is refused",
-        20,
+        25,
     ),
     Benchmark(
         "tune-peers",
@@ -82,8 +82,8 @@ BENCHMARKS = (
         "judge-power",
         "How often is a decision of `judge` wrong, and how many rounds does it take?",
         ("benchmarks/judge_power.py",),
-        "at most 5 % false `keep` on equal programs with any noise; at most 1.3 times the rounds of a fixed number "
-        "with the same power, where that is 80 %",
+        "at most 5 % false `keep` on equal programs with any noise; at most 2 % of power lost by ending early; at "
+        "most 1.3 times the rounds of a fixed number with the same power, where that is 80 %",
         2,
     ),
     Benchmark(

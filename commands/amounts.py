@@ -21,7 +21,7 @@ PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([a-z]+) *")
 
 
 def seconds(text: str, option: str) -> float:
-    """Returns a time such as "30m" or "1h 30min" in seconds. Raises UsageError if it is none, or has no unit."""
+    """Returns a time such as "30m" or "1h 30min" in seconds. Raises UsageError if it is not a time, or has no unit."""
     plain = text.strip().lower()
     parts = PART.findall(plain)
     units = [UNITS.get(unit) or UNITS.get(unit.removesuffix("s")) for _, unit in parts]
@@ -34,7 +34,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def memory(text: str, option: str) -> float:
-    """Returns a size such as "22GiB" in bytes. Raises UsageError if it is none, or 0."""
+    """Returns a size such as "22GiB" in bytes. Raises UsageError if it is not a size, or is 0."""
     from gpubench.settings.sections import size_in_bytes
 
     try:

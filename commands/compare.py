@@ -154,12 +154,11 @@ def compare(
     from gpubench.compare import compare as comparison
     from gpubench.compare import inputs
     from gpubench.compare.gate import parse_condition
-    from gpubench.compare.losses import DEFAULT
     from gpubench.compare.verdicts import ASSUMED
     from gpubench.report.terminal import Terminal
 
     fraction, conditions = fraction_of(margin), [parse_condition(text) for text in fails]
-    of_loss = DEFAULT if loss_margin is None else of_losses.parse(loss_margin)
+    of_loss = of_losses.parse(loss_margin)
     assumed = ASSUMED if assume is None else fraction_of(assume, "--assume")
     terminal = Terminal(quiet=quiet, verbosity=verbose)
     try:
@@ -202,7 +201,7 @@ def _refuse(*contradictions: tuple[bool, str, str]) -> None:
 
 
 def fraction_of(text: str, option: str = "--margin") -> float:
-    """The percentage of an option as a fraction. Raises UsageError if the text is no percentage."""
+    """The percentage of an option as a fraction. Raises UsageError if the text is not a percentage."""
     from gpubench.compare.gate import percent
 
     found = percent(text)

@@ -112,7 +112,7 @@ def history(
 
 
 def _refuse_other_words(metric: str, results: Path) -> None:
-    """Raises UsageError for a word that is no metric but names runs."""
+    """Raises UsageError for a word that is not a metric but names runs."""
     from gpubench.runs.references import LATEST, is_folder
 
     folder = next((path for path in (Path(metric), results / metric) if is_folder(path)), None)
@@ -122,7 +122,7 @@ def _refuse_other_words(metric: str, results: Path) -> None:
     hint = (
         f"gpubench history --experiment {folder.name}" if folder and is_experiment else f"gpubench runs show {metric}"
     )
-    raise UsageError(f"{metric} names runs, and is no metric", hint)
+    raise UsageError(f"{metric} names runs, and is not a metric", hint)
 
 
 @contextmanager

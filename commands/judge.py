@@ -59,15 +59,6 @@ Aim = Annotated[str, option(AIMS, "What has to be better; throughput by default.
 MaxMemory = Annotated[
     str | None, option("SIZE", "Refuse what needs more memory than this, such as 22GiB.", JUDGEMENT, "--max-memory")
 ]
-LossMargin = Annotated[
-    str | None,
-    option(
-        "SHARE|NUMBER",
-        "Refuse what changes the final loss by more than this: a share of it, or a number. Default: 1%.",
-        JUDGEMENT,
-        "--loss-margin",
-    ),
-]
 Ledger = Annotated[
     Path | None,
     option("FILE", "Add the decision to this file; without a program, show the file.", JUDGEMENT, "--ledger"),
@@ -101,7 +92,7 @@ def judge(
     margin: Margin = "0.5%",
     metric: Aim = "throughput",
     max_memory: MaxMemory = None,
-    loss_margin: LossMargin = None,
+    loss_margin: options.LossMargin = None,
     ledger: Ledger = None,
     resume: Resume = None,
     name: options.Name = None,
@@ -140,13 +131,12 @@ def _terms(
     """Parses the options of a judgement. Raises UsageError for what cannot be understood."""
     from gpubench.commands.compare import fraction_of
     from gpubench.compare.decision import METRICS
-    from gpubench.compare.losses import DEFAULT
     from gpubench.compare.sequential import FEWEST, MOST
     from gpubench.judge import Terms
 
     aim = next((one for one in METRICS if one == metric.replace("-", "_")), None)
     if aim is None:
-        raise UsageError(f"--metric {metric!r} is none that judge decides by", one_of(metric, METRICS, ""))
+        raise UsageError(f"--metric {metric!r} is not a metric that judge decides by", one_of(metric, METRICS, ""))
     if rounds is not None and not (rounds.isdecimal() and FEWEST <= int(rounds) <= MOST):
         hint = f"for example --rounds 10; fewer than {FEWEST} prove nothing, and the error rates hold for up to {MOST}"
         raise UsageError(f"--rounds {rounds!r} is not a number from {FEWEST} to {MOST}", hint)
@@ -154,7 +144,7 @@ def _terms(
         aim=aim,
         margin=0.0 if margin.strip() in ("0", "0%") else fraction_of(margin),
         max_memory=amounts.memory(max_memory, "--max-memory") if max_memory is not None else None,
-        loss_margin=of_losses.parse(loss_margin) if loss_margin is not None else DEFAULT,
+        loss_margin=of_losses.parse(loss_margin),
         budget=amounts.seconds(budget, "--budget") if budget is not None else None,
         most=int(rounds) if rounds is not None else MOST,
     )

@@ -8,10 +8,15 @@ if TYPE_CHECKING:
     from gpubench.compare.losses import Margin
 
 
-def parse(text: str) -> "Margin":
-    """Returns a change of the loss, such as 1% of the final one, or 0.02. Raises UsageError if it is neither."""
-    from gpubench.compare.losses import Margin  # not loaded for a command that compares nothing
+def parse(text: str | None) -> "Margin":
+    """Returns a change of the loss, such as 1% of the final one, or 0.02, or the default one for None.
 
+    Raises UsageError if it is neither.
+    """
+    from gpubench.compare.losses import DEFAULT, Margin  # not loaded for a command that compares nothing
+
+    if text is None:
+        return DEFAULT
     is_share = text.endswith("%")
     try:
         size = float(text.removesuffix("%")) / (100 if is_share else 1)
@@ -19,7 +24,7 @@ def parse(text: str) -> "Margin":
         size = 0.0
     if not 0 < size < (1 if is_share else 1e9):
         raise UsageError(
-            f"--loss-margin {text!r} is no change of a loss",
+            f"--loss-margin {text!r} is not a change of a loss",
             "write a share of the final loss, such as 1%, or a number in its own unit, such as 0.02",
         )
     return Margin(size, is_share, is_set=True)
@@ -28,7 +33,7 @@ def parse(text: str) -> "Margin":
 def of_comparison(text: str | None, *, compared: bool) -> "Margin | None":
     """Returns the --loss-margin of a command that may compare two sides; None if it is not given.
 
-    Raises UsageError if it is none, or nothing is compared.
+    Raises UsageError if it is not one, or if nothing is compared.
     """
     if text is not None and not compared:
         raise UsageError(

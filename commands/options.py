@@ -332,7 +332,7 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
 
 
 def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iterable[str]) -> None:
-    """Raises UsageError for an option that is no setting of any command. Its hint says what was perhaps meant."""
+    """Raises UsageError for an option that is not a setting of any command. Its hint says what was perhaps meant."""
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import declared_key, fields
     from gpubench.settings.loading import canonical, inside, nearest, negations
@@ -393,7 +393,7 @@ def check_tags(tags: Iterable[str]) -> None:
         from gpubench.runs.references import TAG  # not needed without tags
 
         if not TAG.fullmatch(tag):
-            raise UsageError(f"{tag!r} is no tag", "use up to 100 letters, digits and . _ + : / @ = - in it")
+            raise UsageError(f"{tag!r} is not a tag", "use up to 100 letters, digits and . _ + : / @ = - in it")
 
 
 def labelled(ctx: typer.Context, runs: "Sequence[Configuration[Any]]", own: int = 0) -> "list[Configuration[Any]]":

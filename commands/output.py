@@ -9,7 +9,7 @@ from gpubench.errors import RunFailed, UsageError
 
 
 def write(text: str, hint: str) -> None:
-    """Writes the result to stdout. A closed pipe is no error. A full disk is, and `hint` suggests another way."""
+    """Writes the result to stdout. A closed pipe is not an error. A full disk is, and `hint` suggests another way."""
     if sys.stdout is None:  # closed before Python started
         raise RunFailed("cannot write to stdout: it is closed", hint)
     try:

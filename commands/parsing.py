@@ -70,7 +70,7 @@ class OfRuns(PlainGroup):
 
 
 def refuse_one_dash(command: Any, ctx: Any, args: list[str], *, takes_settings: bool = False) -> None:
-    """Raises UsageError for a long option with one dash, and for a letter that is no option."""
+    """Raises UsageError for a long option with one dash, and for a letter that is not an option."""
     path = path_of(ctx)
     if wrong := wrong_words.one_dash(
         command,
@@ -129,7 +129,7 @@ def refusal(error: typer.TyperException) -> UsageError:
         names = [word.strip(" '") for word in choices["known"].split(",")]
         near = did_you_mean(choices["value"].strip("'"), names)
         return UsageError(
-            f"{choices['option']} {choices['value']} is none of its values",
+            f"{choices['option']} {choices['value']} is not one of its values",
             f"{near} it is one of {', '.join(names)}".lstrip(),
         )
     if message.startswith("Missing argument"):

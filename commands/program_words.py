@@ -76,7 +76,7 @@ def refuse_unstartable(given: ProgramWords, *, at_commit: bool = False) -> None:
 
 
 def _refuse_missing(given: ProgramWords, otherwise: str | None) -> None:
-    """Raises UsageError for a first word that is no command; `otherwise` is a command line that it may stand for."""
+    """Raises UsageError for a first word that is not a command; `otherwise` is a command line that it may stand for."""
     first, *rest = given.words
     message = f"cannot start the program: there is no command {first!r}"
     if first in OF_SHELLS or first in ENVIRONMENTS:

@@ -416,7 +416,7 @@ def _entry(known: Any, path: Path) -> "Entry":
     name = os.path.relpath(path, known.results)
     entry: Entry | None = known.entry(name) if name in known.found else None
     if entry is None:
-        raise UsageError(f"{path} is no run of {known.results}", "name the results folder with --results DIR")
+        raise UsageError(f"{path} is not a run of {known.results}", "name the results folder with --results DIR")
     return entry
 
 
@@ -479,7 +479,7 @@ def _limit(text: str | None, default: int, option: str = "--limit") -> int:
     if text is None:
         return default
     if not (text.isdecimal() and len(text) < 10):
-        raise UsageError(f"{option} {text!r} is no number of runs", f"for example {option} 20")
+        raise UsageError(f"{option} {text!r} is not a number of runs", f"for example {option} 20")
     return int(text)
 
 
@@ -502,7 +502,7 @@ def chosen(
         ("--status", status, completion.STATUSES),
     ):
         if value is not None and value not in known:
-            raise UsageError(f"{option} {value!r} is no {option[2:]} of a run", one_of(value, known, ""))
+            raise UsageError(f"{option} {value!r} is not a {option[2:]} of a run", one_of(value, known, ""))
     return {
         "command": command,
         "experiment": experiment,

@@ -81,15 +81,6 @@ KeepArithmetic = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
-LossMargin = Annotated[
-    str | None,
-    option(
-        "SHARE|NUMBER",
-        "Keep no settings that change the final loss by more than this: a share of it, or a number. Default: 1%.",
-        SEARCH,
-        "--loss-margin",
-    ),
-]
 Resume = Annotated[
     Path | None,
     option("DIR", "Continue the search in this directory.", SEARCH, "--resume", completed_by=completion.searches),
@@ -123,7 +114,7 @@ def tune(
     only: Only = None,
     try_: Try = None,
     keep_arithmetic: KeepArithmetic = False,
-    loss_margin: LossMargin = None,
+    loss_margin: options.LossMargin = None,
     resume: Resume = None,
     name: options.Name = None,
     tag: options.Tags = None,
@@ -172,7 +163,6 @@ def _wishes(
     keep_arithmetic: bool,
 ) -> "Wishes":
     """Parses the options of the search. Raises UsageError or SettingsError for what cannot be understood."""
-    from gpubench.compare.losses import DEFAULT
     from gpubench.settings.keys import flatten
     from gpubench.settings.loading import apply_overrides, canonical, parse_assignments
     from gpubench.settings.schema import RunSettings
@@ -198,7 +188,7 @@ def _wishes(
         _count(runs) if runs is not None else None,
         frozenset(named),
         asked,
-        loss_margin=of_losses.parse(loss_margin) if loss_margin is not None else DEFAULT,
+        loss_margin=of_losses.parse(loss_margin),
         keep_arithmetic=keep_arithmetic,
     )
 

@@ -86,7 +86,7 @@ WHICH_GPU = "the variable CUDA_VISIBLE_DEVICES chooses the GPU: CUDA_VISIBLE_DEV
 PAGE = "the page of a run is report.html in its directory: gpubench runs open latest"
 
 STARTED_WITH = {".py": ["python"], ".sh": ["bash"], ".ipynb": ["jupyter", "nbconvert", "--to", "notebook", "--execute"]}
-"""What starts a file that is no program by itself, by its suffix."""
+"""What starts a file that is not a program by itself, by its suffix."""
 STARTERS = (
     *("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "uv", "poetry", "srun"),
     *("mpirun", "jupyter"),
@@ -162,7 +162,7 @@ def own_options(command: Any) -> dict[str, Any]:
 
 
 def positions(command: Any, args: Sequence[str], *, takes_settings: bool = False) -> Iterator[tuple[int, str, bool]]:
-    """Yields the index of each word that is no value of an option, the word, and whether it is an option.
+    """Yields the index of each word that is not a value of an option, the word, and whether it is an option.
 
     With `takes_settings`, an unknown option with two dashes has a value too. Ends at `--`.
     """
@@ -238,7 +238,7 @@ def unknown_option(
     if bare == "gpu" and "device" in own and "device_model" not in own:
         return WHICH_GPU
     if bare == "metric" and any(one.metavar == "[METRIC]" for one in command.params):
-        return f"the metric is no option: {path} step_time"
+        return f"the metric is not an option: {path} step_time"
     if bare in VALUES and "precision" in own:
         return offer([f"--{VALUES[bare]}"])
     for meant in (*(["html"] if bare in OF_OUTPUT and not settings else ()), *OPTIONS.get(bare, ())):
@@ -253,7 +253,7 @@ def unknown_option(
 
 
 def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str]) -> str:
-    """The hint for a word that is no command of gpubench; `of_runs` are the subcommands of gpubench runs."""
+    """The hint for a word that is not a command of gpubench; `of_runs` are the subcommands of gpubench runs."""
     meant = alike(word, known, cutoff=0.75)
     if word.casefold() == "run" and rest and rest[0] in (*of_runs, *OF_RUNS):
         return line(["runs", *rest])
@@ -269,7 +269,7 @@ def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_run
 
 
 def unknown_of_runs(word: str, rest: Sequence[str], known: Sequence[str], commands: Sequence[str]) -> str:
-    """The hint for a word that is no subcommand of gpubench runs; `commands` are those of gpubench."""
+    """The hint for a word that is not a subcommand of gpubench runs; `commands` are those of gpubench."""
     if word in OF_RUNS:
         meant = OF_RUNS[word]
         if meant == "tag" and len(rest) == 2 and word != "label":
@@ -329,7 +329,7 @@ def near_file(name: str, directory: Path = Path()) -> str | None:
 
 
 class Stray(NamedTuple):
-    """A word that is no option of a command and no value of one."""
+    """A word that is neither an option of a command nor a value of one."""
 
     command: str
     word: str

@@ -221,7 +221,7 @@ class Hello(Event, frozen=True):
     def check(self) -> None:
         first, here = self.ranks_here or (0, self.world_size)
         if not 0 <= first <= self.rank < first + here <= self.world_size:
-            raise ValueError(f"rank {self.rank} is none of {here} ranks from {first} of {self.world_size}")
+            raise ValueError(f"rank {self.rank} is not one of {here} ranks from {first} of {self.world_size}")
 
 
 class Seen(Event, frozen=True):

@@ -29,7 +29,7 @@ from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.sequential import FEWEST, MOST, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
-from gpubench.compare.warnings import disturbance
+from gpubench.compare.warnings import disturbance, few_repeats
 from gpubench.errors import Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
@@ -39,6 +39,11 @@ from gpubench.settings.loading import Configuration
 
 LATE = 0.1
 """How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
+SEEN = (1, FEWEST)
+"""The rounds after which it is looked whether the edit is to be refused, besides those at which it would be kept.
+
+What a program does shows in its first repeat. One pair of repeats may differ in its losses by chance.
+"""
 BUSY = 0.05
 """The slowdown by other processes from which on the machine was too busy, as a fraction."""
 MARK = "judges"
@@ -143,16 +148,21 @@ class Judging:
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
             return "decided"
-        if made and (exceeds or rounds == FEWEST):
+        if made and (exceeds or rounds in SEEN):
             sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
-            if found.refusals or (exceeds and found.loss != "unclear"):
+            for_loss_alone = found.loss == "harmed" and found.work != "less"
+            if found.refusals and not (for_loss_alone and rounds < FEWEST):
+                return "decided"
+            if exceeds and not found.refusals and found.loss != "unclear":
                 return "decided"
         most = self._terms.max_memory
         if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
             return "decided"
         if rounds >= self._terms.most:
             return "rounds"
+        if self.look.is_hopeless(margin, self._terms.most):
+            return "hopeless"
         budget = self._terms.budget
         if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
             return "budget"
@@ -187,6 +197,7 @@ class Judging:
         said: Mapping[Ending, str] = {
             "budget": f"the budget of {units.about(self._terms.budget or 0)} sufficed for {made}",
             "interrupted": f"it was interrupted after {made}",
+            "hopeless": f"after {made} a gain above the margin is hardly to be proved in {self._terms.most}",
         }
         return said.get(self.ending, f"{made} do not tell")
 
@@ -241,7 +252,9 @@ def conclude(
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
-        warnings += [line for line in comparison.warnings if not any(said in line for said in found.refusals)]
+        few = few_repeats(sides)
+        said = [line for line in comparison.warnings if line not in few]
+        warnings += [line for line in said if not any(reason in line for reason in found.refusals)]
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds

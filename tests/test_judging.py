@@ -70,11 +70,20 @@ def test_a_clear_gain_takes_three_rounds_in_the_order_a_b_b_a() -> None:
     assert said[-1].startswith("judge: round 3 of at most 30: gain +20.0 % [")
 
 
+def test_what_is_hopeless_ends_early() -> None:
+    judging = Judging(Terms(margin=0))
+    values = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0]
+    order, _ = made(judging, MadeUp(values * 5), MadeUp(values[::-1] * 5))
+    assert judging.ending == "hopeless"
+    assert 6 < len(order) < 50
+    assert judging.doubt.endswith("rounds a gain above the margin is hardly to be proved in 30")
+
+
 def test_equal_versions_are_run_to_the_last_round() -> None:
-    judging = Judging(Terms(margin=0, most=5))
+    judging = Judging(Terms(margin=0, most=3))
     order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(10)[::-1]))
-    assert (len(order), judging.ending) == (10, "rounds")
-    assert judging.doubt == "5 rounds do not tell"
+    assert (len(order), judging.ending) == (6, "rounds")
+    assert judging.doubt == "3 rounds do not tell"
 
 
 def test_a_time_is_better_if_it_is_smaller() -> None:
@@ -94,8 +103,15 @@ def test_a_failure_ends_it_at_once(failing: int) -> None:
     assert len(judging.values) == 1
 
 
-def test_refused_work_ends_it_at_the_first_look(found: dict[str, Observed]) -> None:
+def test_refused_work_ends_it_after_the_first_round(found: dict[str, Observed]) -> None:
     found["observed"] = Observed(work="less", refusals=["does less work"])
+    judging = Judging(Terms())
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp([10, 12] * 20))
+    assert (len(order), judging.ending) == (2, "decided")
+
+
+def test_a_harmed_loss_alone_ends_it_after_three_rounds(found: dict[str, Observed]) -> None:
+    found["observed"] = Observed(work="same", loss="harmed", refusals=["harms the loss"])
     judging = Judging(Terms())
     order, _ = made(judging, MadeUp(noisy(10)), MadeUp([10, 12] * 20))
     assert (len(order), judging.ending) == (6, "decided")

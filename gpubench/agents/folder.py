@@ -19,7 +19,7 @@ class Folder:
     """The folder that a server was started with."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if `path` is no folder, or if the environment sends programs to another one."""
+        """Raises UsageError if `path` is not a folder, or if the environment sends programs to another one."""
         if not path.is_dir():
             raise UsageError(f"{path} is not a folder", "name the folder that has the programs to measure")
         if name := next((name for name in os.environ if name.upper() == variable_of(ELSEWHERE)), None):
@@ -43,10 +43,17 @@ class Folder:
             )
         return path
 
+    def file(self, name: str, directory: Path) -> str:
+        """Returns the path of a file that a tool may write. Raises UsageError if it leads out of the folder."""
+        path = Path(os.path.realpath(directory / name.replace("\0", "")))
+        if "\0" in name or not path.is_relative_to(self.path):
+            raise UsageError(f"file {name!r} is outside of {self.path}", "name a file below it")
+        return str(path)
+
     def run(self, name: str, directory: Path) -> str:
         """Returns the name of a run. Raises UsageError for an option, and for a path that leads out of the folder."""
         if name.startswith("-"):
-            raise UsageError(f"{name!r} is no run but an option", "name a run: latest, latest~1, an id, or its path")
+            raise UsageError(f"{name!r} is an option and not a run", "name a run: latest, latest~1, an id, or its path")
         path = Path(os.path.normpath(directory / name))
         if not path.is_relative_to(self.path):
             raise UsageError(f"run {name!r} is outside of {self.path}", "name a run that was made below it")
@@ -54,7 +61,7 @@ class Folder:
 
 
 def refuse_settings(command: str, keys: Iterable[str]) -> None:
-    """Raises an error for what is no setting of the runs of `command`, and for settings that the server decides."""
+    """Raises an error for what is not a setting of the runs of `command`, and for settings that the server decides."""
     cls = COMMANDS[command]
     for key in keys:
         known = canonical(cls, key)
@@ -64,4 +71,4 @@ def refuse_settings(command: str, keys: Iterable[str]) -> None:
             raise UsageError(f"the setting {key!r} is not for a tool to choose", hint)
         if declared_key(cls, known) is None:
             refuse_unknown(cls, {key: ""}, {})
-            raise UsageError(f"{key!r} is no setting of {kind_of(command).run_by}", "name it by its dotted name")
+            raise UsageError(f"{key!r} is not a setting of {kind_of(command).run_by}", "name it by its dotted name")

@@ -127,16 +127,22 @@ class Tools:
         context: Context,
         program: Program,
         directory: Directory = ".",
-        base: Annotated[str | None, Field(description="The git commit to judge against; HEAD by default.")] = None,
-        budget: Annotated[str | None, Field(description="Take at most about this long: 90s, 10m or 1h.")] = None,
-        margin: Annotated[str | None, Field(description="The smallest gain that counts, such as 1%.")] = None,
+        base: Annotated[str | None, Field(description="The commit to judge against; HEAD by default.")] = None,
+        budget: Annotated[str | None, Field(description="Take at most about this long: 10m.")] = None,
+        margin: Annotated[str | None, Field(description="The smallest gain that counts: 1%.")] = None,
+        metric: Annotated[str, Field(description="throughput, latency, peak_memory, energy")] = "throughput",
+        base_args: Annotated[Sequence[str], Field(description="Arguments of the base.")] = (),
+        args: Annotated[Sequence[str], Field(description="Arguments of the edited one.")] = (),
+        ledger: Annotated[str, Field(description="A file to add the decision to.")] = "",
     ) -> CallToolResult:
-        """Decide whether to keep the edits in the working tree: keep, discard, undecided, or refused.
+        """Decide on the edits in the working tree: keep, discard, undecided, or refused.
 
-        Both versions run interleaved until the answer is certain or the budget ends. Keep means proved to be faster
-        with the same work and an unharmed loss.
+        Keep means proved to be faster with the same work and an unharmed loss.
         """
-        options = _options(base=base, budget=budget, margin=margin)
+        added = {"base_args": base_args, "args": args}
+        words = {name: shlex.join(given) for name, given in added.items() if given}
+        file = self._folder.file(ledger, self._folder.below(directory)) if ledger else None
+        options = _options(base=base, budget=budget, margin=margin, metric=metric, ledger=file, **words)
         return await self._measure(context, "judge", program, directory, options, answered=JUDGED, shape=dict)
 
     async def tune(

@@ -165,7 +165,7 @@ class _Series:
         powers = _OF_MACHINE if reference is not None else ((0.0, 1.0),)
         self.values = np.stack([values - power * of_machine for power, _ in powers])
         self.log_shares = np.log([share for _, share in powers])
-        self.positions = np.arange(2, self.n - 1)  # also the ones too near to an end, which are no change points yet
+        self.positions = np.arange(2, self.n - 1)  # also the ones too near to an end, which are not change points yet
         self.log_step = math.log(_STEPS / max(_STEPS, len(self.positions)))
 
     def search(self) -> list[ChangePoint]:

@@ -17,8 +17,9 @@ from gpubench.runs import directory
 
 Answer = Literal["keep", "discard", "undecided", "refused"]
 Aim = Literal["throughput", "latency", "peak_memory", "energy"]
-Ending = Literal["decided", "rounds", "budget", "interrupted", "failed"]
-"""Why no more rounds were made: they decide, they are as many as may be made, the time is up, Ctrl-C, or a failure."""
+Ending = Literal["decided", "rounds", "hopeless", "budget", "interrupted", "failed"]
+"""Why no more rounds were made: they decide, they are as many as may be made, more would hardly decide, the time is up,
+Ctrl-C, or a failure."""
 
 EXIT_CODES: Mapping[Answer, int] = {"keep": 0, "discard": 3, "undecided": 4, "refused": 5}
 METRICS: Mapping[Aim, Sequence[str]] = {
@@ -133,8 +134,8 @@ def observed_of(comparison: Comparison, candidate: Side, failure: GpubenchError 
     refusals += [("the base " if one.side == "baseline" else "") + one.reason for one in found.refusals]
     if not comparable.comparable and not found.refusals:
         refusals.append(comparable.reasons[0])
-    unclear = (one for one in found.losses if one.outcome == "unclear")
-    loss = next(unclear, found.loss)
+    worst = {one.outcome: one for one in reversed(found.losses)}
+    loss = worst.get("harmed") or worst.get("unclear") or worst.get("unharmed") or found.loss
     name = f"{loss.name}: " if loss and loss.name != "loss" else ""
     peaks = [peak for run in candidate.runs if (peak := largest_peak(run.summary.metrics)) is not None]
     return Observed(
@@ -179,6 +180,8 @@ def rule(look: Look, margin: float, found: Observed, max_memory: float | None, d
         return Ruling("undecided", ["its peak memory is unknown, so that --max-memory cannot be checked"])
     if found.loss == "unclear":
         return Ruling("undecided", [f"its loss is unclear: {found.loss_reason}"])
+    if found.work == "scaled" and found.loss == "unknown":
+        return Ruling("undecided", [f"its loss is unknown: {found.loss_reason}"])
     return Ruling("keep", [])
 
 
@@ -231,7 +234,7 @@ def in_words(look: Look, metric: str) -> str:
 
 
 def from_json(content: bytes) -> Decision:
-    """Returns a decision. Raises ValueError if it is none, of a newer version, or cannot be right."""
+    """Returns a decision. Raises ValueError if it is not one, is of a newer version, or cannot be right."""
     found = msgspec.json.decode(content, type=Decision)
     if found.schema_version > directory.SCHEMA_VERSION:
         raise ValueError(f"schema version {found.schema_version} is newer than {directory.SCHEMA_VERSION}")
@@ -240,5 +243,5 @@ def from_json(content: bytes) -> Decision:
     if any(not 0 < value < MOST_OF_A_METRIC for pair in found.values for value in pair):
         raise ValueError("a value of a round is not positive, or too large")
     if found.metric not in METRICS[found.aim]:
-        raise ValueError(f"{found.metric} is no metric of {found.aim}")
+        raise ValueError(f"{found.metric} is not a metric of {found.aim}")
     return found

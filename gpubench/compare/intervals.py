@@ -147,11 +147,11 @@ def ratio(
 
     With two or more units on each side, the error is Welch's (1947, Biometrika 34, 28) with the spread between units.
     It already contains the noise of the steps, and Student's t allows for few units that agree by chance. The error of
-    the steps is no lower bound for it: if the time of a step follows a schedule that all units share, such as a growing
-    sequence or the lengths of an epoch, steps differ far more than their mean does. With unequal numbers of units,
-    Welch's interval is too narrow if the few units of the smaller side agree by chance, so the error with the pooled
-    spread is used if its interval is wider. `paired` units were interleaved, the i-th of one side next to the i-th of
-    the other, and are compared in pairs.
+    the steps is not a lower bound for it: if the time of a step follows a schedule that all units share, as with
+    growing sequences or the lengths of an epoch, steps differ far more than their mean does. With unequal numbers of
+    units, Welch's interval is too narrow if the few units of the smaller side agree by chance, so the error with the
+    pooled spread is used if its interval is wider. `paired` units were interleaved, the i-th of one side next to the
+    i-th of the other, and are compared in pairs.
 
     A single unit on a side is assumed to vary like the other side's units, or like `known`. If no spread is known, or
     all units agree to the last digit, the error is that of the steps.

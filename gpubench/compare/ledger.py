@@ -83,7 +83,10 @@ def add(path: Path, edit: JudgedEdit) -> None:
 
 
 def read(path: Path) -> list[JudgedEdit]:
-    """Returns the judged edits in their order. Raises RunDirectoryError if the file is no ledger, or of a newer one."""
+    """Returns the judged edits in their order.
+
+    Raises RunDirectoryError if the file is not a ledger, or of a newer version.
+    """
     found: dict[tuple[str, str | None], JudgedEdit] = {}
     try:
         for number, line in enumerate(foreign_files.lines(path), 1):
@@ -101,7 +104,8 @@ def read(path: Path) -> list[JudgedEdit]:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", "name another file") from None
     except (ValueError, RecursionError) as error:
         raise RunDirectoryError(
-            f"{path}:{number} is no judged edit: {' '.join(str(error).split())}", "name a ledger that judge has written"
+            f"{path}:{number} is not a judged edit: {' '.join(str(error).split())}",
+            "name a ledger that judge has written",
         ) from None
     return list(found.values())
 

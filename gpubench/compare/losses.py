@@ -354,7 +354,7 @@ class _Sides:
     def _of_steps(self, start: int, *, drifts: bool) -> Error | None:
         """Returns the error of the mean difference from its steps, in which the noise of the data cancels.
 
-        `drifts` means that a steady drift, as towards a run that learns less, is no part of the error.
+        `drifts` means that a steady drift, as towards a run that learns less, is not part of the error.
         """
         found = []
         for seed in self.seeds:

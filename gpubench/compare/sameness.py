@@ -23,7 +23,8 @@ LESS_WORK = "does less work: "
 OTHER_STEPS = LossFound(
     name="loss",
     outcome="unknown",
-    reason="steps of other samples train in another way: train to the same loss to judge it",
+    reason="a step has other samples, so that the losses of the steps cannot be compared; a number that the program "
+    "prints can, by --watch",
 )
 
 

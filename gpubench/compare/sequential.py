@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpubench.distributions import student_t_quantile
+from gpubench.distributions import student_t_cdf, student_t_quantile
 
 FEWEST = 3
 """The rounds before the first look. Two can agree by chance on a machine with two clocks too often."""
@@ -26,6 +26,9 @@ LEVEL = 0.0031
 """The level of a one-sided test at one look. The looks from FEWEST to MOST have 2.45 % together."""
 POWERED = 0.84
 """The quantile of the normal distribution that belongs to a power of 80 %."""
+HOPELESS, UNLIKELY = 0.01, 0.1
+"""A test ends early if, by the rounds so far, the last one is less likely than this to prove a gain above the margin,
+and one below it. It ends undecided, so that it makes no false verdict more frequent."""
 MOST_FORESEEN = 1000
 """The largest number of rounds that is foreseen; a larger one is unknown."""
 
@@ -48,6 +51,23 @@ class Look:
             return None
         low, high = self.interval
         return True if low > 1 + margin else False if high < 1 + margin else None
+
+    def is_hopeless(self, margin: float, most: int = MOST) -> bool:
+        """Returns whether `most` rounds will hardly prove that the gain exceeds the margin, nor that it does not."""
+        if self.gain is None or not self.spread or self.rounds < FEWEST or self.rounds >= most:
+            return False
+        ahead = math.log(self.gain) - math.log1p(margin)
+        return self._chance(ahead, most) < HOPELESS and self._chance(-ahead, most) < UNLIKELY
+
+    def _chance(self, ahead: float, most: int) -> float:
+        """Returns the predictive probability that a mean gain of `ahead` is significant after `most` rounds.
+
+        The rounds to come are taken to be like those so far, whose mean is known with its error only.
+        """
+        assert self.spread
+        to_come = self.spread * math.sqrt((most - self.rounds) / (most * self.rounds))
+        distance = ahead - _critical(most) * self.spread / math.sqrt(most)
+        return student_t_cdf(self.rounds - 1, distance / to_come)
 
     def needed(self, margin: float) -> int | None:
         """Returns the rounds in all after which a gain of the estimated size is told from the margin.

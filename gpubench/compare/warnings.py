@@ -333,6 +333,11 @@ def _scattered(side: Side) -> str | None:
     return f"its runs come from {len(hosts)} machines, {', '.join(hosts)}, and vary as those do" if hosts[1:] else None
 
 
+def few_repeats(sides: Sequence[Side]) -> list[str]:
+    """Returns the warnings on sides with few repeats, which mean nothing where a sequential test chooses them."""
+    return _about(sides, _few)
+
+
 def _few(side: Side) -> str | None:
     number = sum(run.repeats for run in side.runs)
     if number >= ENOUGH_REPEATS:

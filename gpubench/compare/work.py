@@ -88,18 +88,20 @@ class CountedWork:
 def work_of(run: RunEvidence) -> CountedWork:
     """Returns the work of a run, of the repeat that did least for each kind of work."""
     found: dict[str, list[float]] = {name: [] for name in KINDS}
-    errors: list[float] = []
+    errors: dict[str, list[float]] = {"samples": [], "elements": []}
     skipped = 0
     for window, counted in zip_longest(run.windows, run.summary.work):
         steady = run.steps.steady(window)
         found["samples"].append(sum(float(rows.samples.mean()) for rows in steady.values()))
+        of_ranks = (float(rows.samples.std()) / len(rows) ** 0.5 for rows in steady.values())
+        errors["samples"].append(math.hypot(*of_ranks))
         skipped += sum(int(np.count_nonzero(rows.skipped)) for rows in steady.values())
         steps = max(map(len, run.steps.of_repeat(window.repeat).values()), default=0)
         if counted and steps:
             for name, value in _of_repeat(counted, steps, run.ranks).items():
                 found[name].append(value)
             if counted.elements_spread is not None and counted.calls and counted.forwarded:
-                errors.append(counted.elements_spread * counted.calls**0.5 / counted.forwarded)
+                errors["elements"].append(counted.elements_spread * counted.calls**0.5 / counted.forwarded)
     flops = run.metrics.get("model_flops_per_sample")
     is_program = "program.command" in run.settings
     parameters = run.workload.get("parameters") if is_program else None
@@ -109,7 +111,7 @@ def work_of(run: RunEvidence) -> CountedWork:
         skipped=skipped,
         parameters=float(parameters) if parameters else None,
         flops=flops.estimate if flops else None,
-        errors={"elements": max(errors)} if errors else {},
+        errors={name: max(each) for name, each in errors.items() if each},
     )
 
 
@@ -160,8 +162,7 @@ def counts(
             continue  # an accumulation in other parts has other passes, and does the same work if all are reached
         by_sample = scaled and kind.per == "step" and "samples" in seen
         ours, theirs = (_known(side, name, by_sample=by_sample) for side in (baseline, candidate))
-        errors = [max(work.errors.get(name, 0.0) for work in side) for side in (baseline, candidate)]
-        error = SURE * math.hypot(*errors)
+        error = SURE * math.hypot(*(_error(side, name, by_sample=by_sample) for side in (baseline, candidate)))
         found.append(
             WorkCount(
                 kind=name,
@@ -179,6 +180,12 @@ def _known(side: Sequence[CountedWork], name: str, *, by_sample: bool = False) -
     """Returns a count of each run of a side that has it, divided by the samples of a step on request."""
     values = [(getattr(work, name), (work.samples or 1.0) if by_sample else 1.0) for work in side]
     return [value / samples for value, samples in values if value is not None]
+
+
+def _error(side: Sequence[CountedWork], name: str, *, by_sample: bool) -> float:
+    """Returns the largest standard error of a count of a side, in its unit."""
+    of = "samples" if name == "forwarded" else name  # the model is given what is in the step
+    return max(work.errors.get(of, 0.0) / ((work.samples or 1.0) if by_sample else 1.0) for work in side)
 
 
 def _less(before: Sequence[float], after: Sequence[float], alike: float, error: float) -> bool:

@@ -81,7 +81,7 @@ class Case(ABC):
     def fix(self, **overrides: Any) -> dict[str, Any]:
         """Returns overrides by dot-key from keywords such as training__optimizer.
 
-        The result is {} if one of them is no setting of the program, or if none differs from its current value.
+        The result is {} if one of them is not a setting of the program, or if none differs from its current value.
         """
         known = self.settings or {}
         keys = {name.replace("__", "."): value for name, value in overrides.items()}

@@ -7,7 +7,7 @@ as those of `zip(labelled, unlabelled)`, belong together, and the samples of all
 
 What is seen of a batch that no backward pass follows: whether gradients were off, or the modules in evaluation mode,
 when it was drawn; whether modules were called then; whether the pass over the data ended; and whether its DataLoader
-has trained before. Calls without gradients alone are no evaluation: teachers, target networks and rollouts make them.
+has trained before. Calls without gradients alone are not evaluation: teachers, target networks and rollouts make them.
 They are evaluation after a pass over the data for training, if the next batch comes from a DataLoader that has trained
 before, and not from one that may hold their results. Evaluation mode between each batch and its update is none.
 
@@ -33,7 +33,7 @@ REGULAR = 3
 DOUBTS = 2
 """Updates in a row that follow a batch drawn as for evaluation, after which its DataLoader counts as training."""
 NESTS = 2
-"""Batches for each of which a pass over another DataLoader has trained, after which such batches are no samples."""
+"""Batches for each of which a pass over another DataLoader has trained, after which such batches are not samples."""
 MOST_WAITING = 4096
 """The largest number of batches whose indices are known before they arrive."""
 INDICES = "indices drawn by"
@@ -64,7 +64,7 @@ class Loader:
     """Whether its batches are drawn before the ones before them are used; None while that is unknown."""
     rows: int | None = 0
     """The rows of the batches that its dataset seems to make, each with one index: 0 before the first one, and None
-    if they vary, as those of clouds of points do, so that they are no samples."""
+    if they vary, as those of clouds of points do, so that they are not samples."""
 
 
 @dataclass(eq=False)

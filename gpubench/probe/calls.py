@@ -7,7 +7,7 @@ belongs to no step.
 
 The outermost modules are found by wrapping the call of every module. The wrapper is taken away while a module found is
 called, so that torch.compile never compiles it, and for good after SEARCHED calls. Calls may come from several threads,
-as those of a server with a thread for each request. One that begins while another one is measured is no step: its
+as those of a server with a thread for each request. One that begins while another one is measured is not a step: its
 samples count in the step that ends next.
 """
 

@@ -32,7 +32,7 @@ AT_ONCE = 50_000
 ON_CPU = -1
 """Stands for the CPU's clock in place of a device."""
 OVERWRITTEN = "overwritten"
-"""A word of the error for the output of a CUDA graph that has been replayed since, which is no failure of a query."""
+"""A word of the error for the output of a CUDA graph that was replayed since, which is not a failure of a query."""
 
 UNANSWERED: dict[str, str] = {}
 """The errors of this process by the query that has raised each."""

@@ -486,7 +486,7 @@ class Probe:
         return changed
 
     def _save(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is no part of the evaluation before it, although the model may still be in evaluation mode."""
+        """A checkpoint is not part of the evaluation before it, although the model may still be in evaluation mode."""
         if self._watches():
             self._timeline.rebase(OTHER)
             self._end_evaluation()

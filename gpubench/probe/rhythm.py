@@ -98,7 +98,7 @@ class Rhythm:
             self._settle(optimizer, alone)
 
     def end(self) -> None:
-        """Decides about the updates that are held back, after the last one. An incomplete turn is no step."""
+        """Decides about the updates that are held back, after the last one. An incomplete turn is not a step."""
         if self._order or self._single:
             return
         if not self._runs or not self._find_turn(ended=True):

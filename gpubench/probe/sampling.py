@@ -1,8 +1,8 @@
 """Samples which line of the program's own code runs, in a thread that looks at the stack of another one.
 
-This happens in a repeat that is not measured. The thread is none of the module threading, which a program may join all
-threads of, and handles no signals. It reads stacks and changes nothing but how often threads may take turns, for which
-a thread that computes in Python would otherwise have 5 ms: a shorter piece of Python would never be seen.
+This happens in a repeat that is not measured. The thread is not one of the module threading, all of which a program may
+join, and handles no signals. It reads stacks and changes nothing but how often threads may take turns, for which a
+thread that computes in Python would otherwise have 5 ms: a shorter piece of Python would never be seen.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ class Regions:
         self._names: dict[str, str] = {}
         """The phases by the names of their regions."""
         self._waiting: dict[str, int] = {}
-        """The number of the part in which a name was seen first. A name that changes in every step is no phase."""
+        """The number of the part in which a name was seen first. A name that changes in every step is not a phase."""
         self._open: dict[int, list[tuple[Timeline, int, str] | None]] = {}
         """For each region object that has been entered, where its phases are on the timeline; None for no phase."""
 
@@ -449,7 +449,7 @@ class Regions:
 
     @staticmethod
     def cut(timeline: Timeline) -> None:
-        """Ends the regions that run at the end of a part: one around the whole loop is no phase of its steps."""
+        """Ends the regions that run at the end of a part: one around the whole loop is not a phase of its steps."""
         if not timeline.depth:
             return
         for depth, phase in reversed(list(enumerate(timeline.open))):

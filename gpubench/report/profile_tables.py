@@ -195,7 +195,7 @@ def _table(listing: Listing[Any], rank: RankProfile, arranged: Arrangement) -> T
 def arrangement(sort: Sequence[str], rows: Sequence[str], *, unfolded: bool) -> Arrangement:
     """Returns the arrangement of "TABLE=COLUMN" and "TABLE=N", or of "COLUMN" and "N" for all tables that have it.
 
-    Raises UsageError for an unknown table or column, and for what is no number of rows.
+    Raises UsageError for an unknown table or column, and for what is not a number of rows.
     """
     columns: dict[str, str] = {}
     for text in sort:

@@ -25,7 +25,7 @@ TAG = re.compile(r"\w[\w.+:/@=-]{0,99}")
 MOST_LISTED = 8
 RESULTS = "results"
 """The name of the results folder, unless the user says otherwise."""
-OF_SEARCHES = f"{TUNE}, which is no side of a comparison"
+OF_SEARCHES = f"{TUNE}, which cannot be a side of a comparison"
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
 LOGS = (".csv", ".tsv", ".jsonl")
@@ -109,7 +109,7 @@ class Lookup:
             if latest := LATEST.fullmatch(name):
                 if (command := latest["command"]) and command not in (*COMMANDS, *OF_PROGRAMS):
                     hint = f"commands are {', '.join(COMMANDS)}"
-                    raise RunDirectoryError(f"{name}: {command} is no command that makes runs", hint)
+                    raise RunDirectoryError(f"{name}: {command} is not a command that makes runs", hint)
                 return self._latest(latest, searches=searches)
             path = self._under(name)
         if NAME.fullmatch(name) and not is_run(path) and (named := self.named(name)):
@@ -226,7 +226,7 @@ def check_name(name: str, results: Path | None = None) -> None:
     """
     if not NAME.fullmatch(name) or LATEST.fullmatch(name):
         raise UsageError(
-            f"--name {name!r} is no name of a run",
+            f"--name {name!r} is not a name for a run",
             "begin it with a letter, and use letters, digits and . _ + - only; latest has a meaning already",
         )
     for taken in (Path(name), *([results / name] if results else [])):
@@ -323,7 +323,7 @@ def _nearest(path: Path, results: Path) -> str:
         return offer([f"latest~{back[0]}" if back and not RUN_ID.match(path.name) else "latest"])
     experiments = {child.name: child.name for child in folders(results)}
     runs = {run.name: run.name for experiment in experiments for run in folders(results / experiment)}
-    # a word without a suffix is no misspelt log of another tool
+    # a word without a suffix is not a misspelt log of another tool
     beside = {child.name: str(child) for child in children(path.parent) if path.suffix or child.is_dir()}
     for known in (experiments, runs, beside):
         if close := closest(path.name, known):

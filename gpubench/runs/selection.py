@@ -195,7 +195,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 def _condition(text: str, entries: Sequence[Entry]) -> Callable[[Entry], bool]:
     parts = CONDITION.fullmatch(text.strip())
     if parts is None:
-        raise UsageError(f"--where {text!r} is no condition", "write KEY=VALUE, such as --where precision=bf16")
+        raise UsageError(f"--where {text!r} is not a condition", "write KEY=VALUE, such as --where precision=bf16")
     sign, asked = parts["sign"], parts["value"].strip()
     if not entries:
         return lambda _: True

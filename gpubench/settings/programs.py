@@ -79,7 +79,7 @@ def _pattern(text: str | None) -> str | None:
     try:
         groups = re.compile(text).groups
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     if not groups:
         raise ValueError(f"{text!r} has no group: put the number in parentheses, as in 'val_loss=([0-9.]+)'")
     return text

@@ -198,9 +198,11 @@ def test_a_directory_below_the_folder_is_where_the_program_runs(tmp_path: Path) 
         ("measure", {"program": ["p"], "directory": "a\0b"}, "directory 'a\\x00b' does not exist"),
         ("measure", {"program": ["p"], "directory": "x" * 5000}, "directory 'xxxx"),
         ("show", {"run": "a\0b"}, "cannot be started with these words"),
-        ("show", {"run": "--help"}, "'--help' is no run but an option"),
+        ("show", {"run": "--help"}, "'--help' is an option and not a run"),
         ("show", {"run": "../other/results/x"}, "run '../other/results/x' is outside of"),
         ("compare", {"baseline": "latest", "candidate": "/etc"}, "run '/etc' is outside of"),
+        ("judge", {"program": ["p"], "ledger": "../edits.jsonl"}, "file '../edits.jsonl' is outside of"),
+        ("judge", {"program": ["p"], "ledger": "/tmp/edits.jsonl"}, "file '/tmp/edits.jsonl' is outside of"),
     ],
 )
 def test_what_would_lead_out_of_the_folder_is_refused_before_anything_starts(
@@ -215,7 +217,21 @@ def test_what_would_lead_out_of_the_folder_is_refused_before_anything_starts(
 def test_no_argument_of_a_tool_can_become_an_option_of_its_own(tmp_path: Path) -> None:
     prints = (sys.executable, "-S", "-c", "import json, sys; print(json.dumps({'runs': [], 'words': sys.argv[1:]}))")
     judged = called(tmp_path, "judge", {"program": ["--json"], "base": "--trust", "budget": "--x"}, prints)
-    assert answer(judged)["words"] == ["judge", "--base=--trust", "--budget=--x", "--json", "--", "--json"]
+    assert answer(judged)["words"] == [
+        "judge",
+        "--base=--trust",
+        "--budget=--x",
+        "--metric=throughput",
+        "--json",
+        "--",
+        "--json",
+    ]
+    more = {"metric": "latency", "args": ["--lr", "a b"], "base_args": ["--trust"], "ledger": "--x"}
+    found = answer(called(tmp_path, "judge", {"program": ["p"], **more}, prints))["words"]
+    ledger = f"--ledger={tmp_path.resolve() / '--x'}"
+    assert found == [
+        *("judge", "--metric=latency", ledger, "--base-args=--trust", "--args=--lr 'a b'", "--json", "--", "p")
+    ]
     tuned = called(tmp_path, "tune", {"program": ["p"], "memory": "--trust", "keep_arithmetic": True}, prints)
     words = ["tune", "--budget=10m", "--memory=--trust", "--keep-arithmetic", "--json", "--", "p"]
     assert answer(tuned)["words"] == words

@@ -76,6 +76,37 @@ def test_an_edit_that_fails_is_refused_and_a_base_that_fails_is_an_error(reposit
     assert "HEAD runs in a clone, which has no untracked files" in done.stderr
 
 
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import time\ntime.sleep(600)", "no optimizer step"),
+        ("pass", "was seen to import torch"),
+        (PROGRAM.replace("import", "open('untracked.txt')\nimport", 1), "exited with code 1"),
+    ],
+    ids=["hangs", "prints nothing", "needs a file that is missing"],
+)
+def test_an_edit_that_measures_nothing_is_refused_with_the_reason(repository: Path, program: str, said: str) -> None:
+    (repository / "train.py").write_text(program)
+    done, found = judged(repository, "--program.patience", "8")
+    assert (done.code, found["decision"], found["rounds"]) == (5, "refused", 0), done
+    assert said in " ".join(found["reasons"])
+
+
+@pytest.mark.stress
+def test_a_base_that_reads_an_untracked_file_is_an_error_that_says_so(repository: Path) -> None:
+    git(repository, "rm", "-q", "--cached", "train.py")
+    (repository / "start.py").write_text("import runpy\nrunpy.run_path('train.py', run_name='__main__')\n")
+    git(repository, "add", "start.py")
+    git(repository, "commit", "-qm", "a start")
+    (repository / "start.py").write_text("import runpy\n\nrunpy.run_path('train.py', run_name='__main__')\n")
+    words = ("--", sys.executable, "start.py", "500", "0")
+    done = gpubench("judge", *FEW, *words, results=repository.parent / "results", cwd=repository)
+    assert done.code == 1, done
+    assert "the base does not run" in done.stderr
+    assert "untracked" in done.stderr
+
+
 def test_an_edit_that_changes_while_it_is_judged_is_refused(repository: Path) -> None:
     (repository / "log.txt").write_text("")
     git(repository, "add", ".")
@@ -159,7 +190,7 @@ def test_a_judgement_of_somebody_else_runs_nothing_without_trust(
         (("--rounds", "31", *TRAIN), "--rounds '31'", "--rounds 10"),
         (("--budget", "10", *TRAIN), "--budget '10' has no unit", "10m"),
         (("--margin", "1", *TRAIN), "--margin '1' is not a percentage", "1%"),
-        (("--metric", "speed", *TRAIN), "--metric 'speed' is none that judge decides by", "throughput"),
+        (("--metric", "speed", *TRAIN), "--metric 'speed' is not a metric that judge decides by", "throughput"),
         (("--max-memory", "0", *TRAIN), "--max-memory 0 leaves no memory", "22GiB"),
         (("--measurement.repeats=5", *TRAIN), "decides itself how many repeats", "--rounds"),
         (("--program.ref=main", *TRAIN), "program.ref is the commit of the base", "--base main"),

@@ -238,23 +238,23 @@ def test_a_name_by_which_the_run_could_not_be_found_is_refused(results: Path, co
 @pytest.mark.parametrize(
     ("options", "error", "hint"),
     [
-        (["--where", "precision"], "--where 'precision' is no condition", "KEY=VALUE"),
+        (["--where", "precision"], "--where 'precision' is not a condition", "KEY=VALUE"),
         (["--where", "precison=bf16"], "no run has a setting 'precison'", "did you mean 'precision'?"),
         (["--where", "precision>bf16"], "'bf16' is not a number", "> compares numbers"),
         (["--where", "precision>1"], "precision is neither a number nor a version", "precision=VALUE"),
-        (["--command", "train"], "--command 'train' is no command of a run", "train-bench"),
+        (["--command", "train"], "--command 'train' is not a command of a run", "train-bench"),
         (["--sort", "troughput"], "no run has a metric or setting 'troughput'", "did you mean 'throughput'?"),
         (["--since", "soon"], "--since 'soon' is neither an age nor a date", "30d"),
-        (["--status", "done"], "--status 'done' is no status", "completed"),
-        (["--limit", "-1"], "--limit '-1' is no number of runs", "--limit 20"),
+        (["--status", "done"], "--status 'done' is not a status", "completed"),
+        (["--limit", "-1"], "--limit '-1' is not a number of runs", "--limit 20"),
         (["--results", "nowhere"], "the results folder nowhere does not exist", "--results DIR"),
         (["--tag", "x", "show", "latest"], "--tag before show is an option of the listing", "runs show --help"),
         (["show", "nothing"], "nothing: no such run", "experiments under results are made"),
-        (["tag", "latest", "a b"], "'a b' is no tag", "letters"),
+        (["tag", "latest", "a b"], "'a b' is not a tag", "letters"),
         (["tag", "latest", "--remove", "x"], "has no tag 'x'", "it has none"),
-        (["tag", "latest", "--name", "1"], "--name '1' is no name of a run", "begin it with a letter"),
+        (["tag", "latest", "--name", "1"], "--name '1' is not a name for a run", "begin it with a letter"),
         (["prune"], "prune needs to know what to remove", "--keep N"),
-        (["prune", "--keep", "x"], "--keep 'x' is no number of runs", "--keep 20"),
+        (["prune", "--keep", "x"], "--keep 'x' is not a number of runs", "--keep 20"),
         (["prune", "--keep", "0"], "a removal has to be confirmed", "--yes"),
         (["remove", "latest"], "a removal has to be confirmed", "--yes"),
     ],
@@ -485,7 +485,7 @@ def test_a_run_outside_of_the_results_folder_is_not_removed(
 ) -> None:
     made(results)
     outside = made(tmp_path / "elsewhere")
-    assert "is no run of results" in complaint(command_line("runs", "remove", str(outside), "--yes"))[0]
+    assert "is not a run of results" in complaint(command_line("runs", "remove", str(outside), "--yes"))[0]
     assert outside.exists()
 
 

@@ -32,13 +32,13 @@ def test_a_judgement_that_was_resumed_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"{}\n", ":1 is no judged edit"), (b"\xff\n", ":1 is no judged edit"), (b"[" * 100_000, ":1 is no judged edit")],
+    "content",
+    [b"{}\n", b"\xff\n", b"[" * 100_000],
 )
-def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_ledger_is_named_with_its_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "edits.jsonl"
     path.write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=said):
+    with pytest.raises(RunDirectoryError, match=":1 is not a judged edit"):
         read(path)
 
 

@@ -89,7 +89,7 @@ def test_latest_counts_a_failed_run_but_not_the_runs_of_searches_and_trials(resu
     assert measured.run("latest") == runs[2]
     assert set(measured.skipped()) == {
         f"skipped 1 newer run without results: {failed.name}",
-        "skipped 1 newer run of tune, which is no side of a comparison: tune-1",
+        "skipped 1 newer run of tune, which cannot be a side of a comparison: tune-1",
     }
     assert Lookup(results).run("made-verify/latest") == trial
     assert Lookup(results).run("tune-1/latest") == searched

@@ -239,7 +239,7 @@ CHEATS = [
            "                    each.mark = module.Timing.now\n" + MODEL)),
     # What surrounds the steps.
     _edit("the evaluation left out", "named", "does not evaluate", (EVALUATION, "")),
-    _edit("an early end", "named", "steps", _constants(LAST="12")),
+    _edit("an early end", "named", "a repeat of", _constants(LAST="12")),
     _edit("the optimizer's hooks removed", "failed", "",
           (MODEL, "    from torch.optim import optimizer as module\n"
            "    module._global_optimizer_post_hooks.clear()\n"

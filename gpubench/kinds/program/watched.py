@@ -45,7 +45,7 @@ class WatchedOutput:
             values = self._values[self._repeat][name]
             try:
                 value = float(text)
-            except (TypeError, ValueError):  # the group has taken no part, or is no number
+            except (TypeError, ValueError):  # the group has taken no part, or is not a number
                 continue
             if len(values) < MOST and abs(value) < 1e60:
                 values.append(value)
