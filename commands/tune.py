@@ -28,9 +28,10 @@ from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
+    from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
-    from gpubench.tuner import SearchFolder, Wishes
+    from gpubench.tuner import SearchFolder, Tuner, Wishes
     from gpubench.tuning.progress import SearchDrawing
     from gpubench.tuning.result import Tuning
 
@@ -441,6 +442,8 @@ def _go_on(
         ended = error
     try:
         tuner.conclude(ended)
+        if ended is None:
+            ended = _patch(tuner, terminal)
         found = tuner.tuning
         best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
         report.write(folder.path, found, best.to_yaml() if best else None)
@@ -453,3 +456,16 @@ def _go_on(
     output.write(text, f"{folder.path} has all results")
     if ended:
         raise ended
+
+
+def _patch(tuner: "Tuner", terminal: "Terminal") -> GpubenchError | None:
+    """Makes the patch of the program and runs it. Returns the error that ended its runs; None without one."""
+    if tuner.tuning.keep and tuner.tuning.places:
+        terminal.say("tune: the settings are written into the program, and the patched program is run")
+    try:
+        tuner.patch()
+    except (KeyboardInterrupt, Interrupted):
+        return Interrupted("interrupted while the patch was run", "the patch is written, and the settings are proved")
+    except GpubenchError as error:
+        return error
+    return None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from gpubench.patches.source import NotEdited, Source
+from gpubench.patches.source import NotEdited, SourceFile
 
 LITERALS = (cst.Integer, cst.Float, cst.SimpleString, cst.UnaryOperation)
 CONSTANTS = ("True", "False", "None")
@@ -22,7 +22,11 @@ class Changed(NamedTuple):
 
 
 def changed(
-    source: Source, call: cst.Call, arguments: Arguments, positional: Sequence[str] = (), words: Collection[str] = ()
+    source: SourceFile,
+    call: cst.Call,
+    arguments: Arguments,
+    positional: Sequence[str] = (),
+    words: Collection[str] = (),
 ) -> Changed:
     """Gives a call these arguments.
 
@@ -49,7 +53,7 @@ def in_words(arguments: Arguments) -> str:
     return ", ".join(f"{name}={value}" if value is not None else f"no {name}" for name, value in arguments.items())
 
 
-def _given(source: Source, call: cst.Call, arguments: Arguments, positional: Sequence[str]) -> dict[str, cst.Arg]:
+def _given(source: SourceFile, call: cst.Call, arguments: Arguments, positional: Sequence[str]) -> dict[str, cst.Arg]:
     """The arguments of a call by name, as far as it shows them."""
     found: dict[str, cst.Arg] = {}
     for place, arg in enumerate(call.args):
@@ -68,7 +72,7 @@ def _given(source: Source, call: cst.Call, arguments: Arguments, positional: Seq
     return found
 
 
-def _lacks(source: Source, mapping: cst.BaseExpression, arguments: Arguments) -> bool:
+def _lacks(source: SourceFile, mapping: cst.BaseExpression, arguments: Arguments) -> bool:
     """Whether a mapping is written out as a literal without these keys, and nothing is added to it."""
     if isinstance(mapping, cst.Name):
         uses = [name for name in source.all_of(cst.Name) if name.value == mapping.value]
@@ -85,7 +89,7 @@ def _lacks(source: Source, mapping: cst.BaseExpression, arguments: Arguments) ->
     return len(texts) == len(mapping.elements) and not arguments.keys() & set(texts)
 
 
-def _has(source: Source, arg: cst.Arg | None, value: str | None) -> bool:
+def _has(source: SourceFile, arg: cst.Arg | None, value: str | None) -> bool:
     return value is None if arg is None else value is not None and source.text(arg.value) == value
 
 
@@ -94,7 +98,7 @@ def _is_literal(node: cst.CSTNode) -> bool:
 
 
 def _where_it_is_set(
-    source: Source, call: cst.Call, name: str, now: cst.BaseExpression, value: str, words: Collection[str]
+    source: SourceFile, call: cst.Call, name: str, now: cst.BaseExpression, value: str, words: Collection[str]
 ) -> tuple[cst.CSTNode, cst.CSTNode]:
     """The node by which an argument has its value, and the node to put in its place."""
     new = cst.parse_expression(value)
@@ -124,7 +128,7 @@ def _assigns(node: cst.Assign, name: str) -> bool:
     return any(isinstance(one.target, cst.Name) and one.target.value == name for one in node.targets)
 
 
-def _option(source: Source, name: str) -> cst.Call | None:
+def _option(source: SourceFile, name: str) -> cst.Call | None:
     """The only `add_argument` of the file with a literal default, or none, that makes an attribute."""
     found = []
     for call in source.all_of(cst.Call):

@@ -68,6 +68,13 @@ def _hunks(versions: Versions, heading: Callable[[range], str]) -> Iterator[byte
                 yield from (_line(b"+", line) for line in after[new:new_end_])
 
 
+def lines_changed(versions: Versions) -> int:
+    """The number of lines of the new version that are not in the one before."""
+    before, after = (_lines(one) for one in (versions.before, versions.after))
+    opcodes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(end - start, new_end - new) for kind, start, end, new, new_end in opcodes if kind != "equal")
+
+
 def moved(line: int, before: bytes, after: bytes) -> int:
     """The number in `after` of a line of `before`, or of the one that has replaced it; lines count from 1."""
     ours, theirs = _lines(before), _lines(after)

@@ -12,7 +12,7 @@ import libcst as cst
 from gpubench import foreign_files
 from gpubench.patches import calls, diff, models, set_up
 from gpubench.patches.calls import Arguments, Changed
-from gpubench.patches.source import NotEdited, Source
+from gpubench.patches.source import NotEdited, SourceFile
 
 LOADER = (
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
@@ -132,7 +132,7 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
             name, line = _file_and_line(place, program)
             content = patch.files[name].after if name in patch.files else _read(program.directory, name)
             original = patch.files[name].before if name in patch.files else content
-            found = change(Source(name, content), diff.moved(line, original, content))
+            found = change(SourceFile(name, content), diff.moved(line, original, content))
             patch.files[name] = diff.Versions(original, found.content)
             patch.edits.append(Edit(key, name, diff.moved(found.line, content, original)))
     except NotEdited:
@@ -140,7 +140,7 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
         raise
 
 
-Change = Callable[[Source, int], Changed]
+Change = Callable[[SourceFile, int], Changed]
 """Changes a source at a line."""
 
 
@@ -198,7 +198,7 @@ def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] 
     for file in dict.fromkeys([place.partition(" (")[0], _script(program) or ""]):
         with suppress(NotEdited):
             name, _ = _file_and_line(file if ":" in file else f"{file}:1", program)
-            source = Source(name, _read(program.directory, name))
+            source = SourceFile(name, _read(program.directory, name))
             for call in source.all_of(cst.Call):
                 table = FRAMEWORKS.get(source.full_name(call.func), {})
                 arguments = table[key](value) if key in table else None
@@ -213,7 +213,7 @@ def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] 
 def _calling(names: Sequence[str], arguments: Arguments, words: Collection[str]) -> Change:
     """The change of the arguments of the only call at a line of one of these classes."""
 
-    def change(source: Source, line: int) -> Changed:
+    def change(source: SourceFile, line: int) -> Changed:
         found = [one for one in source.calls_at(line) if source.full_name(one.func).rpartition(".")[2] in names]
         if len(found) != 1:
             what = "several times" if found else "by another name"
@@ -252,7 +252,7 @@ def _start(program: Program) -> str:
     for place in program.places.values():
         with suppress(NotEdited):
             name, _ = _file_and_line(place, program)
-            if set_up.is_script(Source(name, _read(program.directory, name))):
+            if set_up.is_script(SourceFile(name, _read(program.directory, name))):
                 return f"{name}:1"
     raise NotEdited(f"{program.words[0] if program.words else 'the command'} does not show which file starts it")
 

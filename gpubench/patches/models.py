@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from gpubench.patches.calls import Changed
-from gpubench.patches.source import Block, NotEdited, Source, Statement
+from gpubench.patches.source import Block, NotEdited, SourceFile, Statement
 
 MOST_CALLERS = 4
 """How many calls of functions a model is followed through."""
@@ -16,7 +16,7 @@ BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.Name
 """What gives a name its value, besides an import, a definition and a parameter."""
 
 
-def after_made(source: Source, line: int, code: str) -> Changed:
+def after_made(source: SourceFile, line: int, code: str) -> Changed:
     """Adds a statement after the one that makes the model which `line` calls. `code` has its name as {}.
 
     Raises NotEdited where that statement is not certain.
@@ -55,7 +55,7 @@ def after_made(source: Source, line: int, code: str) -> Changed:
     return Changed(source.with_after(last, block, code.format(name)), source.end(last)[0])
 
 
-def within_context(source: Source, line: int, context: str) -> Changed:
+def within_context(source: SourceFile, line: int, context: str) -> Changed:
     """Puts a context around the call of the model and what follows it up to the backward pass.
 
     Raises NotEdited where these statements are not certain.
@@ -89,7 +89,7 @@ def within_context(source: Source, line: int, context: str) -> Changed:
     return Changed(source.with_changed(block, block.with_changes(body=statements)), source.line(statement))
 
 
-def model_call(source: Source, line: int) -> cst.Call:
+def model_call(source: SourceFile, line: int) -> cst.Call:
     """The call of a variable at a line, of several the one that is evaluated first. Raises NotEdited without one."""
     functions = {node.name.value for node in source.all_of(cst.FunctionDef)}
     functions |= {node.name.value for node in source.all_of(cst.ClassDef)}
@@ -106,17 +106,17 @@ def _is_variable(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Name)
 
 
-def _binding(source: Source, name: str, within: cst.CSTNode) -> list[cst.CSTNode]:
+def _binding(source: SourceFile, name: str, within: cst.CSTNode) -> list[cst.CSTNode]:
     """What assigns to a name or an attribute below a node, in the order of the source."""
     return [one for one in source.all_of(BINDING, within) if name in _targets(source, one)]
 
 
-def _own(source: Source, name: str, scope: cst.CSTNode) -> list[cst.CSTNode]:
+def _own(source: SourceFile, name: str, scope: cst.CSTNode) -> list[cst.CSTNode]:
     """What assigns to a name in a function or the module, and not in a function inside of it."""
     return [one for one in _binding(source, name, scope) if source.scope(one) is scope]
 
 
-def _targets(source: Source, node: cst.CSTNode) -> Iterator[str]:
+def _targets(source: SourceFile, node: cst.CSTNode) -> Iterator[str]:
     if isinstance(node, cst.Assign):
         found: list[cst.CSTNode] = [one.target for one in node.targets]
     elif isinstance(node, cst.With):
@@ -139,7 +139,7 @@ def _parameter(function: cst.FunctionDef, name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
-def _caller(source: Source, function: cst.FunctionDef, name: str, wanted: str) -> cst.Call:
+def _caller(source: SourceFile, function: cst.FunctionDef, name: str, wanted: str) -> cst.Call:
     """The call of a function, the first of several that give it the same. Raises NotEdited without a certain one."""
     called = function.name.value
     same = [one for one in source.all_of(cst.FunctionDef) if one.name.value == called]
@@ -150,7 +150,9 @@ def _caller(source: Source, function: cst.FunctionDef, name: str, wanted: str) -
     return calls[0]
 
 
-def _argument(source: Source, call: cst.Call, function: cst.FunctionDef, name: str, wanted: str) -> cst.BaseExpression:
+def _argument(
+    source: SourceFile, call: cst.Call, function: cst.FunctionDef, name: str, wanted: str
+) -> cst.BaseExpression:
     """The variable that a call gives to a parameter. Raises NotEdited where it is not one, or not certain."""
     place = _parameter(function, name)
     assert place is not None
@@ -162,19 +164,19 @@ def _argument(source: Source, call: cst.Call, function: cst.FunctionDef, name: s
     return arg.value
 
 
-def _common(source: Source, nodes: list[cst.CSTNode]) -> Block:
+def _common(source: SourceFile, nodes: list[cst.CSTNode]) -> Block:
     """The innermost block that all nodes are in."""
     chains = [[one for one in source.ancestors(node) if isinstance(one, Block)] for node in nodes]
     return next(block for block in chains[0] if all(any(block is one for one in chain) for chain in chains))
 
 
-def _statement_in(source: Source, node: cst.CSTNode, block: Block) -> Statement:
+def _statement_in(source: SourceFile, node: cst.CSTNode, block: Block) -> Statement:
     """The statement of a block that a node is in."""
     chain = {id(one) for one in (node, *source.ancestors(node))}
     return next(one for one in block.body if id(one) in chain)
 
 
-def _up_to(source: Source, node: cst.CSTNode, end: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _up_to(source: SourceFile, node: cst.CSTNode, end: cst.CSTNode) -> Iterator[cst.CSTNode]:
     for one in source.ancestors(node):
         if one is end:
             return

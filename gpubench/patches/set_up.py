@@ -4,10 +4,10 @@ import libcst as cst
 
 from gpubench.patches import calls
 from gpubench.patches.calls import Changed
-from gpubench.patches.source import Block, NotEdited, Source, Statement
+from gpubench.patches.source import Block, NotEdited, SourceFile, Statement
 
 
-def called(source: Source, function: str, value: str) -> Changed:
+def called(source: SourceFile, function: str, value: str) -> Changed:
     """Calls a function of torch, such as "set_num_threads", with a value; changes the call that there is already."""
     made = [one for one in source.all_of(cst.Call) if source.full_name(one.func) == f"torch.{function}"]
     if len(made) == 1:
@@ -17,7 +17,7 @@ def called(source: Source, function: str, value: str) -> Changed:
     return _added(source, f"{{}}.{function}({value})")
 
 
-def assigned(source: Source, attribute: str, value: str) -> Changed:
+def assigned(source: SourceFile, attribute: str, value: str) -> Changed:
     """Assigns a value to an attribute of torch; changes the assignment that there is already."""
     made = [
         one
@@ -31,7 +31,7 @@ def assigned(source: Source, attribute: str, value: str) -> Changed:
     return _added(source, f"{{}}.{attribute} = {value}")
 
 
-def _added(source: Source, code: str) -> Changed:
+def _added(source: SourceFile, code: str) -> Changed:
     """Adds a statement to the start of a script. `code` has the name of torch as {}."""
     module = source.tree
     name, last = _torch_and_last_import(source)
@@ -41,14 +41,14 @@ def _added(source: Source, code: str) -> Changed:
         if "torch" in source.imported and source.imported["torch"] != "torch":
             raise NotEdited(f"{source.name} calls something else torch: at its start, write {code.format('torch')}")
         content = source.with_after(last, module, "import torch")
-        return Changed(_added(Source(source.name, content), code).content, source.end(last)[0])
+        return Changed(_added(SourceFile(source.name, content), code).content, source.end(last)[0])
     guard = next((one for one in module.body if isinstance(one, cst.If) and _is_guard(one)), None)
     if guard is not None and isinstance(guard.body, cst.IndentedBlock):
         return Changed(source.with_after(None, guard.body, code.format(name)), source.line(guard))
     return Changed(source.with_after(last, module, code.format(name), apart=True), source.end(last)[0])
 
 
-def is_script(source: Source) -> bool:
+def is_script(source: SourceFile) -> bool:
     """Whether a file has code that runs only if it is started itself."""
     return any(isinstance(one, cst.If) and _is_guard(one) for one in source.tree.body)
 
@@ -63,7 +63,7 @@ def _is_guard(node: cst.If) -> bool:
     return isinstance(test.comparisons[0].operator, cst.Equal) and "__name__" in names and "__main__" in texts
 
 
-def _torch_and_last_import(source: Source) -> tuple[str | None, Statement | None]:
+def _torch_and_last_import(source: SourceFile) -> tuple[str | None, Statement | None]:
     """What the file calls torch, and the last of the imports in a row of which one is that of torch.
 
     Where it does not import torch in a statement of its own, they are the first in a row; None without one.
@@ -81,7 +81,7 @@ def _torch_and_last_import(source: Source) -> tuple[str | None, Statement | None
     return name, body[end - 1]
 
 
-def _imports(source: Source, statement: cst.CSTNode) -> bool:
+def _imports(source: SourceFile, statement: cst.CSTNode) -> bool:
     """Whether a statement only imports, itself or by what it tries."""
     if isinstance(statement, cst.SimpleStatementLine):
         return all(isinstance(one, cst.Import | cst.ImportFrom) for one in statement.body)
@@ -90,7 +90,7 @@ def _imports(source: Source, statement: cst.CSTNode) -> bool:
     return False
 
 
-def _name_of_torch(source: Source, statement: cst.CSTNode) -> str | None:
+def _name_of_torch(source: SourceFile, statement: cst.CSTNode) -> str | None:
     """The name by which a statement imports torch; None if it does not."""
     for one in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
         for each in one.names if isinstance(one, cst.Import) else ():

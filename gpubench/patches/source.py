@@ -25,7 +25,7 @@ class NotEdited(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file of the program, whose tree is never changed: `with_changed` returns the text of a changed one."""
 
     name: str
