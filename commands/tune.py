@@ -51,6 +51,8 @@ gpubench tune -- python train.py --epochs 1
 
 gpubench tune --resume results/tune-20261122-065319-773-81c0
 
+gpubench tune --apply results/tune-20261122-065319-773-81c0
+
 Every setting of --print-config is an option by its dotted name: --training.warmup_steps=20.
 
 Exit codes: 0 done, 1 the program does not run, 2 usage error, 130 interrupted.
@@ -97,6 +99,18 @@ Resume = Annotated[
 ]
 
 
+Apply = Annotated[
+    Path | None,
+    option(
+        "DIR",
+        "Apply the patch in the directory of a search, or of a profile with --patch, and nothing else.",
+        SEARCH,
+        "--apply",
+        completed_by=completion.searches,
+    ),
+]
+
+
 SETTINGS = {
     "trust": (
         "model",
@@ -126,6 +140,7 @@ def tune(
     keep_arithmetic: KeepArithmetic = False,
     loss_margin: LossMargin = None,
     resume: Resume = None,
+    apply: Apply = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,
@@ -137,6 +152,9 @@ def tune(
     if launched_by_torchrun():
         raise UsageError("tune starts fresh processes, which torchrun does not", "run it without torchrun")
     shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
+    if apply:
+        _apply(ctx, apply, shown)
+        return
     if resume:
         _resume(ctx, resume, shown)
         return
@@ -334,6 +352,41 @@ def _search_at(folder: Path, ctx: typer.Context) -> Path:
     near = alike(folder.name, [path.name for path in known]) if folder.name else []
     found = next((path for path in known if path.name in near), known[0])
     raise RunDirectoryError(f"{folder} {what}", f"gpubench tune --resume {shlex.quote(str(found))}")
+
+
+def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
+    """Applies the patch of a search or of a profile. Raises UsageError for a folder without one."""
+    from gpubench import units
+    from gpubench.patches.apply import apply
+    from gpubench.patches.diff import lines_changed
+    from gpubench.patches.result import FILE
+    from gpubench.permission import permit
+    from gpubench.runs.directory import CONFIG, to_json
+    from gpubench.runs.references import RESULTS
+    from gpubench.settings.keys import PATCH
+    from gpubench.settings.loading import load
+    from gpubench.settings.programs import ProgramSettings
+
+    allowed = {"apply", "results", "trust", "json", "quiet", "verbose"}
+    if options.given(ctx).keys() - allowed or ctx.args or options.program(ctx) is not None:
+        raise UsageError("--apply applies a patch as it is", "leave out all options but --trust, --json, -q and -v")
+    results = Path(ctx.params.get("results") or os.environ.get("GPUBENCH_RESULTS") or RESULTS)
+    found = next((one for one in (folder, results / folder) if (one / FILE).is_file()), None)
+    if found is None:
+        hint = "gpubench tune -- PROGRAM writes one if settings are proved to be faster"
+        raise UsageError(f"{folder} has no {FILE}", hint)
+    known = next((one for one in (found / "best.yaml", found / CONFIG) if one.is_file()), None)
+    if known is None:
+        raise UsageError(f"{found} does not say which program its patch is of", f"git apply {found / FILE}")
+    run = options.trusted(ctx, load(ProgramSettings, str(known), {PATCH: str(found / FILE)}))
+    permit([run], shown.terminal())
+    directory = run.settings.program.directory or Path()
+    changed = {name: lines_changed(versions) for name, versions in apply(found / FILE, directory).items()}
+    if shown.json:
+        output.write(to_json({"path": str(found / FILE), "directory": str(directory), "lines": changed}), "")
+    else:
+        said = [f"{directory / name}: {units.counted(lines, 'line')} changed\n" for name, lines in changed.items()]
+        output.write("".join(said), "")
 
 
 def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:

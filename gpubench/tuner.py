@@ -21,6 +21,7 @@ from gpubench.host.schedule import Outcome
 from gpubench.metrics import PEAKS
 from gpubench.patches.result import FILE as PATCH_FILE
 from gpubench.patches.result import Gain
+from gpubench.permission import permit
 from gpubench.proof import PatchedProgram, ProvedSettings
 from gpubench.registry import TUNE
 from gpubench.runs import clocks
@@ -294,14 +295,15 @@ class Tuner:
         patch = msgspec.structs.replace(patch, reason="the time limit left none for it" if not rounds else "")
         self._keep(patch=patch)
         proof.write_text(patch, program, self._folder.path)
-        if not rounds:
-            return
-        changes = self._base.takes(TRIED) | {"measurement.repeats": rounds}
+        changes = self._base.takes(TRIED) | {"measurement.repeats": max(1, rounds)}
         file = os.path.relpath(self._folder.path / PATCH_FILE)
         as_it_was, patched = (
             self._folder.variant(self._base, changes | more, self._bench).called(variant=label)
             for more, label in (({}, UNCHANGED), ({PATCH: file}, PATCHED))
         )
+        if not rounds:
+            permit([patched], self._bench.terminal)  # so that --apply knows it
+            return
         patch = proof.prove(patch, [as_it_was, patched], self._bench, self._end, self.tuning.loss_margin)
         self._keep(patch=patch)
         proof.write_text(patch, program, self._folder.path)

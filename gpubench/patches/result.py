@@ -1,5 +1,6 @@
 """What is known of a patch: its edits with what each contributes, and what it was seen to do when it was run."""
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +95,15 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
 
 def apply_by(folder: Path) -> str:
     """The command that applies the patch in a folder, from the directory of the program."""
-    import shlex
-
     return f"git apply {shlex.quote(str(folder / FILE))}   (or gpubench tune --apply {shlex.quote(str(folder))})"
+
+
+def in_words(patch: ProvedPatch, folder: Path) -> list[str]:
+    """What a user has to know of a patch that is in a folder, one line each."""
+    said = [f"patch: {folder / FILE}, {patch.where}; {patch.found}", f"apply it: {apply_by(folder)}"]
+    remarks = [f"patch: {remark}" for remark in patch.remarks]
+    return [
+        *(said if patch.changed else []),
+        *remarks,
+        *(f"not in the patch: {key}: {why}" for key, why in patch.left.items()),
+    ]

@@ -11,9 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpubench import foreign_files, git
-from gpubench.errors import UsageError
-from gpubench.patches import diff
+from gpubench import git
+from gpubench.patches.apply import applied
 from gpubench.settings.programs import CommandSettings
 
 CODE = (".py", ".pyi", ".sh")
@@ -37,22 +36,9 @@ def copy(patch: Path, program: CommandSettings, results: Path, folder: Path) -> 
         _copy(source, folder / source.relative_to(top), real, top)
     there = folder / directory.relative_to(top)
     for name, versions in files.items():
-        target = there / name
-        if target.is_symlink():
-            raise UsageError(f"{patch} changes {name}, which is a link", "patch the file that it leads to")
-        target.write_bytes(versions.after)
+        (there / name).write_bytes(versions.after)
     words = [_word(word, directory, top, folder) for word in program.words]
     return program.model_copy(update={"command": shlex.join(words)}), there
-
-
-def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
-    """The files of a directory that a patch changes, before and after it. Raises UsageError if it does not apply."""
-    try:
-        return diff.applied(foreign_files.content(patch), lambda name: foreign_files.content(directory / name))
-    except OSError as error:
-        raise UsageError(f"{error.filename or patch} cannot be read: {error.strerror}", f"read {patch}") from None
-    except diff.NotApplicable as error:
-        raise UsageError(f"{patch} does not apply in {directory}: {error}", "make a new patch: gpubench tune") from None
 
 
 def _with_code(top: Path, directory: Path, results: Path) -> Iterator[Path]:
