@@ -74,6 +74,8 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
     following = list(block.body)[list(block.body).index(statement) :]
     ends = [place for place, one in enumerate(following) if _calls(one, "backward")]
     inside = following[: ends[0]] if ends else []
+    while len(inside) > 1 and _only_calls(inside[-1]):  # such as zero_grad()
+        inside.pop()
     if not 0 < len(inside) <= MOST_STATEMENTS or not all(_is_plain(one) for one in inside):
         raise NotEdited(wanted)
     first = inside[0]
@@ -81,9 +83,7 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
     parsed = cst.parse_statement(f"with {context}:\n    pass\n", config=source.tree.config_for_parsing)
     assert isinstance(parsed, cst.With)
     body = [first.with_changes(leading_lines=[]), *inside[1:]]
-    new = parsed.with_changes(
-        body=parsed.body.with_changes(body=body), leading_lines=first.leading_lines, lines_after_header=[]
-    )
+    new = parsed.with_changes(body=parsed.body.with_changes(body=body), leading_lines=first.leading_lines)
     place = list(block.body).index(statement)
     statements = [*block.body[:place], new, *block.body[place + len(inside) :]]
     return Changed(source.with_changed(block, block.with_changes(body=statements)), source.line(statement))
@@ -191,6 +191,10 @@ def _calls(node: cst.CSTNode, name: str) -> bool:
             return True
         waiting += each.children
     return False
+
+
+def _only_calls(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.SimpleStatementLine) and all(isinstance(one, cst.Expr) for one in node.body)
 
 
 def _is_plain(node: cst.CSTNode) -> bool:
