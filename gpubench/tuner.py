@@ -290,7 +290,8 @@ class Tuner:
         if not patch.changed:
             self._keep(patch=patch if patch.left else None)
             return
-        left = None if self.tuning.budget is None else self._end - time.monotonic()
+        budget = self.tuning.budget
+        left = None if budget is None else budget - (time.monotonic() - self._began)
         rounds = proof.rounds_in(left, self.seconds_a_run() or 1.0)
         patch = msgspec.structs.replace(patch, reason="the time limit left none for it" if not rounds else "")
         self._keep(patch=patch)
