@@ -18,7 +18,7 @@ def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
     except OSError as error:
         raise UsageError(f"{error.filename or patch} cannot be read: {error.strerror}", "check the folder") from None
     except diff.NotApplicable as error:
-        hint = "make a new patch: gpubench tune, or apply what still fits by git apply --3way or patch"
+        hint = "make a new patch: gpubench tune, or apply what still fits by patch -p1"
         raise UsageError(f"{patch} does not apply in {directory.absolute()}: {error}", hint) from None
     for name in found:
         path = directory / name

@@ -32,9 +32,9 @@ class Versions:
 
 
 def is_nameable(name: str) -> bool:
-    """Whether a diff can name a file: a path without `..` that stays below a folder."""
+    """Whether a diff can name a file: one of Python, by a path without `..` that stays below a folder."""
     parts = name.split("/")
-    return bool(name) and not _UNNAMEABLE.search(name) and not {"", ".", ".."}.intersection(parts)
+    return name.endswith(".py") and not _UNNAMEABLE.search(name) and not {"", ".", ".."}.intersection(parts)
 
 
 def written(files: Mapping[str, Versions], comments: Sequence[str], heading: Callable[[str, range], str]) -> bytes:

@@ -265,7 +265,7 @@ def _file_and_line(place: str, program: Program) -> tuple[str, int]:
     if not line.isdigit() or not path.resolve().is_relative_to(top):
         raise NotEdited(f"{place} is not below {program.directory.absolute()}, and is not edited")
     relative = os.path.relpath(path, program.directory)
-    if not diff.is_nameable(relative) or not path.suffix == ".py":
+    if not diff.is_nameable(relative):
         raise NotEdited(f"{place} is not a file that a diff of Python source can name")
     if {"site-packages", "dist-packages"}.intersection(path.parts):
         raise NotEdited(f"{place} is an installed package, and is not edited")

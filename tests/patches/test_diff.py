@@ -100,7 +100,9 @@ def test_no_bytes_break_the_reader(noise: bytes) -> None:
         assert found.keys() == {"x.py"}
 
 
-@pytest.mark.parametrize("name", ["", "/x", "../x", "a/../x", "a//x", "./x", 'a"b', "a\nb", "a\\b"])
+@pytest.mark.parametrize(
+    "name", ["", "/x.py", "../x.py", "a/../x.py", "a//x.py", "./x.py", 'a"b.py', "a\nb.py", "a\\b.py", "x.sh"]
+)
 def test_such_a_file_is_not_named(name: str) -> None:
     assert not is_nameable(name)
     assert is_nameable(f"{Path('a') / 'b c.py'}")
