@@ -379,7 +379,7 @@ def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     if known is None:
         raise UsageError(f"{found} does not say which program its patch is of", f"git apply {found / FILE}")
     run = options.trusted(ctx, load(ProgramSettings, str(known), {PATCH: str(found / FILE)}))
-    permit([run], options.Shown(json=shown.json, quiet=True).terminal())  # it only asks: nothing is run
+    permit([run], shown._replace(quiet=True).terminal())  # it only asks: nothing is run
     directory = run.settings.program.directory or Path()
     changed = {name: lines_changed(versions) for name, versions in apply(found / FILE, directory).items()}
     if shown.json:
