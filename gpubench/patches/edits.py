@@ -31,6 +31,8 @@ OF_LOADERS: Mapping[str, str] = {
     "data.prefetch": "prefetch_factor",
     "data.persistent_workers": "persistent_workers",
 }
+OF_WORKERS = ("data.prefetch", "data.persistent_workers")
+"""The settings that a DataLoader takes with workers only."""
 OF_DDP: Mapping[str, str] = {
     "distributed.bucket_mb": "bucket_cap_mb",
     "distributed.gradient_as_bucket_view": "gradient_as_bucket_view",
@@ -114,7 +116,8 @@ class Patch:
 def edited(settings: Mapping[str, Any], program: Program) -> Patch:
     """The patch that makes a program run with these settings, which are by dot-key."""
     patch = Patch()
-    for key, value in settings.items():
+    for key in sorted(settings, key=OF_WORKERS.__contains__):
+        value = settings[key]
         try:
             _edit(patch, key, value, settings, program)
         except NotEdited as reason:
@@ -126,6 +129,8 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
     """Adds the edits of a setting to a patch: all of them, or none. Raises NotEdited without one."""
     if key in NO_EDIT:
         raise NotEdited(NO_EDIT[key].format(value))
+    if key in OF_WORKERS and "data.workers" in patch.left:  # a DataLoader without workers refuses it
+        raise NotEdited(f"it needs workers: set it to {value} with them")
     before = dict(patch.files), list(patch.edits)
     try:
         for place, change in _changes(key, value, settings, program):

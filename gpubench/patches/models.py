@@ -66,6 +66,9 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
         raise NotEdited(
             f"{source.name} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
         )
+    passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
+    if len({source.scope(one) for one in passes}) < len(passes):  # such as of two networks
+        raise NotEdited(f"{wanted}, and around the other forward passes")
     deferred = (cst.Lambda, cst.BaseComp)
     statement = source.statement(call)
     if any(isinstance(one, deferred) for one in _up_to(source, call, statement)):

@@ -175,3 +175,10 @@ def test_the_name_of_a_file_may_have_spaces_and_umlauts(tmp_path: Path) -> None:
     (tmp_path / "best.patch").write_bytes(text_of(patch))
     applies(tmp_path, tmp_path / "best.patch")
     assert diff.applied(text_of(patch), lambda one: (tmp_path / one).read_bytes()) == patch.files
+
+
+def test_what_needs_workers_is_left_with_them(tmp_path: Path) -> None:
+    source = PLAIN.replace("batch_size=4)", "batch_size=4, num_workers=int('0'))")
+    patch = patch_of(tmp_path, Case("x", source, {"data.persistent_workers": True, "data.workers": 1}))
+    assert not patch.files
+    assert patch.left.keys() == {"data.persistent_workers", "data.workers"}

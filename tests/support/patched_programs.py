@@ -573,4 +573,10 @@ CASES = [
         left="PYTORCH_CUDA_ALLOC_CONF",
     ),
     Case("kernels of attention", PLAIN, {"performance.sdpa": "fused"}, left="remove what restricts the kernels"),
+    Case(
+        "two backward passes",
+        replaced("    optimizer.step()\n", "    model(x).sum().mul(0).backward()\n    optimizer.step()\n"),
+        BF16,
+        left="around the other forward passes",
+    ),
 ]
