@@ -1,7 +1,7 @@
 """gpubench profile"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,8 @@ from gpubench.registry import PROGRAM_PROFILE, kind_of
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
+    from gpubench.bench import Bench
+    from gpubench.host.schedule import Outcome
     from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import ProfileSettings
@@ -29,6 +31,8 @@ gpubench profile --config gpt2 --precision bf16 --verify
 gpubench profile --inference --config gpt2
 
 gpubench profile -- python train.py --epochs 1
+
+gpubench profile --verify --patch -- python train.py
 
 gpubench profile --trace run.pt.trace.json.gz
 
@@ -77,6 +81,14 @@ Verify = Annotated[
         rich_help_panel=MEASUREMENT,
     ),
 ]
+Patch = Annotated[
+    bool,
+    typer.Option(
+        "--patch",
+        help="With --verify: write the fixes that are kept into a patch of the program, and run it as patched.",
+        rich_help_panel=MEASUREMENT,
+    ),
+]
 
 
 SETTINGS = {
@@ -96,6 +108,7 @@ def profile(
     config: options.Config = None,
     trust: options.Trust = False,
     verify: Verify = False,
+    patch: Patch = False,
     html: Html = None,
     sort: options.SortTables = None,
     rows: options.TableRows = None,
@@ -132,8 +145,7 @@ def profile(
         with naming_origins(run.origins):
             message = "profiling.enabled=false records no profile to diagnose"
             raise UsageError(message, "add --profiling.enabled=true", keys=["profiling.enabled"])
-    if verify:
-        check_trial_name(run)
+    _check_trials(run, verify=verify, patch=patch, is_program=is_program)
     if print_config:
         print_configurations([run], "profile")
         return
@@ -146,6 +158,29 @@ def profile(
     finish([outcome], None, bench.terminal, json=json, arranged=arranged)
     if stopped:
         raise stopped
+    if patch:
+        _patch(run, outcome, bench.timing, json=json)
+
+
+def _check_trials(run: "Configuration[Any]", *, verify: bool, patch: bool, is_program: bool) -> None:
+    """Raises an error for trials that cannot be made, before the first run."""
+    if patch and not (verify and is_program):
+        raise UsageError("--patch needs --verify and a program", "gpubench profile --verify --patch -- python train.py")
+    if verify:
+        check_trial_name(run)
+
+
+def _patch(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench", *, json: bool) -> None:
+    """Makes the patch of the fixes that are kept, runs it, and says what it does: with `json` on stderr."""
+    from gpubench.patches.result import in_words
+    from gpubench.trials import patch_of
+
+    found, folder = patch_of(run, outcome, bench), outcome.recorder.writer.path
+    lines = in_words(found, folder) if found else ["patch: none, because no fix with code is proved to be faster"]
+    if json:
+        bench.terminal.say("\n".join(lines))
+    else:
+        output.write("".join(f"{line}\n" for line in lines), f"{folder} has the patch")
 
 
 def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[ProfileSettings]":

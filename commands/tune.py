@@ -28,9 +28,10 @@ from gpubench.registry import PROGRAM, kind_of
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
+    from gpubench.report.terminal import Terminal
     from gpubench.settings.loading import Configuration, Labels
     from gpubench.settings.schema import RunSettings
-    from gpubench.tuner import SearchFolder, Wishes
+    from gpubench.tuner import SearchFolder, Tuner, Wishes
     from gpubench.tuning.progress import SearchDrawing
     from gpubench.tuning.result import Tuning
 
@@ -49,6 +50,8 @@ gpubench tune --try performance.cpu_threads=1,2 --try training.batch_size=64,128
 gpubench tune -- python train.py --epochs 1
 
 gpubench tune --resume results/tune-20261122-065319-773-81c0
+
+gpubench tune --apply results/tune-20261122-065319-773-81c0
 
 Every setting of --print-config is an option by its dotted name: --training.warmup_steps=20.
 
@@ -87,6 +90,18 @@ Resume = Annotated[
 ]
 
 
+Apply = Annotated[
+    Path | None,
+    option(
+        "DIR",
+        "Apply the patch in the directory of a search, or of a profile with --patch, and nothing else.",
+        SEARCH,
+        "--apply",
+        completed_by=completion.searches,
+    ),
+]
+
+
 SETTINGS = {
     "trust": (
         "model",
@@ -116,6 +131,7 @@ def tune(
     keep_arithmetic: KeepArithmetic = False,
     loss_margin: options.LossMargin = None,
     resume: Resume = None,
+    apply: Apply = None,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,
@@ -127,6 +143,9 @@ def tune(
     if launched_by_torchrun():
         raise UsageError("tune starts fresh processes, which torchrun does not", "run it without torchrun")
     shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
+    if apply:
+        _apply(ctx, apply, shown)
+        return
     if resume:
         _resume(ctx, resume, shown)
         return
@@ -325,6 +344,41 @@ def _search_at(folder: Path, ctx: typer.Context) -> Path:
     raise RunDirectoryError(f"{folder} {what}", f"gpubench tune --resume {shlex.quote(str(found))}")
 
 
+def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
+    """Applies the patch of a search or of a profile. Raises UsageError for a folder without one."""
+    from gpubench import units
+    from gpubench.patches.apply import apply
+    from gpubench.patches.diff import lines_changed
+    from gpubench.patches.result import FILE
+    from gpubench.permission import permit
+    from gpubench.runs.directory import CONFIG, to_json
+    from gpubench.runs.references import RESULTS
+    from gpubench.settings.keys import PATCH
+    from gpubench.settings.loading import load
+    from gpubench.settings.programs import ProgramSettings
+
+    allowed = {"apply", "results", "trust", "json", "quiet", "verbose"}
+    if options.given(ctx).keys() - allowed or ctx.args or options.program(ctx) is not None:
+        raise UsageError("--apply applies a patch as it is", "leave out all options but --trust, --json, -q and -v")
+    results = Path(ctx.params.get("results") or os.environ.get("GPUBENCH_RESULTS") or RESULTS)
+    found = next((one for one in (folder, results / folder) if (one / FILE).is_file()), None)
+    if found is None:
+        hint = "gpubench tune -- PROGRAM writes one if settings are proved to be faster"
+        raise UsageError(f"{folder} has no {FILE}", hint)
+    known = next((one for one in (found / "best.yaml", found / CONFIG) if one.is_file()), None)
+    if known is None:
+        raise UsageError(f"{found} does not say which program its patch is of", f"git apply {found / FILE}")
+    run = options.trusted(ctx, load(ProgramSettings, str(known), {PATCH: str(found / FILE)}))
+    permit([run], shown._replace(quiet=True).terminal())  # it only asks: nothing is run
+    directory = run.settings.program.directory or Path()
+    changed = {name: lines_changed(versions) for name, versions in apply(found / FILE, directory).items()}
+    if shown.json:
+        output.write(to_json({"path": str(found / FILE), "directory": str(directory), "lines": changed}), "")
+    else:
+        said = [f"{directory / name}: {units.counted(lines, 'line')} changed\n" for name, lines in changed.items()]
+        output.write("".join(said), "")
+
+
 def _resume(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     """Continues a search. Raises UsageError for a folder without one, or beside other options."""
     import msgspec
@@ -431,6 +485,8 @@ def _go_on(
         ended = error
     try:
         tuner.conclude(ended)
+        if ended is None:
+            ended = _patch(tuner, terminal)
         found = tuner.tuning
         best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
         report.write(folder.path, found, best.to_yaml() if best else None)
@@ -443,3 +499,16 @@ def _go_on(
     output.write(text, f"{folder.path} has all results")
     if ended:
         raise ended
+
+
+def _patch(tuner: "Tuner", terminal: "Terminal") -> GpubenchError | None:
+    """Makes the patch of the program and runs it. Returns the error that ended its runs; None without one."""
+    if tuner.tuning.keep and tuner.tuning.places:
+        terminal.say("tune: the settings are written into the program, and the patched program is run")
+    try:
+        tuner.patch()
+    except (KeyboardInterrupt, Interrupted):
+        return Interrupted("interrupted while the patch was run", "the patch is written, and the settings are proved")
+    except GpubenchError as error:
+        return error
+    return None

@@ -1,12 +1,15 @@
 """Tries proposed fixes and batch sizes: runs them interleaved with the unchanged run, and judges the difference."""
 
 import logging
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from gpubench import proof, units
 from gpubench.bench import Bench, stop_if_interrupted
 from gpubench.errors import GpubenchError, OutOfMemory, WorkerLost
 from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
@@ -16,9 +19,11 @@ from gpubench.host.schedule import Outcome
 from gpubench.kinds.memory.recorder import FootprintRecorder
 from gpubench.logs import MODIFIABLE
 from gpubench.memory.batch_sizes import BatchSizes, Confirmed, Speed, Trade, Trades, overrides, weigh, worth_timing
+from gpubench.patches.result import FILE as PATCH_FILE
+from gpubench.patches.result import ProvedPatch
 from gpubench.report.findings import options
 from gpubench.settings.commands import COMMANDS
-from gpubench.settings.keys import FIX, THE_RUN, TRIAL, flatten
+from gpubench.settings.keys import FIX, PATCH, THE_RUN, TRIAL, flatten
 from gpubench.settings.loading import Configuration
 
 log = logging.getLogger("gpubench.trials")
@@ -108,6 +113,37 @@ def verify_speed(profiled: Configuration[Any], findings: Findings, bench: Bench)
         better = trial.outcome == "confirmed" and saved(trial) >= saved(best.measured)
         keep = all_fixes if better else best.fix
         yield msgspec.structs.replace(findings, combination=Combination(all_fixes, trial), keep=keep)
+
+
+def patch_of(profiled: Configuration[Any], outcome: Outcome, bench: Bench) -> ProvedPatch | None:
+    """Makes a patch of the program with the fixes to keep, in the run directory of the profile, and runs it.
+
+    None if there are no such fixes, or if there is no code for them. Raises Interrupted if the user interrupts.
+    """
+    findings, program = outcome.recorder.findings, profiled.settings.program
+    if findings is None or not findings.keep or program.ref or program.patch:
+        return None
+    kept = [one for one in confirmed(findings) if one.fix.items() <= findings.keep.items()]
+    parts = [proof.ProvedSettings(one.fix, _contribution(one.measured)) for one in kept]
+    folder = outcome.recorder.writer.path
+    known = proof.PatchedProgram(program, outcome.recorder.source, program.command)
+    patch = proof.make(parts, known, folder)
+    if patch.changed:
+        base = unrecorded(profiled)
+        patched = base.with_overrides({PATCH: os.path.relpath(folder / PATCH_FILE)}, FIX)
+        sides = [base, bench.complete(patched).called(variant="patched")]
+        patch = proof.prove(patch, sides, bench, math.inf, None)
+        proof.write_text(patch, known, folder)
+    return patch
+
+
+def _contribution(trial: Trial | None) -> str:
+    """What a confirmed trial has measured, in words."""
+    if trial is None or trial.saving is None:
+        return ""
+    low, high = trial.saving.low, trial.saving.high
+    interval = f" [{units.percent(low)}, {units.percent(high)}]" if low is not None and high is not None else ""
+    return f"saves {units.percent(trial.saving.estimate)}{interval} of a step"
 
 
 def unrecorded(profiled: Configuration[Any]) -> Configuration[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpubench import devices
+from gpubench import devices, proof
 from gpubench.bench import Bench
 from gpubench.compare import losses
 from gpubench.compare.evidence import RunEvidence, open_run
@@ -19,18 +19,22 @@ from gpubench.compare.work import less_work, work_of
 from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import PEAKS
+from gpubench.patches.result import FILE as PATCH_FILE
+from gpubench.patches.result import Gain
+from gpubench.permission import permit
+from gpubench.proof import PatchedProgram, ProvedSettings
 from gpubench.registry import TUNE
 from gpubench.runs import clocks
 from gpubench.runs.directory import timestamp
 from gpubench.settings.defaults import local_ranks
 from gpubench.settings.field import fields, setting
-from gpubench.settings.keys import THE_RUN, flatten
+from gpubench.settings.keys import PATCH, THE_RUN, flatten
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import ProgramSettings, from_outside
 from gpubench.settings.schema import RunSettings
 from gpubench.tuning.claims import claim_of
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.conclusion import Factor, NextRuns, Plan, Spread, Standing
+from gpubench.tuning.conclusion import Conclusion, Contribution, Factor, NextRuns, Plan, Spread, Standing
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
 from gpubench.tuning.progress import said
@@ -42,8 +46,10 @@ LATE = 0.1
 """How far a search may exceed its time limit, as a fraction of it, if runs take longer than the ones before them."""
 MOST_STEPS = 50
 """The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
-UNCHANGED = "unchanged"
-"""What the baseline is called among the combinations that run with it."""
+UNCHANGED, PATCHED = "unchanged", "patched"
+"""What the baseline is called among the combinations that run with it, and the program with the best settings in it."""
+PATCH_SHARE = 0.15
+"""The share of the time limit that is kept to run the patch of a program."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
 LENGTH = ("training.steps", "training.warmup_steps")
 """The settings that every run of a search has from its first look."""
@@ -125,6 +131,7 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
         loss_margin=wishes.loss_margin,
         look=recorder.writer.path.name,
         codes=codes,
+        **recorder.source,
     )
 
 
@@ -267,6 +274,56 @@ class Tuner:
         )
         return self.tuning
 
+    def patch(self) -> None:
+        """Makes a patch of the program with the settings whose part of the gain is established, and runs it.
+
+        Does nothing for a model of gpubench, and without such settings. The time that is left decides how often it is
+        run. Raises Interrupted if the user interrupts the runs; the patch is written before.
+        """
+        found, program = self.tuning.conclusion, self._program()
+        if program is None or found is None or not self.tuning.keep:
+            return
+        parts = [self._proved(one, found) for one in found.established]
+        patch = proof.make(parts, program, self._folder.path)
+        gain = found.gain if len(parts) == len(found.contributions) and not patch.left else None
+        patch = msgspec.structs.replace(patch, settings_gain=gain and Gain(*gain))
+        if not patch.changed:
+            self._keep(patch=patch if patch.left else None)
+            return
+        budget = self.tuning.budget
+        left = None if budget is None else budget - (time.monotonic() - self._began)
+        rounds = proof.rounds_in(left, self.seconds_a_run() or 1.0)
+        patch = msgspec.structs.replace(patch, reason="the time limit left none for it" if not rounds else "")
+        self._keep(patch=patch)
+        proof.write_text(patch, program, self._folder.path)
+        changes = self._base.takes(TRIED) | {"measurement.repeats": max(1, rounds)}
+        file = os.path.relpath(self._folder.path / PATCH_FILE)
+        as_it_was, patched = (
+            self._folder.variant(self._base, changes | more, self._bench).called(variant=label)
+            for more, label in (({}, UNCHANGED), ({PATCH: file}, PATCHED))
+        )
+        if not rounds:
+            permit([patched], self._bench.terminal)  # so that --apply knows it
+            return
+        patch = proof.prove(patch, [as_it_was, patched], self._bench, self._end, self.tuning.loss_margin)
+        self._keep(patch=patch)
+        proof.write_text(patch, program, self._folder.path)
+
+    def _program(self) -> PatchedProgram | None:
+        """The program of the user that is tuned; None for a model of gpubench."""
+        settings = self._base.settings
+        if not isinstance(settings, ProgramSettings) or settings.program.ref or settings.program.patch:
+            return None
+        source = {name: getattr(self.tuning, name) for name in ("places", "optimizers", "device_type")}
+        return PatchedProgram(settings.program, source, settings.program.command)
+
+    def _proved(self, one: Contribution, found: Conclusion) -> ProvedSettings:
+        """A kept level with its contribution in words."""
+        alone = len(found.contributions) == 1
+        with_others = found.gain if alone else one.with_others
+        said = f"{with_others}{'' if alone else ' with the others'}" if with_others else ""
+        return ProvedSettings(self.tuning.of_level(one.factor, one.level), said)
+
     def configuration(self, combination: Combination) -> Configuration[Any]:
         """The complete configuration of the baseline with a combination of the treatments' levels."""
         return self._base.with_overrides(self.tuning.changes(combination), TUNE)
@@ -291,6 +348,8 @@ class Tuner:
     def _left(self) -> Limit:
         """What the search may still use."""
         budget = self.tuning.budget
+        if budget is not None and self._program():
+            budget *= 1 - PATCH_SHARE
         left = None if budget is None else max(0.0, budget - (time.monotonic() - self._began))
         return Limit(self.tuning.most_runs, left, self.seconds_a_run() or 1.0)
 

@@ -481,6 +481,11 @@ class Recorder(ABC, Generic[S]):
         """The findings in the words of who has to act on them."""
         return findings
 
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """The `places`, the `optimizers` and the `device_type` of a program of the user; {} if it is gpubench's own."""
+        return {}
+
     def in_code(self, changes: Mapping[str, Any]) -> str:
         """The code of the program that does the same as some settings; "" if the program is gpubench's own."""
         return ""

@@ -20,7 +20,7 @@ from gpubench.report.document import Document
 from gpubench.report.page import render
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
-from gpubench.settings.keys import REF
+from gpubench.settings.keys import PATCH, REF
 
 REMEMBERED = 20  # previous runs that a new one is compared with
 
@@ -154,7 +154,7 @@ def before(run: RunEvidence) -> Iterator[RunEvidence]:
 
 
 def _asked_alike(one: RunEvidence, other: RunEvidence) -> bool:
-    keys = ("program.command", REF)
+    keys = ("program.command", REF, PATCH)
     commands = {found.record.command for found in (one, other) if found.record}
     asked = [found.record.asked for found in (one, other) if found.record and found.record.asked is not None]
     alike = all(one.settings.get(key) == other.settings.get(key) for key in keys)

@@ -14,8 +14,8 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
 )
 """Variables of the environment that change how fast PyTorch does the same work, whichever program it is."""
-COMMAND, REF = "program.command", "program.ref"
-"""The settings that name a program of the user, and the commit of it that is run."""
+COMMAND, REF, PATCH = "program.command", "program.ref", "program.patch"
+"""The settings that name a program of the user, and the commit of it or the patch that it is run with."""
 MACHINE = "host.name"
 """The fact of the environment that is the name of the machine."""
 UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})

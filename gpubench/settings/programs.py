@@ -24,6 +24,7 @@ from gpubench.settings.field import (
     uncompared,
     untaken,
 )
+from gpubench.settings.keys import PATCH, REF
 from gpubench.settings.options import YOUR_PROGRAM, Option
 from gpubench.settings.schema import (
     Device,
@@ -89,6 +90,9 @@ class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
     ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
+    patch: Path | None = treatment(
+        None, "patch made by gpubench, to run a temporary copy of the program with; default: the directory as it is"
+    )
     watch: Annotated[str | None, AfterValidator(_pattern)] = uncompared(
         None,
         "regular expression with a group, a number in what the program prints, which comparisons judge as a loss",
@@ -99,6 +103,12 @@ class CommandSettings(Section):
     )
     patience: Seconds = protocol(600.0, "seconds that the program may take until its first step")
     grace: Seconds = protocol(30.0, "seconds that the program may take to end after the last measured step")
+
+    @model_validator(mode="after")
+    def _is_one_version(self) -> Self:
+        if self.ref is not None and self.patch is not None:
+            raise Conflict("program.ref and program.patch are different versions: give one of them", PATCH, REF)
+        return self
 
     @property
     def words(self) -> list[str]:

@@ -107,6 +107,7 @@ ROLES: dict[str, Declared] = {
     'program.command': Declared(role='treatment'),
     'program.directory': Declared(role='uncompared'),
     'program.grace': Declared(role='protocol'),
+    'program.patch': Declared(role='treatment'),
     'program.patience': Declared(role='protocol'),
     'program.ref': Declared(role='treatment'),
     'program.watch': Declared(role='uncompared'),

@@ -22,7 +22,7 @@ from gpubench.settings.field import (
     uncompared,
     workload,
 )
-from gpubench.settings.keys import COMMAND, REF
+from gpubench.settings.keys import COMMAND, PATCH, REF
 from gpubench.settings.options import MEASUREMENT, MODEL, Option
 
 Positive = Annotated[int, Field(ge=1, lt=2**63)]  # what msgspec can send and torch can seed with
@@ -35,7 +35,7 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 MatmulPrecision = Literal["highest", "high", "medium"]
 TUNED = ("treatment", "scale")
 """The roles of the settings that a search can try."""
-NOT_TUNED = ("seed", "device", "distributed.world_size", COMMAND, REF)
+NOT_TUNED = ("seed", "device", "distributed.world_size", COMMAND, REF, PATCH)
 """Settings of these roles that are part of what is tuned."""
 MOST_OF_A_NAME = 120
 """Bytes of a folder's name: every file system takes as many."""

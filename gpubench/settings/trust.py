@@ -19,7 +19,7 @@ from typing import Any
 from gpubench import foreign_files
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.data_sources import names_callable
-from gpubench.settings.keys import COMMAND, REF, flatten
+from gpubench.settings.keys import COMMAND, PATCH, REF, flatten
 
 DIRECTORY = "program.directory"
 CALLABLES = ("model.name", "data.source")
@@ -36,18 +36,22 @@ class Code:
     """The settings that are given and name the code, or are given to it, by dot-key."""
     directory: Path
     """The directory in which it runs."""
+    patch: str = ""
+    """The digest of the patch that it is run with; empty without one, or if it cannot be read."""
 
     @property
     def said(self) -> str:
         """What is run, and where, in words."""
         names = [str(self.parts[key]) for key in (COMMAND, *CALLABLES) if key in self.parts]
         ref = f" of commit {self.parts[REF]}" if REF in self.parts else ""
+        ref += f" patched by {self.parts[PATCH]}" if PATCH in self.parts else ""
         given = "".join(f", {key}={value}" for key, value in self.parts.items() if key.startswith(f"{ARGUMENTS}."))
         return f"{' and '.join(names)}{given}{ref}, in {self.directory}"
 
     @property
     def digest(self) -> str:
-        content = json.dumps([sorted(self.parts.items()), str(self.directory)], default=str)
+        named = sorted((key, value) for key, value in self.parts.items() if key != PATCH)
+        content = json.dumps([named, str(self.directory), *filter(None, [self.patch])], default=str)
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -55,8 +59,11 @@ def code_in(settings: Any) -> Code | None:
     """The code that the settings of a command run, beside that of gpubench; None if there is none."""
     values = {key: value for key, value in flatten(settings.model_dump()).items() if value is not None}
     if values.get(COMMAND):
-        parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF) if key in values}
-        return Code(parts, Path(values.get(DIRECTORY, "")).resolve())
+        parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF, PATCH) if key in values}
+        patch = ""
+        with suppress(OSError):
+            patch = hashlib.sha256(foreign_files.content(Path(parts[PATCH]))).hexdigest() if PATCH in parts else ""
+        return Code(parts, Path(values.get(DIRECTORY, "")).resolve(), patch)
     parts = {key: values[key] for key in CALLABLES if names_callable(str(values.get(key)))}
     if CALLABLES[0] in parts:
         parts |= {key: value for key, value in values.items() if key.startswith(f"{ARGUMENTS}.")}

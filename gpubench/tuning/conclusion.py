@@ -157,3 +157,10 @@ class Conclusion:
     dropped: Sequence[Dropped]
     tried: Sequence[TriedCombination]
     noise: Spread | None
+
+    @property
+    def established(self) -> Sequence[Contribution]:
+        """The kept levels whose own part of the gain is established. A single one is as established as the gain."""
+        if len(self.contributions) == 1:
+            return self.contributions
+        return [one for one in self.contributions if one.with_others and one.with_others.low > 1]

@@ -10,6 +10,7 @@ from msgspec import Struct
 from gpubench import foreign_files
 from gpubench.compare.losses import DEFAULT, Margin, Outcome
 from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.patches.result import ProvedPatch
 from gpubench.runs.directory import write_document
 from gpubench.tuning.conclusion import Conclusion
 from gpubench.tuning.durations import Limit
@@ -101,6 +102,14 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The judgement of each combination whose losses were judged, by its levels, as "0,1,0"."""
     codes: dict[str, str] = {}
     """For a program of the user, the code that does the same as each level, by "name level"."""
+    places: dict[str, str] = {}
+    """Where in a program of the user its settings belong, as file and line; see `gpubench.settings.field.Place`."""
+    optimizers: dict[str, list[str]] = {}
+    """The lines that make its optimizers, by the name of the class."""
+    device_type: str | None = None
+    """The type of its device."""
+    patch: ProvedPatch | None = None
+    """The patch of the program that was made of the settings to keep; None without one."""
     conclusion: Conclusion | None = None
     keep: dict[str, Any] = {}
     """The settings to keep, by dot-key; empty if no change is proved to be faster."""

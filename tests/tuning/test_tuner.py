@@ -83,6 +83,7 @@ class Program(Bench):
             settings=run.settings,
             is_open=False,
             in_code=lambda changes: "",
+            source={},
             seconds=[1.0] * len(paces),
         )
         summary = SimpleNamespace(get=metrics.get, metrics=list(metrics.values()), missed={})

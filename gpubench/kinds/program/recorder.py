@@ -17,7 +17,7 @@ from gpubench.findings import Findings
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder
 from gpubench.host.step_recorder import StepRecorder
-from gpubench.kinds.program import beside, endings
+from gpubench.kinds.program import beside, endings, patched
 from gpubench.kinds.program.checkout import check_out
 from gpubench.kinds.program.code_of_fixes import addressed, in_code
 from gpubench.kinds.program.machines import started_together
@@ -51,7 +51,10 @@ class OfProgram(Recorder[P]):
     _optimizers: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, configuration: Configuration[P], argv: Sequence[str]) -> None:
-        """Checks the program out if a commit of it is to be measured. Raises UsageError if that fails."""
+        """Makes a copy of the program if a commit of it, or the program with a patch, is to be measured.
+
+        Raises UsageError if that fails.
+        """
         self._missed: list[events.TreatmentsMissed] = []
         self._left: list[events.RankLeft] = []
         self._unmeasured: list[events.Unmeasured] = []
@@ -60,14 +63,17 @@ class OfProgram(Recorder[P]):
         self._program = self._given = program = configuration.settings.program
         self._directory = program.directory or Path()
         self._watched = WatchedOutput(program.watch) if program.watch else None
-        self._clone = OwnedFolder() if program.ref else None
-        if self._clone and program.ref:
-            self._program, self._directory = check_out(program.ref, program, str(self._clone.path / "clone"))
+        self._copy = OwnedFolder() if program.ref or program.patch else None
+        if self._copy and program.ref:
+            self._program, self._directory = check_out(program.ref, program, str(self._copy.path / "clone"))
+        elif self._copy and program.patch:
+            results, folder = configuration.settings.results, self._copy.path / "copy"
+            self._program, self._directory = patched.copy(program.patch, program, results, folder)
         super().__init__(configuration, argv)
 
     def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
-        if self._clone:
-            self._clone.cleanup()
+        if self._copy:
+            self._copy.cleanup()
         if self.elsewhere:  # there are no steps that could make it unreliable
             summary = msgspec.structs.replace(summary, warnings=[])
         super().close(status, summary, error)
@@ -75,7 +81,13 @@ class OfProgram(Recorder[P]):
             self.writer.discard()  # the directory has no measurements
 
     def _code(self) -> dict[str, Any] | None:
-        """The state of the code and, of a commit that was checked out, what has `changes` since."""
+        """The state of the code and, of a commit that was checked out, what has `changes` since.
+
+        A patched copy is the code of its directory with a change.
+        """
+        if self._given.patch:
+            found = git.state(self._given.directory or Path())
+            return found and found | {"dirty": True}
         found = super()._code()
         ref = self._given.ref
         if found is None or ref is None:
@@ -98,6 +110,10 @@ class OfProgram(Recorder[P]):
     @property
     def has_loaders(self) -> bool:
         return bool((self._observed or {}).get("data.workers", True))
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        return {"places": self._places, "optimizers": self._optimizers, "device_type": self._device}
 
     def in_code(self, changes: Mapping[str, Any]) -> str:
         return in_code(changes, self._places, self._optimizers, self._names)

@@ -1,0 +1,56 @@
+"""Applies a patch to the files of a program: all of them or none, and only if they are as they were."""
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpubench import foreign_files
+from gpubench.errors import RunFailed, UsageError
+from gpubench.patches import diff
+
+
+def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
+    """The files of a directory that a patch changes, before and after it. Raises UsageError if it does not apply."""
+    try:
+        found = diff.applied(foreign_files.content(patch), lambda name: foreign_files.content(directory / name))
+    except OSError as error:
+        raise UsageError(f"{error.filename or patch} cannot be read: {error.strerror}", "check the folder") from None
+    except diff.NotApplicable as error:
+        hint = "make a new patch: gpubench tune, or apply what still fits by patch -p1"
+        raise UsageError(f"{patch} does not apply in {directory.absolute()}: {error}", hint) from None
+    for name in found:
+        path = directory / name
+        if path.is_symlink() or not path.resolve().is_relative_to(directory.resolve()):
+            raise UsageError(f"{patch} changes {path}, which is or is below a link", "apply it to what is linked")
+    return found
+
+
+def apply(patch: Path, directory: Path) -> Mapping[str, diff.Versions]:
+    """Applies a patch to the files in a directory, and returns them.
+
+    Raises UsageError if it does not apply, and RunFailed if a file cannot be written; nothing is changed then.
+    """
+    files = applied(patch, directory)
+    done: list[str] = []
+    try:
+        for name, versions in files.items():
+            _replace(directory / name, versions.after)
+            done.append(name)
+    except OSError as error:
+        for name in done:
+            with suppress(OSError):
+                _replace(directory / name, files[name].before)
+        named = Path(error.filename or directory).name.removeprefix(".").removesuffix(".tmp")
+        raise RunFailed(f"cannot write {named}: {error.strerror}; nothing is changed", "check who owns it") from None
+    return files
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Puts a new file in the place of one, with its permissions. Raises OSError, also if that one is read-only."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(13, os.strerror(13), str(path))
+    foreign_files.replace(path, content)
+    path.chmod(mode)

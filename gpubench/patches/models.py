@@ -1,0 +1,207 @@
+"""Changes a model of the program: after the statement that makes it, or where it is called in training."""
+
+import builtins
+from collections.abc import Iterator
+
+import libcst as cst
+
+from gpubench.patches.calls import Changed
+from gpubench.patches.source import Block, NotEdited, SourceFile, Statement
+
+MOST_CALLERS = 4
+"""How many calls of functions a model is followed through."""
+MOST_STATEMENTS = 6
+"""The largest number of statements from the call of a model to the backward pass that one context is put around."""
+BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.NamedExpr)
+"""What gives a name its value, besides an import, a definition and a parameter."""
+
+
+def after_made(source: SourceFile, line: int, code: str) -> Changed:
+    """Adds a statement after the one that makes the model which `line` calls. `code` has its name as {}.
+
+    Raises NotEdited where that statement is not certain.
+    """
+    call = model_call(source, line)
+    name = source.text(call.func)
+    scope: cst.CSTNode = source.scope(call)
+    wanted = f"{source.name}:{line} calls {name}: after it is made, write {code.format(name)}"
+    if isinstance(call.func, cst.Attribute):
+        owner = next((one for one in source.ancestors(call) if isinstance(one, cst.ClassDef)), None)
+        methods = {source.scope(one) for one in _binding(source, name, owner or source.tree)}
+        if owner is None or len(methods) != 1:
+            raise NotEdited(wanted)
+        scope = methods.pop()
+    else:
+        for _ in range(MOST_CALLERS):
+            if isinstance(scope, cst.Module) or _own(source, name, scope):
+                break
+            if not isinstance(scope, cst.FunctionDef) or _parameter(scope, name) is None:
+                scope = source.scope(scope)
+                continue
+            call = _caller(source, scope, name, wanted)
+            name, scope = source.text(_argument(source, call, scope, name, wanted)), source.scope(call)
+        wanted = f"{source.name}:{line} calls the model: after {name} is made, write {code.format(name)}"
+    made = _own(source, name, scope)
+    if not made or not all(isinstance(one, cst.Assign | cst.AnnAssign) for one in made):
+        raise NotEdited(wanted)
+    within = source.scope(call) is scope
+    before = [one for one in made if source.line(one) < source.line(call)] if within else made
+    if len(before) != len(made):
+        raise NotEdited(wanted)
+    block = _common(source, [*made, *([call] if within else [])])
+    last = _statement_in(source, made[-1], block)
+    if within and _statement_in(source, call, block) is last:  # they are in a loop or in two branches
+        raise NotEdited(wanted)
+    return Changed(source.with_after(last, block, code.format(name)), source.end(last)[0])
+
+
+def within_context(source: SourceFile, line: int, context: str) -> Changed:
+    """Puts a context around the call of the model and what follows it up to the backward pass.
+
+    Raises NotEdited where these statements are not certain.
+    """
+    call = model_call(source, line)
+    wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
+    if any(source.full_name(one.func).endswith(("autocast", "GradScaler")) for one in source.all_of(cst.Call)):
+        raise NotEdited(
+            f"{source.name} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
+        )
+    passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
+    if len({source.scope(one) for one in passes}) < len(passes):  # such as of two networks
+        raise NotEdited(f"{wanted}, and around the other forward passes")
+    deferred = (cst.Lambda, cst.BaseComp)
+    statement = source.statement(call)
+    if any(isinstance(one, deferred) for one in _up_to(source, call, statement)):
+        raise NotEdited(wanted)
+    block = source.block(statement)
+    following = list(block.body)[list(block.body).index(statement) :]
+    ends = [place for place, one in enumerate(following) if _calls(one, "backward")]
+    inside = following[: ends[0]] if ends else []
+    while len(inside) > 1 and _only_calls(inside[-1]):  # such as zero_grad()
+        inside.pop()
+    if not 0 < len(inside) <= MOST_STATEMENTS or not all(_is_plain(one) for one in inside):
+        raise NotEdited(wanted)
+    first = inside[0]
+    assert isinstance(first, cst.SimpleStatementLine)
+    parsed = cst.parse_statement(f"with {context}:\n    pass\n", config=source.tree.config_for_parsing)
+    assert isinstance(parsed, cst.With)
+    body = [first.with_changes(leading_lines=[]), *inside[1:]]
+    new = parsed.with_changes(body=parsed.body.with_changes(body=body), leading_lines=first.leading_lines)
+    place = list(block.body).index(statement)
+    statements = [*block.body[:place], new, *block.body[place + len(inside) :]]
+    return Changed(source.with_changed(block, block.with_changes(body=statements)), source.line(statement))
+
+
+def model_call(source: SourceFile, line: int) -> cst.Call:
+    """The call of a variable at a line, of several the one that is evaluated first. Raises NotEdited without one."""
+    functions = {node.name.value for node in source.all_of(cst.FunctionDef)}
+    functions |= {node.name.value for node in source.all_of(cst.ClassDef)}
+    known = functions | source.imported.keys() | vars(builtins).keys()
+    calls = [one for one in source.calls_at(line) if _is_variable(one.func) and source.text(one.func) not in known]
+    if not calls:
+        raise NotEdited(f"{source.name}:{line} does not show by which name it calls the model")
+    return min(calls, key=source.end)
+
+
+def _is_variable(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.Attribute):
+        return isinstance(node.value, cst.Name) and node.value.value == "self"
+    return isinstance(node, cst.Name)
+
+
+def _binding(source: SourceFile, name: str, within: cst.CSTNode) -> list[cst.CSTNode]:
+    """What assigns to a name or an attribute below a node, in the order of the source."""
+    return [one for one in source.all_of(BINDING, within) if name in _targets(source, one)]
+
+
+def _own(source: SourceFile, name: str, scope: cst.CSTNode) -> list[cst.CSTNode]:
+    """What assigns to a name in a function or the module, and not in a function inside of it."""
+    return [one for one in _binding(source, name, scope) if source.scope(one) is scope]
+
+
+def _targets(source: SourceFile, node: cst.CSTNode) -> Iterator[str]:
+    if isinstance(node, cst.Assign):
+        found: list[cst.CSTNode] = [one.target for one in node.targets]
+    elif isinstance(node, cst.With):
+        found = [one.asname.name for one in node.items if one.asname]
+    elif isinstance(node, cst.For | cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
+        found = [node.target]
+    else:
+        found = []
+    while found:
+        each = found.pop()
+        if isinstance(each, cst.Tuple | cst.List):
+            found += [one.value for one in each.elements]
+        else:
+            yield source.text(each)
+
+
+def _parameter(function: cst.FunctionDef, name: str) -> int | None:
+    """The place of a parameter of a function; None for a name that is none."""
+    names = [one.name.value for one in (*function.params.posonly_params, *function.params.params)]
+    return names.index(name) if name in names else None
+
+
+def _caller(source: SourceFile, function: cst.FunctionDef, name: str, wanted: str) -> cst.Call:
+    """The call of a function, the first of several that give it the same. Raises NotEdited without a certain one."""
+    called = function.name.value
+    same = [one for one in source.all_of(cst.FunctionDef) if one.name.value == called]
+    calls = [one for one in source.all_of(cst.Call) if source.text(one.func) == called]
+    given = {(source.text(_argument(source, one, function, name, wanted)), source.scope(one)) for one in calls}
+    if len(same) != 1 or len(given) != 1:
+        raise NotEdited(wanted)
+    return calls[0]
+
+
+def _argument(
+    source: SourceFile, call: cst.Call, function: cst.FunctionDef, name: str, wanted: str
+) -> cst.BaseExpression:
+    """The variable that a call gives to a parameter. Raises NotEdited where it is not one, or not certain."""
+    place = _parameter(function, name)
+    assert place is not None
+    keyword = next((arg for arg in call.args if arg.keyword and arg.keyword.value == name), None)
+    plain = [arg for arg in call.args if not arg.keyword]
+    arg = keyword or (plain[place] if place < len(plain) else None)
+    if arg is None or any(one.star for one in call.args) or not isinstance(arg.value, cst.Name):
+        raise NotEdited(wanted)
+    return arg.value
+
+
+def _common(source: SourceFile, nodes: list[cst.CSTNode]) -> Block:
+    """The innermost block that all nodes are in."""
+    chains = [[one for one in source.ancestors(node) if isinstance(one, Block)] for node in nodes]
+    return next(block for block in chains[0] if all(any(block is one for one in chain) for chain in chains))
+
+
+def _statement_in(source: SourceFile, node: cst.CSTNode, block: Block) -> Statement:
+    """The statement of a block that a node is in."""
+    chain = {id(one) for one in (node, *source.ancestors(node))}
+    return next(one for one in block.body if id(one) in chain)
+
+
+def _up_to(source: SourceFile, node: cst.CSTNode, end: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    for one in source.ancestors(node):
+        if one is end:
+            return
+        yield one
+
+
+def _calls(node: cst.CSTNode, name: str) -> bool:
+    waiting: list[cst.CSTNode] = [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, cst.Call) and isinstance(each.func, cst.Attribute) and each.func.attr.value == name:
+            return True
+        waiting += each.children
+    return False
+
+
+def _only_calls(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.SimpleStatementLine) and all(isinstance(one, cst.Expr) for one in node.body)
+
+
+def _is_plain(node: cst.CSTNode) -> bool:
+    """Whether a statement only assigns or calls, so that it may stand in a context."""
+    return isinstance(node, cst.SimpleStatementLine) and all(
+        isinstance(one, cst.Assign | cst.AnnAssign | cst.AugAssign | cst.Expr) for one in node.body
+    )

@@ -1,0 +1,109 @@
+"""What is known of a patch: its edits with what each contributes, and what it was seen to do when it was run."""
+
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from gpubench import units
+
+FILE, TEXT = "best.patch", "best.md"
+"""The patch, and the text for a pull request, in the directory of a search or of a profile."""
+
+
+class Gain(NamedTuple):
+    """A ratio of throughputs with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
+
+
+class PatchEdit(Struct, frozen=True):
+    """An edit of the program by one setting."""
+
+    key: str
+    value: Any
+    file: str
+    line: int
+    contribution: str
+    """What was measured of the setting, as "2.33 x [1.97, 2.76] with the others"."""
+
+
+class ProvedPatch(Struct, frozen=True, kw_only=True):
+    """A patch that was made of proved settings, and the comparison of the patched program with that as it was."""
+
+    changed: dict[str, int]
+    """The number of lines that it adds or changes, by file. Empty if there is no edit, and so no patch."""
+    edits: list[PatchEdit] = []
+    left: dict[str, str] = {}
+    """The proved settings that it does not have, by dot-key, each with what to do by hand."""
+    runs: list[str] = []
+    """The run directories of the program as it was and as patched; empty if the patch was not run."""
+    gain: Gain | None = None
+    """The throughput as patched, divided by that as it was; None if the runs do not tell."""
+    settings_gain: Gain | None = None
+    """The same of the settings, applied from outside."""
+    rounds: int = 0
+    """The runs of each of the two."""
+    work: str = "unknown"
+    """What was found of the work of the patched program, as in a comparison."""
+    loss: str = "unknown"
+    loss_reason: str = ""
+    idle: dict[str, str] = {}
+    """The edits without effect, by dot-key, each with what the patched program was seen to do."""
+    reason: str = ""
+    """Why it was not run, or why its runs do not tell how fast it is."""
+
+    @property
+    def where(self) -> str:
+        """How many lines it changes, and where, such as "3 lines in train.py"."""
+        return units.listed([f"{units.counted(lines, 'line')} in {file}" for file, lines in self.changed.items()])
+
+    @property
+    def differs(self) -> bool:
+        """Whether the gain of the patch is not that of the settings, beyond their intervals."""
+        ours, theirs = self.gain, self.settings_gain
+        return bool(ours and theirs and (ours.high < theirs.low or ours.low > theirs.high))
+
+    @property
+    def found(self) -> str:
+        """What its runs have shown, in words."""
+        if not self.runs:
+            return f"not run: {self.reason}"
+        if self.gain is None:
+            return f"run as patched: {self.reason}"
+        work = {"same": "the same work", "less": "less work", "more": "more work", "scaled": "other samples in a step"}
+        done = work.get(self.work, "its work is unknown")
+        return f"run as patched: {self.gain}, {done}, loss {self.loss}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user has to know of it besides, one sentence each."""
+        said = [f"{key} did not take effect: {seen}" for key, seen in self.idle.items()]
+        if self.differs:
+            why = "" if said else ", and the runs do not show why"
+            said.insert(0, f"the settings from outside gave {self.settings_gain}, which the patch does not{why}")
+        if self.loss not in ("unharmed", "unknown"):
+            said.append(f"loss {self.loss}: {self.loss_reason}")
+        return said
+
+
+def apply_by(folder: Path) -> str:
+    """The command that applies the patch in a folder, from the directory of the program."""
+    return f"git apply {shlex.quote(str(folder / FILE))}   (or gpubench tune --apply {shlex.quote(str(folder))})"
+
+
+def in_words(patch: ProvedPatch, folder: Path) -> list[str]:
+    """What a user has to know of a patch that is in a folder, one line each."""
+    said = [f"patch: {folder / FILE}, {patch.where}; {patch.found}", f"apply it: {apply_by(folder)}"]
+    remarks = [f"patch: {remark}" for remark in patch.remarks]
+    return [
+        *(said if patch.changed else []),
+        *remarks,
+        *(f"not in the patch: {key}: {why}" for key, why in patch.left.items()),
+    ]

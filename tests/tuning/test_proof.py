@@ -1,0 +1,124 @@
+"""A patch of proved settings: what it has, and what its runs show."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from patched_programs import PLAIN
+from recorded_runs import write_run
+
+from gpubench import proof
+from gpubench.bench import Bench
+from gpubench.errors import Interrupted, ProgramFailed
+from gpubench.patches.diff import applied
+from gpubench.patches.result import Gain, ProvedPatch, in_words
+from gpubench.settings.programs import CommandSettings
+
+SIDES: Any = [SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))] * 2
+
+
+class Pair(Bench):
+    """Stands in for the runs of both versions, of which the patched one takes `pace` times as long."""
+
+    def __init__(self, folder: Path, pace: float, *, error: Any = None, observed: Any = None, **changes: Any) -> None:
+        self.terminal: Any = SimpleNamespace(errors_only=contextlib.nullcontext)
+        self._folder, self._pace, self._error, self._observed = folder, pace, error, observed
+        self._changes = changes
+        self.order: Sequence[int] = ()
+
+    def run(self, variants: Sequence[Any], **how: Any) -> list[Any]:
+        self.order = how["order"]
+        if isinstance(self._error, Interrupted):
+            raise self._error
+        paths = [
+            write_run(self._folder, repeats=4),
+            write_run(self._folder, repeats=4, pace=self._pace, **self._changes),
+        ]
+        if self._observed:
+            file = paths[1] / "run.json"
+            file.write_bytes(msgspec.json.encode(msgspec.json.decode(file.read_bytes()) | {"observed": self._observed}))
+        if self._error:
+            (paths[1] / "summary.json").unlink()
+            (paths[1] / "steps.jsonl").unlink()
+        return [
+            SimpleNamespace(
+                recorder=SimpleNamespace(writer=SimpleNamespace(path=path), completed=lambda: 4), error=error
+            )
+            for path, error in zip(paths, (None, self._error), strict=True)
+        ]
+
+
+def made(folder: Path) -> ProvedPatch:
+    (folder / "train.py").write_text(PLAIN)
+    lines = PLAIN.splitlines()
+    loader = next(number for number, line in enumerate(lines, 1) if line.startswith("loader ="))
+    source = {"places": {"loader": f"train.py:{loader}"}, "device_type": "cpu"}
+    command = CommandSettings(command="python train.py", directory=folder)
+    parts = [
+        proof.ProvedSettings({"data.workers": 2}, "2.00 x [1.90, 2.10] with the others"),
+        proof.ProvedSettings({"performance.sdpa": "fused"}, "1.10 x [1.05, 1.15] with the others"),
+    ]
+    program = proof.PatchedProgram(command, source, "python train.py")
+    patch = proof.make(parts, program, folder)
+    proof.write_text(patch, program, folder)
+    return patch
+
+
+def test_a_patch_has_what_each_of_its_hunks_contributes(tmp_path: Path) -> None:
+    patch = made(tmp_path)
+    text = (tmp_path / "best.patch").read_text()
+    assert patch.changed == {"train.py": 1}
+    assert "@@ data.workers=2: 2.00 x [1.90, 2.10] with the others\n" in text
+    assert list(patch.left) == ["performance.sdpa"]
+    assert "# train.py:9 data.workers=2: 2.00 x [1.90, 2.10] with the others\n" in text
+    assert applied(text.encode(), lambda name: (tmp_path / name).read_bytes())
+    assert "--vs program.patch=" in (tmp_path / "best.md").read_text()
+    assert (tmp_path / "train.py").read_text() == PLAIN
+
+
+def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
+    patch, bench = made(tmp_path), Pair(tmp_path, 0.5, observed={"data.workers": 2})
+    found = proof.prove(patch, SIDES, bench, float("inf"), None)
+    assert bench.order == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert found.gain
+    assert found.gain.low <= 2.0 <= found.gain.high
+    assert found.found.startswith("run as patched: 2.0")
+    assert not found.remarks
+    lines = in_words(found, tmp_path)
+    assert lines[0].startswith(f"patch: {tmp_path}/best.patch, 1 line in train.py; run as patched: ")
+    assert lines[1].startswith(f"apply it: git apply {tmp_path}/best.patch ")
+    assert lines[2].startswith("not in the patch: performance.sdpa: ")
+
+
+def test_an_edit_without_effect_is_named(tmp_path: Path) -> None:
+    patch = msgspec.structs.replace(made(tmp_path), settings_gain=Gain(2.0, 1.9, 2.1))
+    found = proof.prove(patch, SIDES, Pair(tmp_path, 1.0, observed={"data.workers": 0}), float("inf"), None)
+    assert found.differs
+    said = "at train.py:9 it is 2, and the patched program runs with 0"
+    assert f"data.workers did not take effect: {said}" in found.remarks
+    assert found.remarks[0].startswith("the settings from outside gave 2.00 x [1.90, 2.10], which the patch does not")
+
+
+def test_a_patched_program_that_does_not_run_is_said(tmp_path: Path) -> None:
+    found = proof.prove(made(tmp_path), SIDES, Pair(tmp_path, 1.0, error=ProgramFailed("it ends")), float("inf"), None)
+    assert found.gain is None
+    assert found.found == "run as patched: it ends"
+
+
+def test_a_user_can_interrupt_it(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        proof.prove(made(tmp_path), SIDES, Pair(tmp_path, 1.0, error=Interrupted("x")), float("inf"), None)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(None, 6), (100.0, 5), (60.0, 3), (59.0, 0), (-1.0, 0)])
+def test_a_patch_is_run_as_often_as_there_is_time(seconds: float | None, rounds: int) -> None:
+    assert proof.rounds_in(seconds, 10.0) == rounds
+
+
+def test_a_patch_that_was_not_run_says_so(tmp_path: Path) -> None:
+    patch = msgspec.structs.replace(made(tmp_path), reason="the time limit left none for it")
+    assert patch.found == "not run: the time limit left none for it"
