@@ -139,7 +139,7 @@ def _idle(edits: Sequence[PatchEdit], run: Path) -> dict[str, str]:
     }
 
 
-def write_text(patch: ProvedPatch, program: PatchedProgram, folder: Path) -> None:
+def describe(patch: ProvedPatch, program: PatchedProgram, folder: Path) -> None:
     """Writes best.md, the text for a pull request. Raises OSError if it cannot be written."""
     from gpubench.patches import text
 

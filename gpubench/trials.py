@@ -133,7 +133,7 @@ def patch_of(profiled: Configuration[Any], outcome: Outcome, bench: Bench) -> Pr
         patched = base.with_overrides({PATCH: os.path.relpath(folder / PATCH_FILE)}, FIX)
         sides = [base, bench.complete(patched).called(variant="patched")]
         patch = proof.prove(patch, sides, bench, math.inf, None)
-        proof.write_text(patch, known, folder)
+        proof.describe(patch, known, folder)
     return patch
 
 

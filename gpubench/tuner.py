@@ -295,7 +295,7 @@ class Tuner:
         rounds = proof.rounds_in(left, self.seconds_a_run() or 1.0)
         patch = msgspec.structs.replace(patch, reason="the time limit left none for it" if not rounds else "")
         self._keep(patch=patch)
-        proof.write_text(patch, program, self._folder.path)
+        proof.describe(patch, program, self._folder.path)
         changes = self._base.takes(TRIED) | {"measurement.repeats": max(1, rounds)}
         file = os.path.relpath(self._folder.path / PATCH_FILE)
         as_it_was, patched = (
@@ -307,7 +307,7 @@ class Tuner:
             return
         patch = proof.prove(patch, [as_it_was, patched], self._bench, self._end, self.tuning.loss_margin)
         self._keep(patch=patch)
-        proof.write_text(patch, program, self._folder.path)
+        proof.describe(patch, program, self._folder.path)
 
     def _program(self) -> PatchedProgram | None:
         """The program of the user that is tuned; None for a model of gpubench."""

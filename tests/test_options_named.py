@@ -49,6 +49,8 @@ OF_OTHERS = {
     "--shared": "git",
     "--stage": "git",
     "--show-toplevel": "git",
+    "--is-shallow-repository": "git",
+    "--unshallow": "git",
     "--verify": "git",
     "--branch": "git",
     "--template": "git",

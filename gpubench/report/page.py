@@ -40,8 +40,8 @@ def render(document: Document) -> str:
 
 def rendered(template: str, scripts: Sequence[str], links: Sequence[tuple[str, str]], **values: Any) -> str:
     """Returns the page that a template makes of values, with links to others; it runs these scripts and no other."""
-    script = "".join(map(part, scripts))
-    given = {"generator": GENERATOR, "script": Markup(script), "digest": digest(script), "links": links}
+    script = "".join(part(name).removesuffix("\n") for name in scripts)  # as the template includes them
+    given = {"generator": GENERATOR, "scripts": scripts, "digest": digest(script), "links": links}
     return _environment().get_template(template).render(given | values)
 
 

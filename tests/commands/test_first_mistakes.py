@@ -120,7 +120,7 @@ MISTAKES = [
     Mistake("history foo", "no run has a metric 'foo'", "for example throughput, step_time, ", leads_on=False),
     Mistake("history stepp_time", "no run has a metric 'stepp_time'", "did you mean 'step_time'"),
     Mistake("runs --since 30", "neither an age nor a date", "did you mean '--since 30d'?"),
-    Mistake("runs --command train", "no command of a run", "did you mean 'train-bench'?"),
+    Mistake("runs --command train", "not a command of a run", "did you mean 'train-bench'?"),
     # a file or a folder of another kind
     Mistake("profile trace.json", "a trace is given by --trace", "gpubench profile --trace trace.json", leads_on=False),
     Mistake("profile memory.pickle", "--snapshot", "gpubench memory --snapshot memory.pickle", leads_on=False),

@@ -64,7 +64,7 @@ def made(folder: Path) -> ProvedPatch:
     ]
     program = proof.PatchedProgram(command, source, "python train.py")
     patch = proof.make(parts, program, folder)
-    proof.write_text(patch, program, folder)
+    proof.describe(patch, program, folder)
     return patch
 
 

@@ -368,7 +368,7 @@ def test_runs_give_their_losses_and_their_work(tmp_path: Path) -> None:
     curves = curves_of(run)
     assert [(curve.seed, curve.samples) for curve in curves] == [(0, 16.0), (0, 16.0)]
     assert curves[0].losses.tolist() == [2 / (1 + step) for step in range(30)]
-    assert work_of(run) == CountedWork(samples=16.0, skipped=0, updated=90, passes=2.0)
+    assert work_of(run) == CountedWork(samples=16.0, skipped=0, updated=90, passes=2.0, errors={"samples": 0.0})
 
 
 @pytest.mark.parametrize(
