@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -131,6 +132,7 @@ def _environment() -> Environment:
         shown=_shown,
         anchor=anchor,
     )
+    made.policies["json.dumps_function"] = lambda value, **_: msgspec.json.encode(value).decode()
     made.globals.update(version=__version__)
     return made
 
