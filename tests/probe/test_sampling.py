@@ -200,8 +200,8 @@ FOLDER = Path()
 
 
 def wait_for_samples() -> None:
-    """Computes in a worker until it has written samples."""
-    while not list(FOLDER.glob(f"samples-*-{os.getpid()}")):
+    """Computes in a worker until it has written samples of this file, and not only of its wait for the first batch."""
+    while not any(HERE in written.read_text() for written in FOLDER.glob(f"samples-*-{os.getpid()}")):
         spin()
 
 
