@@ -437,7 +437,8 @@ def _by_equivalence(sides: _Sides, margin: Margin) -> Judgement:
 
     Both have to be equivalent. One that differs by more than its margin is harm, also if it is lower: then something
     else is trained, or on other data. Fewer than FEW pairs do not show how far runs drift apart by rounding alone, so
-    that they have to differ by more than CHANCE, or than seeds do.
+    that they have to differ by more than CHANCE, or than seeds do. Of fewer a lower loss has to be lower in both parts:
+    an edit that draws other random numbers, such as those of dropout in another memory format, may end lower by chance.
     """
     last = min(sides.half, max(SHORTEST_TAIL, sides.n // TAIL))
     starts = (sides.half, sides.n - last)
@@ -454,7 +455,10 @@ def _by_equivalence(sides: _Sides, margin: Margin) -> Judgement:
     sure = [sides.change(start, harm=True) for start in starts]
     least = [max(allowed, factor * by_chance) for factor in ((1.0, END) if learns else (1.0, 1.0))]
     harm = [one for one in zip(sure, least, wheres, strict=True) if one[0].beyond(one[1])]
-    if not harm and (not middle.paired or len(sides.seeds) >= FEW):
+    enough = not middle.paired or len(sides.seeds) >= FEW
+    if not enough and len(harm) == 1 and harm[0][0].estimate < 0:
+        harm = []
+    if not harm and enough:
         harm = [one for one in judged if one[0].beyond(one[1])]
     doubt = [one for one in judged if not one[0].within(one[1])]
     if not learns and not harm:
