@@ -47,10 +47,15 @@ def apply(patch: Path, directory: Path) -> Mapping[str, diff.Versions]:
     return files
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Puts a new file in the place of one, with its permissions. Raises OSError, also if that one is read-only."""
+def replaced(path: Path, content: bytes) -> None:
+    """Puts a new file in the place of one, with its permissions. Raises OSError if it cannot be written."""
     mode = stat.S_IMODE(path.stat().st_mode)
-    if not os.access(path, os.W_OK):
-        raise PermissionError(13, os.strerror(13), str(path))
     foreign_files.replace(path, content)
     path.chmod(mode)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Does the same with a file of the user's, and raises OSError also if that one is read-only."""
+    if not os.access(path, os.W_OK):
+        raise PermissionError(13, os.strerror(13), str(path))
+    replaced(path, content)

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpubench import foreign_files, git
-from gpubench.patches.apply import applied
+from gpubench import git
+from gpubench.patches.apply import applied, replaced
 from gpubench.settings.programs import CommandSettings
 
 CODE = (".py", ".pyi", ".sh")
@@ -36,8 +36,7 @@ def copy(patch: Path, program: CommandSettings, results: Path, folder: Path) -> 
         _copy(source, folder / source.relative_to(top), real, top)
     there = folder / directory.relative_to(top)
     for name, versions in files.items():
-        foreign_files.replace(there / name, versions.after)
-        shutil.copymode(directory / name, there / name)
+        replaced(there / name, versions.after)
     words = [_word(word, directory, top, folder) for word in program.words]
     return program.model_copy(update={"command": shlex.join(words)}), there
 
