@@ -16,9 +16,10 @@ from gpubench.compare.evidence import open_run
 from gpubench.compare.losses import Margin
 from gpubench.errors import GpubenchError, Interrupted
 from gpubench.foreign_files import replace
+from gpubench.gain import Gain
 from gpubench.host.schedule import Outcome
 from gpubench.machine import facts
-from gpubench.patches.result import FILE, TEXT, Gain, PatchEdit, ProvedPatch
+from gpubench.patches.result import FILE, TEXT, PatchEdit, ProvedPatch
 from gpubench.settings.keys import in_words
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CommandSettings

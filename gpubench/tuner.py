@@ -20,7 +20,6 @@ from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import PEAKS
 from gpubench.patches.result import FILE as PATCH_FILE
-from gpubench.patches.result import Gain
 from gpubench.permission import permit
 from gpubench.proof import PatchedProgram, ProvedSettings
 from gpubench.registry import TUNE
@@ -286,7 +285,7 @@ class Tuner:
         parts = [self._proved(one, found) for one in found.established]
         patch = proof.make(parts, program, self._folder.path)
         gain = found.gain if len(parts) == len(found.contributions) and not patch.left else None
-        patch = msgspec.structs.replace(patch, settings_gain=gain and Gain(*gain))
+        patch = msgspec.structs.replace(patch, settings_gain=gain)
         if not patch.changed:
             self._keep(patch=patch if patch.left else None)
             return

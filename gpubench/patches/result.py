@@ -2,25 +2,15 @@
 
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
 from gpubench import units
+from gpubench.gain import Gain
 
 FILE, TEXT = "best.patch", "best.md"
 """The patch, and the text for a pull request, in the directory of a search or of a profile."""
-
-
-class Gain(NamedTuple):
-    """A ratio of throughputs with its 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
 
 
 class PatchEdit(Struct, frozen=True):

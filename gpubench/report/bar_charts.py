@@ -19,7 +19,7 @@ from gpubench.report.charts import Axis, Measure, Scale, Tick, measure, ticks, w
 from gpubench.text import MINUS, phase_name, shorten, typeset
 
 if TYPE_CHECKING:
-    from gpubench.tuning.knowledge import Estimate  # which reports of other commands do not load
+    from gpubench.gain import Gain  # which reports of other commands do not load
 
 LONGEST = 24  # characters of a name left of a drawing
 PITCH = 40.0
@@ -108,7 +108,7 @@ def ratios(verdicts: Sequence[Verdict]) -> Markup | None:
     return _rows("Ratio of each metric with its 95 % interval", said, under, rows, axis)
 
 
-def gains(title: str, items: "Sequence[tuple[str, Estimate]]") -> Markup | None:
+def gains(title: str, items: "Sequence[tuple[str, Gain]]") -> Markup | None:
     """Draws ratios with their names and intervals on a logarithmic axis around 1; None for none."""
     if not items:
         return None
@@ -136,7 +136,7 @@ def gains(title: str, items: "Sequence[tuple[str, Estimate]]") -> Markup | None:
     return _rows(title, said, [charts.line(50, TOP, 50, bottom, "unchanged")], drawn, axis)
 
 
-def pairs(title: str, names: Sequence[str], effects: "Mapping[tuple[int, int], Estimate]") -> Markup | None:
+def pairs(title: str, names: Sequence[str], effects: "Mapping[tuple[int, int], Gain]") -> Markup | None:
     """Draws the ratio of every two names as a cell with its change in percent; None for no pair.
 
     `effects` are by the numbers of the two names, the smaller one first. Those whose interval excludes 1 are bold, and

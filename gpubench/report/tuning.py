@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpubench import units
+from gpubench.gain import Gain
 from gpubench.memory.batch_sizes import Trade, weigh
 from gpubench.patches.result import FILE as PATCH
 from gpubench.patches.result import ProvedPatch, apply_by
@@ -33,7 +34,6 @@ from gpubench.report.page import render
 from gpubench.runs import directory
 from gpubench.runs.catalogue import is_searching
 from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Interaction
-from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import gain, memory, said
 from gpubench.tuning.result import Tuning, named
 from gpubench.tuning.search import FEWEST_RUNS
@@ -240,7 +240,7 @@ def _contribution(tuning: Tuning, found: Conclusion, one: Contribution) -> dict[
     }
 
 
-def _cell(estimate: Estimate | None, remark: str = "") -> Cell:
+def _cell(estimate: Gain | None, remark: str = "") -> Cell:
     if estimate is None:
         return Cell("")
     style: Style = "better" if estimate.low > 1 else "worse" if estimate.high < 1 else "inconclusive"

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpubench.gain import Gain
 from gpubench.tuning.combination import Combination
-from gpubench.tuning.knowledge import Estimate, Stage
+from gpubench.tuning.knowledge import Stage
 
 Reason = Literal["slower", "tie", "no gain", "does not run", "rejected", "memory"]
 """Why a level is not kept.
@@ -56,7 +57,7 @@ class Standing:
 
     factor: str
     level: int
-    gain: Estimate | None
+    gain: Gain | None
     """None before the first result, and for a level that does not run."""
     kept: bool
     """Whether it is part of the best combination so far."""
@@ -70,9 +71,9 @@ class Contribution:
 
     factor: str
     level: int
-    with_others: Estimate | None
+    with_others: Gain | None
     """Its gain with all other kept levels: best against best without it."""
-    alone: Estimate | None
+    alone: Gain | None
     """Its gain alone against the baseline."""
     tie: bool = False
     """Whether the result would be as fast without it, as far as the runs tell."""
@@ -88,7 +89,7 @@ class Interaction:
 
     factors: tuple[str, ...]
     levels: tuple[int, ...]
-    effect: Estimate
+    effect: Gain
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Rung:
 
     factor: str
     level: int
-    gain: Estimate
+    gain: Gain
     """The gain over the baseline with this level and those of the steps before it, from all runs of the search.
 
     At the last step it is the gain of the conclusion, where there is one.
@@ -111,7 +112,7 @@ class Dropped:
     factor: str
     level: int
     reason: Reason
-    gain: Estimate | None
+    gain: Gain | None
     """Its estimated gain beside the kept levels; None if it does not run."""
     detail: str = ""
     """The reason of a rejection, in the words of who rejected it."""
@@ -145,7 +146,7 @@ class Conclusion:
     best: Combination
     proved: bool
     """Whether `best` is faster than the baseline, by a two-sided test at 95 % on the confirmation's runs alone."""
-    gain: Estimate | None
+    gain: Gain | None
     """best / baseline, from the confirmation's runs alone; None without a confirmation."""
     contributions: Sequence[Contribution]
     pairs: Sequence[Interaction]

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from gpubench import units
-from gpubench.metrics import TOO_WIDE
+from gpubench.gain import Gain
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.designs import MOST_CANDIDATES, highest, space
 from gpubench.tuning.limits import DOES_NOT_RUN, LIKELY, MEMORY, KnownRun, Limits
@@ -38,24 +37,6 @@ class Result:
     """The time that the run took; 0 if it is unknown."""
     refused: bool = False
     """Whether the combination was refused before the run was started, as it would be again."""
-
-
-class Estimate(NamedTuple):
-    """A ratio of throughputs with its 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def too_wide(self) -> bool:
-        """Whether the interval is so wide that only its ends are shown."""
-        return self.high > TOO_WIDE * self.low
-
-    def __str__(self) -> str:
-        if self.too_wide:
-            return f"{units.digits(self.low, 2)} to {units.digits(self.high, 2)} x"
-        return f"{self.ratio:.2f} x [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True)
@@ -110,12 +91,12 @@ class Knowledge:
         difference = rates[:, 0] - rates[:, 1]
         return float(difference.mean()), float(difference.std())
 
-    def estimate(self, one: Combination, other: Combination) -> Estimate:
+    def estimate(self, one: Combination, other: Combination) -> Gain:
         """Returns the gain of `one` over `other`, as far as it is known."""
         mean, deviation = self.gain(one, other)
         return interval_of(mean, 1.96 * deviation)
 
-    def interaction(self, one: Combination, other: Combination, both: Combination) -> Estimate:
+    def interaction(self, one: Combination, other: Combination, both: Combination) -> Gain:
         """Returns the gain of `both` divided by the product of the gains of `one` and `other`."""
         rates = self.posterior.rates([both, one, other, self.baseline])
         found = rates[:, 0] - rates[:, 1] - rates[:, 2] + rates[:, 3]
@@ -166,9 +147,9 @@ def with_level(combination: Combination, place: int, level: int) -> Combination:
     return (*combination[:place], level, *combination[place + 1 :])
 
 
-def interval_of(logarithm: float, half: float) -> Estimate:
+def interval_of(logarithm: float, half: float) -> Gain:
     """Returns the estimate of a ratio from its logarithm and the half-width of the interval of that."""
-    return Estimate(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
+    return Gain(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
 
 
 def _outcome(run: TriedRun, most_peak: float | None) -> KnownRun:

@@ -8,10 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from gpubench import units
+from gpubench.gain import Gain
 from gpubench.host.live import Drawing
 from gpubench.text import plain_table
 from gpubench.tuning.conclusion import NextRuns, Plan, Standing
-from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.result import Tuning
 
 BAR_WIDTH = 40  # characters
@@ -82,7 +82,7 @@ def said(changes: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def gain(estimate: Estimate | None) -> str:
+def gain(estimate: Gain | None) -> str:
     """Returns a gain as "1.24 x [1.20, 1.28]"; "" without one."""
     return str(estimate) if estimate else ""
 

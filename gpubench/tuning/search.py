@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from gpubench.compare.intervals import SIGNIFICANT
+from gpubench.gain import Gain
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import (
     Conclusion,
@@ -35,7 +36,6 @@ from gpubench.tuning.knowledge import (
     NO_MATTER,
     USUAL_SIGMA,
     WORTH_CHANGING,
-    Estimate,
     Knowledge,
     Result,
     Stage,
@@ -490,7 +490,7 @@ class Search:
         best = max(worth, key=worth.__getitem__, default=self._chosen)
         return (best, shared) if worth.get(best, 0.0) > 0 else (self._chosen, SIGNIFICANT)
 
-    def _contributions(self, known: Knowledge, best: Combination, gain: Estimate | None) -> list[Contribution]:
+    def _contributions(self, known: Knowledge, best: Combination, gain: Gain | None) -> list[Contribution]:
         found = []
         for place, level in enumerate(best):
             if not level:
@@ -535,7 +535,7 @@ class Search:
             found.append(Interaction(names, (level, level_of_other), effect))
         return found
 
-    def _ladder(self, known: Knowledge, best: Combination, whole: Estimate | None) -> list[Rung]:
+    def _ladder(self, known: Knowledge, best: Combination, whole: Gain | None) -> list[Rung]:
         found: list[Rung] = []
         reached, left = self._baseline, {place for place, level in enumerate(best) if level}
         while left:
@@ -608,6 +608,6 @@ def _arms(best: Combination) -> list[Combination]:
     return list(dict.fromkeys([best, (0,) * len(best), *without_each(best)]))
 
 
-def _interval(fresh: Confirmation | None, one: Arm, other: Arm, level: float) -> Estimate | None:
+def _interval(fresh: Confirmation | None, one: Arm, other: Arm, level: float) -> Gain | None:
     found = fresh.log_ratio(one, other) if fresh else None
     return interval_of(found[0], found[1].half_width(level)) if found else None

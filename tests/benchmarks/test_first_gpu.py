@@ -220,12 +220,12 @@ def test_each_finding_that_a_fault_may_have_is_one_that_gpubench_has(load: Calla
 @pytest.fixture
 def search() -> Callable[..., Any]:
     """What a search leaves that kept or did not keep TF32."""
+    from gpubench.gain import Gain
     from gpubench.tuning.conclusion import Conclusion
-    from gpubench.tuning.knowledge import Estimate
     from gpubench.tuning.result import Tuning
 
     def make(ratio: float = 4.0, *, kept: bool = True, proved: bool = True) -> Any:
-        gain = Estimate(ratio, 0.9 * ratio, 1.1 * ratio)
+        gain = Gain(ratio, 0.9 * ratio, 1.1 * ratio)
         conclusion = Conclusion(
             best=(1,), proved=proved, gain=gain, contributions=[], pairs=[], interactions=[], ladder=[], dropped=[],
             tried=[], noise=None,

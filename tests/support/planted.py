@@ -7,10 +7,11 @@ from itertools import combinations, product
 
 import numpy as np
 
+from gpubench.gain import Gain
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Conclusion, Factor
 from gpubench.tuning.durations import Limit
-from gpubench.tuning.knowledge import Estimate, Result
+from gpubench.tuning.knowledge import Result
 from gpubench.tuning.search import Search
 
 LARGEST = 0.20  # gain or loss of a setting or of a pair
@@ -186,7 +187,7 @@ def _judged(planted: Planted, conclusion: Conclusion) -> tuple[dict[str, list[bo
     kinds = ("gain", "with others", "alone", "step by step", "not kept", "pair", "interaction")
     missed: dict[str, list[bool]] = {kind: [] for kind in kinds}
 
-    def judge(kind: str, estimate: Estimate | None, one: Combination, other: Combination) -> None:
+    def judge(kind: str, estimate: Gain | None, one: Combination, other: Combination) -> None:
         if estimate and math.isfinite(truth := planted.truth(one) - planted.truth(other)):
             missed[kind].append(not estimate.low <= math.exp(truth) <= estimate.high)
 

@@ -14,8 +14,9 @@ from recorded_runs import write_run
 from gpubench import proof
 from gpubench.bench import Bench
 from gpubench.errors import Interrupted, ProgramFailed
+from gpubench.gain import Gain
 from gpubench.patches.diff import applied
-from gpubench.patches.result import Gain, ProvedPatch, in_words
+from gpubench.patches.result import ProvedPatch, in_words
 from gpubench.settings.programs import CommandSettings
 
 SIDES: Any = [SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))] * 2

@@ -17,6 +17,7 @@ from gpubench import units
 from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
+from gpubench.gain import Gain
 from gpubench.metrics import PEAKS
 from gpubench.report import tuning as report
 from gpubench.report.terminal import Terminal
@@ -27,7 +28,6 @@ from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
 from gpubench.tuner import SearchFolder, Tuner, Wishes, look
 from gpubench.tuning.conclusion import Contribution
-from gpubench.tuning.knowledge import Estimate
 from gpubench.tuning.progress import SearchDrawing
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
@@ -446,7 +446,7 @@ def test_the_headline_names_no_setting_whose_own_part_is_not_proved(tmp_path: Pa
     assert found.conclusion
     (sure,) = found.conclusion.contributions[:1]
     idle = next(one for one in found.treatments if one.name != sure.factor)
-    unsure = Contribution(idle.name, 1, Estimate(1.02, 0.97, 1.07), Estimate(1.01, 0.86, 1.18))
+    unsure = Contribution(idle.name, 1, Gain(1.02, 0.97, 1.07), Gain(1.01, 0.86, 1.18))
     for kept, named in (([sure, unsure], "data.workers=2"), ([unsure, unsure], "2 settings together")):
         conclusion = replace(found.conclusion, contributions=kept)
         page = report.document(tmp_path, msgspec.structs.replace(found, conclusion=conclusion))
