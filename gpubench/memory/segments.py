@@ -9,8 +9,9 @@ _ADDRESS_SPACE = 1 << 60
 class Driver:
     """A device driver that provides up to `capacity` bytes of memory (None for no limit), and addresses.
 
-    Addresses always increase, and are never reused. Those of a real driver need not increase, so that the real
-    allocator may choose the other one of two free blocks of the same size.
+    Addresses always increase, and are never reused, so that the lowest address of some is in the oldest segment. Those
+    of a real driver may decrease, as on an H100: the allocator of PyTorch before 2.13, which goes by the address alone,
+    then chooses another one of the free blocks of a size.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -80,7 +81,8 @@ class Pool:
     def take(self, size: int) -> MemoryBlock | None:
         """Removes and returns the smallest free block of at least `size` bytes (get_free_block).
 
-        Of several blocks of this size, it is that with the lowest address. Returns None if there is none.
+        Of several blocks of this size, it is the one in the oldest segment, and there the one with the lowest address.
+        Returns None if there is none.
         """
         place = self._place(size)
         return None if place is None else self._pop(place)

@@ -96,6 +96,8 @@ class Timing:
         self.has_marks = False
         """Whether there are any marks but those of the CPU's clock, whose times need no query."""
         self._spare: dict[int, list[Any]] = {}
+        self._streams: dict[tuple[int, int, int], Any] = {}
+        """The streams so far by what identifies them."""
         self._readers: dict[int, Reader] = {}
         self.measured: Counter[int] = Counter()
         """The measured parts by the device whose timeline they are on; ON_CPU for the CPU's clock."""
@@ -172,11 +174,22 @@ class Timing:
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return None
         index = torch.cuda.current_device() if self._index is None else self._index
-        stream = torch.cuda.current_stream(index)
+        stream = self._stream(index)
         spare = self._spare.get(index)
         event = spare.pop() if spare else torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event, (index, stream.cuda_stream)
+
+    def _stream(self, index: int) -> Any:
+        """Returns the current stream of a device. To make the object of one takes as long as to record an event."""
+        current = getattr(torch._C, "_cuda_getCurrentStream", None)  # a function of torch's own
+        if current is None:
+            return torch.cuda.current_stream(index)
+        identity = current(index)
+        found = self._streams.get(identity)
+        if found is None:
+            found = self._streams[identity] = torch.cuda.current_stream(index)
+        return found
 
     def release(self, point: Point) -> None:
         """Allows the event of a mark to be reused."""
@@ -305,12 +318,12 @@ class Reader:
         places: list[torch.Tensor | None] = []
         used: Counter[torch.dtype] = Counter()
         sizes = Counter(value.dtype for value in values)
-        with torch.cuda.stream(stream), torch.no_grad():
+        with torch.cuda.stream(stream):
             for value in values:
                 place = self._buffer(value.dtype, sizes[value.dtype])[used[value.dtype]]
                 used[value.dtype] += 1
                 try:
-                    place.copy_(value.detach().reshape(()), non_blocking=True)
+                    place.copy_(value.reshape(()), non_blocking=True)
                 except RuntimeError as error:
                     if OVERWRITTEN not in str(error):
                         raise

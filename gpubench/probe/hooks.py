@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Iterator as IteratorType
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from multiprocessing.util import Finalize
 from threading import get_ident
 from time import monotonic
@@ -90,6 +90,8 @@ CHANGED = (
 WITHOUT_THOSE = "; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
+AFTER_EACH = 2
+"""The steps that are measured after each update at most: one more than an update ends, to catch up with the device."""
 HELD_SECONDS = 1.0
 """The time after which the host is told again what steps the updates that are held back would make: a program that is
 killed while it is unknown which updates make a step keeps these."""
@@ -247,6 +249,8 @@ class Probe:
         None where that may not be changed, as other ranks count on it, or the user has set it."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
+        self._measured: list[str] = []
+        """The measured steps that are not yet sent, in JSON."""
         self._time = self._elapsed = self._evaluated = 0
         """When the next step begins, in nanoseconds since the epoch, and the time of the steps and in evaluation."""
         self._samples: int | None = None
@@ -939,8 +943,10 @@ class Probe:
         if self._recording:
             self._record(self._recording, self._timeline.complete)
         self._end_if_complete()
-        if self._host and (self._timeline.ended <= MOST_WARMUP or self._host.due()):
-            self._send_steps()
+        if self._host:
+            self._measure_steps(AFTER_EACH)
+            if self._timeline.ended <= MOST_WARMUP or self._host.due():
+                self._send_steps()
             if self._host.gone:
                 self._end_without_host()
         if self._seconds and self._host and not self._recording:
@@ -1174,8 +1180,15 @@ class Probe:
                 optimizers=of_optimizers(self._made),
             )
 
+    def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
+        """Measures the next steps that the device has finished, at most so many; `ended` after the last one.
+
+        All steps since the last flush at once would make that one step of the program seem slow.
+        """
+        self._measured += [self._step(parts).json() for parts in islice(self._timeline.steps(ended=ended), most)]
+
     def _send_steps(self, *, ended: bool = False) -> None:
-        """Sends the steps that the device has finished; `ended` after the last one."""
+        """Sends the measured steps; `ended` with all that are left, after the last one."""
         assert self._host
         if not self._profiler_reported and not self._recording and is_profiled():
             self._profiler_reported = True
@@ -1186,7 +1199,9 @@ class Probe:
                 "several threads of the program update parameters; the updates of the one that began are measured, and "
                 "those of the others are not counted"
             )
-        steps = [self._step(parts).json() for parts in self._timeline.steps(ended=ended)]
+        if ended:
+            self._measure_steps(ended=True)
+        steps, self._measured = self._measured, []
         if steps:
             self._host.put_encoded("stepsmeasured", "steps", steps)
         elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on

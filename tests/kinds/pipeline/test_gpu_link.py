@@ -123,13 +123,16 @@ def tensors(batch: Batch) -> list[Tensor]:
 def test_a_batch_is_packed_sent_received_and_unpacked_while_evaluations_are_queued(
     wire: Wire, sampler: Sampler
 ) -> None:
+    ends = Ends(wire, sampler, batches=2)
+    ends.sender.put(stepped(sampler))  # the first use of a kernel and the first memory of a stream may wait for the GPU
+    ends.receiver.take()
+    torch.cuda.synchronize()
     batch = stepped(sampler)
     expected = [tensor.cpu() for tensor in tensors(batch)]
-    ends = Ends(wire, sampler)
     ends.sender.put(batch)
     evaluations = queue_evaluations()
     arrived = ends.receiver.take()
-    ends.unpacked[0].synchronize()
+    ends.unpacked[1].synchronize()
     assert not evaluations.query()
     assert all(torch.equal(*pair) for pair in zip(map(Tensor.cpu, tensors(arrived)), expected, strict=True))
 
