@@ -13,12 +13,12 @@ HANDLES = 2
 A snapshot of a training step on a Hopper shows two blocks of 33,554,432 bytes, and one of a forward pass shows one.
 """
 
-CONTEXT = 512 * MIB
+CONTEXT = 750 * MIB
 """The assumed memory of a process outside the allocator. It depends on the GPU, the driver and the loaded kernels.
 
-Users have reported 287 MB after one kernel (PyTorch pull request 86509), about 400 MB (PyTorch issue 109888), and 426
-MiB for the context alone on an RTX 6000 Ada with PyTorch 2.10 and CUDA 13 (unsloth-zoo pull request 1053). All of these
-are with lazy loading; the kernels of a training step need more.
+It is what the training of GPT-2 was measured to take on an H100 with PyTorch 2.11 and CUDA 13. ResNet-18, for which
+cuDNN loads kernels too, took 1.42 GiB there. Users have reported less for a context with few kernels: 287 MB after one
+(PyTorch pull request 86509), and 426 MiB on an RTX 6000 Ada with PyTorch 2.10 (unsloth-zoo pull request 1053).
 """
 
 _OLDER = 2 * 4096 * 1024 + 8 * 16 * 1024

@@ -193,8 +193,13 @@ def test_a_run_that_is_out_of_memory_keeps_what_held_it_and_where(tmp_path: Path
 # --- What was predicted
 
 
-def tensors_of(found: Footprint) -> int:
-    return found.peak.level.allocated - found.peak.amounts["workspaces"]
+TENSORS = ("parameters", "buffers", "optimizer_state", "activations", "inputs")
+
+
+def kept_for_the_backward_pass(found: Footprint) -> int:
+    """The bytes of tensors that a steady step holds after its forward pass."""
+    (end,) = (one.end for one in found.phases if (one.stage, one.phase) == ("steady", "forward"))
+    return sum(end.get(name, 0) for name in TENSORS)
 
 
 @pytest.mark.parametrize("options", [GPT2, RESNET], ids=["gpt2", "resnet18"])
@@ -204,11 +209,12 @@ def test_a_prediction_meets_what_is_measured(options: tuple[str, ...], tmp_path:
         pytest.skip("predictions are for GPUs of the hardware table")
     measured = footprint_of(followed(tmp_path / "measured", *options, "--device=cuda"))
     predicted = footprint_of(followed(tmp_path / "predicted", *options, "--predict", f"--device-model={known.key}"))
+    assert kept_for_the_backward_pass(predicted) == pytest.approx(kept_for_the_backward_pass(measured), rel=0.02)
+    if options == RESNET:
+        return  # cuDNN's workspaces are not predicted, and are most of the peak where it tries algorithms
     assert predicted.peak.phase == measured.peak.phase
-    assert tensors_of(predicted) == pytest.approx(tensors_of(measured), rel=0.02)
-    if options == GPT2:  # the workspaces of cuDNN, with which it tries algorithms, are not predicted
-        assert predicted.peak.level.allocated == pytest.approx(measured.peak.level.allocated, rel=0.02)
-    if options == GPT2 and installed() < Release(2, 15):  # later ones are predicted with a warning
+    assert predicted.peak.level.allocated == pytest.approx(measured.peak.level.allocated, rel=0.02)
+    if installed() < Release(2, 15):  # later ones are predicted with a warning
         assert predicted.peak.level.reserved == pytest.approx(measured.peak.level.reserved, rel=0.05)
     assert measured.peak.amounts["parameters"] == predicted.peak.amounts["parameters"]
     assert measured.peak.amounts["optimizer_state"] == predicted.peak.amounts["optimizer_state"]

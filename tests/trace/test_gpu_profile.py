@@ -160,7 +160,7 @@ def findings(done: Finished) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.device
 def test_a_loss_read_after_every_step_is_found_and_not_reading_it_is_confirmed(tmp_path: Path) -> None:
-    # A batch that takes the GPU longer than the CPU takes to launch it: a GPU that waits for launches waits for no value.
+    # The batch takes the GPU longer than the CPU takes to launch it: a GPU that waits for launches waits for no value.
     options = (*RESNET, "--batch-size=512", "--training.read_loss=true", "--steps=50")
     finding = confirmed("synchronisation", tmp_path, *options)
     assert finding["fix"] == {"training.read_loss": False}

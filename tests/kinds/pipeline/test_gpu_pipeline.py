@@ -62,6 +62,9 @@ def test_the_dummy_takes_its_latency_on_the_gpu() -> None:
     dummy = load(settings(**{"model.unet": "dummy", "model.step_ms": "5"}), DEVICE, torch.float32, **EVERYTHING)
     sampler = build(dummy.scheduler(), 8, DEVICE)
     batch = dummy.prepare(sampler, [0], [0])
+    sampler.step(batch, dummy.predict(batch, sampler))  # the first use of a kernel loads it
+    torch.cuda.synchronize()
+    batch = dummy.prepare(sampler, [0], [0])
     timer = SpanTimer(CudaClock(DEVICE), functools.partial(float, 0), 0, 0)
     timer.start()
     for step in range(8):
@@ -71,7 +74,8 @@ def test_the_dummy_takes_its_latency_on_the_gpu() -> None:
     timer.synchronize()
     spans = timer.collect()
     assert [span.step for span in spans] == list(range(8))
-    assert all(0.004 < span.total < 0.02 for span in spans)  # of the device's own clock, which the dummy counts by
+    wrong = {span.step: span.total for span in spans if not 0.004 < span.total < 0.02}
+    assert not wrong  # of the device's own clock, which the dummy counts by
 
 
 def test_an_evaluation_and_its_check_wait_for_nothing() -> None:
