@@ -123,5 +123,8 @@ def _on_gpus(references: Mapping[str, str]) -> Iterator[str]:
 
 
 def references(folder: Path) -> dict[str, str]:
-    """Results of the GPU suite below `folder`, by machine, without their title."""
-    return {path.parent.name: path.read_text().partition("\n")[2] for path in sorted(folder.glob("*/summary.md"))}
+    """Results of the GPU suite below `folder`, by machine, without their title, as sections below those of the page."""
+    return {
+        path.parent.name: path.read_text().partition("\n")[2].replace("\n## ", "\n#### ")
+        for path in sorted(folder.glob("*/summary.md"))
+    }
