@@ -20,6 +20,11 @@ OF_PARAMETERS = ("parameters", "updated", "changed")
 """The kinds of work that a rank does for its share of the parameters."""
 SURE = 4.0
 """The standard errors by which counts of random sizes have to differ."""
+HARDLY_ANY = 0.95
+"""The share of the batches from which on those that are not drawn are nearly all.
+
+Fewer of them are no less work: larger batches have the same samples, which are counted.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ KINDS: Mapping[str, Kind] = {
     "forwarded": Kind("samples reach the model", "step", 0.1),
     "elements": Kind("elements reach the model for each of its samples", alike=0.02),
     "contents": Kind("batches have a content of their own", alike=0.25),
+    "batches": Kind("batches are drawn from DataLoaders in a step", alike=HARDLY_ANY),
     "reached": Kind("forward passes are followed by a backward pass through them", alike=0.25),
     "used": Kind("backward passes have gradients that an update uses", alike=0.1),
     "passes": Kind("backward passes are in a step", "step"),
@@ -77,6 +83,8 @@ class CountedWork:
     """The elements that the model is given for each of these samples."""
     contents: float | None = None
     """The share of the batches whose content is not that of an earlier one, in a sample of the steps on a CPU."""
+    batches: float | None = None
+    """The batches that are drawn from DataLoaders for one step of all ranks, as a mean over the steps."""
     parameters: float | None = None
     """The parameters of the model of a program."""
     flops: float | None = None
@@ -130,6 +138,8 @@ def _of_repeat(counted: WorkCounted, steps: int, ranks: int) -> dict[str, float]
         found["elements"] = counted.elements / (counted.forwarded * ranks)
     if counted.unused_passes is not None and counted.backward_passes:
         found["used"] = 1 - counted.unused_passes / counted.backward_passes
+    if counted.batches is not None:
+        found["batches"] = counted.batches / steps
     if counted.looked_at and counted.reached is not None:
         found["reached"] = counted.reached / counted.looked_at
     if counted.contents and counted.repeated_contents is not None:
@@ -160,6 +170,8 @@ def counts(
             continue
         if name == "passes" and (scaled or {"reached", "used"} <= seen):
             continue  # an accumulation in other parts has other passes, and does the same work if all are reached
+        if name == "batches" and not any(one.kind == "contents" and (one.less or one.more) for one in found):
+            continue  # a program may make its batches without a DataLoader; see `undrawn`
         by_sample = scaled and kind.per == "step" and "samples" in seen
         ours, theirs = (_known(side, name, by_sample=by_sample) for side in (baseline, candidate))
         error = SURE * math.hypot(*(_error(side, name, by_sample=by_sample) for side in (baseline, candidate)))
@@ -200,6 +212,12 @@ def skips(baseline: Sequence[CountedWork], candidate: Sequence[CountedWork]) -> 
     if before is None or after <= before:
         return ""
     return f"{units.counted(after, 'update')} skipped by the gradient scaler instead of {before}"
+
+
+def undrawn(baseline: Sequence[CountedWork], candidate: Sequence[CountedWork]) -> float | None:
+    """Returns the batches that a step of the baseline draws from DataLoaders if the candidate draws hardly any."""
+    ours, theirs = (_known(side, "batches") for side in (baseline, candidate))
+    return min(ours) if ours and theirs and _less(ours, theirs, HARDLY_ANY, 0.0) else None
 
 
 def in_words(count: WorkCount, *, of_baseline: bool = False) -> str:
