@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpubench import git, temporary, units
 from gpubench.bench import Bench
 from gpubench.compare.compare import compare
@@ -90,6 +92,8 @@ class Judging:
         """The metric of both versions in each round."""
         self.metric = self._before.metric or ""
         self.ending: Ending = "decided"
+        self.lacking = ""
+        """Which side has not measured the metric, as the reason of a refusal; empty if both have."""
         self.warnings: dict[str, None] = {}
         self._began = time.monotonic()
         self._longest = 0.0
@@ -120,6 +124,7 @@ class Judging:
         while (ending := self._ending(recorders, made)) is None:
             began = time.monotonic()
             for place in (0, 1) if made % 2 == 0 else (1, 0):
+                recorders[place].round = f"round {len(self.values) + 1} of at most {self._terms.most}"
                 yield place
                 if recorders[place].is_spread:
                     raise UsageError(
@@ -127,12 +132,15 @@ class Judging:
                         "it is decided",
                         "measure both versions with train-bench --vs-ref COMMIT on every machine",
                     )
-                if recorders[place].completed() <= made:  # it failed, and its outcome says why
+                if recorders[place].has_failed:  # its outcome says why
                     self.ending = "failed"
                     return
             ours, theirs = (self._value(recorder, made) for recorder in recorders)
             if ours is None or theirs is None:
                 self.ending = "failed"
+                side = "the base" if ours is None else "it"
+                what = units.words(self.metric or METRICS[self._terms.aim][0])
+                self.lacking = f"{side} has no {what} in round {len(self.values) + 1}"
                 return
             made += 1
             self.values.append((ours, theirs))
@@ -169,18 +177,15 @@ class Judging:
         return None
 
     def _value(self, recorder: Recorder[Any], made: int) -> float | None:
-        """Returns the metric in the last repeat of a run; None if that measured nothing."""
-        summary = recorder.sum_up()
-        known = {metric.name: metric for metric in summary.metrics}
-        if not known:
-            return None
+        """Returns the metric in the last repeat of a run; None if that has not measured it."""
+        known = {metric.name: metric for metric in recorder.sum_up().metrics}
         self.metric = self.metric or next((name for name in METRICS[self._terms.aim] if name in known), "")
-        if self.metric not in known:
+        if known and not self.metric:
             raise UsageError(
                 f"--metric {self._terms.aim}: the program has no {' or '.join(METRICS[self._terms.aim])} here",
                 "energy needs a GPU whose driver counts it" if self._terms.aim == "energy" else "name another metric",
             )
-        repeats = known[self.metric].repeats
+        repeats = known[self.metric].repeats if self.metric in known else []
         return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
 
     def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
@@ -252,6 +257,8 @@ def conclude(
         sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
+        if judging.lacking:
+            found = msgspec.structs.replace(found, refusals=[*found.refusals, judging.lacking])
         few = few_repeats(sides)
         said = [line for line in comparison.warnings if line not in few]
         warnings += [line for line in said if not any(reason in line for reason in found.refusals)]

@@ -36,7 +36,7 @@ def document(decision: Decision) -> Document:
 
 def _certainty(decision: Decision) -> str:
     """Returns what the answer rests on."""
-    made = units.counted(decision.rounds, "round")
+    made = units.counted(decision.rounds, "round") if decision.rounds else "no whole round"
     parts = [f"{made} of a repeat of each version, in {units.seconds(decision.seconds)}"]
     if decision.interval:
         parts.append("intervals are 95 %, and hold at every look")
@@ -54,8 +54,10 @@ def _next(decision: Decision) -> Iterator[Block]:
         yield Paragraph("the next edit is judged against this version, by --base if it is not HEAD", label="next: ")
     elif decision.decision == "discard":
         yield Paragraph("undo the edit; git stash keeps a copy of it", label="next: ")
-    elif decision.decision == "refused":
+    elif decision.decision == "refused" and decision.rounds:
         yield Command("what both versions did", f"gpubench compare {base} {edited} -v")
+    elif decision.decision == "refused":
+        yield Paragraph(decision.runs[-1][1], label="the run of the edited version: ")
     else:
         yield from _more(decision, edited)
 

@@ -30,6 +30,8 @@ def shown(decision: Decision) -> str:
         (KEPT, "next: commit the edit"),
         (decided("discard"), "next: undo the edit"),
         (decided("refused", reasons=["does less work"]), "gpubench compare results/program/a results/program/b -v"),
+        (decided("refused", rounds=0, reasons=["fails"]), "the run of the edited version: results/program/b"),
+        (decided("refused", rounds=0, reasons=["fails"]), "no whole round of a repeat of each version"),
         (OPEN, "gpubench judge --resume results/program/b"),
         (OPEN, "about 20 rounds would tell, if the gain is as large as measured, 4 min more"),
         (decided("undecided", rounds=30, needed=Needed(90, 900.0)), "more than the 30 of a judgement"),
