@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpubench import units
 from gpubench.compare import losses, watched
-from gpubench.compare.comparability import same_step
+from gpubench.compare.comparability import lengths, same_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
@@ -47,7 +47,8 @@ def judge(
     scaled = any(one.kind == "scale" for one in comparable.differences) and not same_step(baseline, candidate)
     ours, theirs = ([work_of(run) for run in side] for side in sides)
     layouts = [(side.runs[0].ranks, side.runs[0].settings.get(STRATEGY)) for side in (baseline, candidate)]
-    counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1])
+    tokens = lengths(baseline, candidate)
+    counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1], tokens=tokens)
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
     judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
     judged += _watched(sides[0], sides[1], margin)

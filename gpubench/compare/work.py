@@ -20,6 +20,8 @@ OF_PARAMETERS = ("parameters", "updated", "changed")
 """The kinds of work that a rank does for its share of the parameters."""
 SURE = 4.0
 """The standard errors by which counts of random sizes have to differ."""
+OF_TOKENS = "elements reach the model for each of its tokens"
+"""What is compared where sequences have another length by intention."""
 HARDLY_ANY = 0.95
 """The share of the batches from which on those that are not drawn are nearly all.
 
@@ -155,13 +157,15 @@ def counts(
     *,
     scaled: bool = False,
     resharded: bool = False,
+    tokens: tuple[float, float] | None = None,
 ) -> list[WorkCount]:
     """Returns what both sides have counted, each kind of it by the run that did least.
 
     `scaled` means that a step may have other samples, so that what is of a step is compared by its samples, and
-    `resharded` that a rank may hold another share of the parameters, so that these are not compared. What is
-    unknown on a side is not compared. Where the runs of a side differ, as with random lengths, the other one must do
-    less than the least of them by as much as they differ.
+    `resharded` that a rank may hold another share of the parameters, so that these are not compared. `tokens` are those
+    of a sample on both sides if they may differ: elements are then compared by tokens, and FLOPs, of which a token of a
+    shorter sequence needs fewer, are not. What is unknown on a side is not compared. Where the runs of a side differ,
+    as with random lengths, the other one must do less than the least of them by as much as they differ.
     """
     found = []
     seen = {name for name in KINDS if all(_known(side, name) for side in (baseline, candidate))}
@@ -172,13 +176,18 @@ def counts(
             continue  # an accumulation in other parts has other passes, and does the same work if all are reached
         if name == "batches" and not any(one.kind == "contents" and (one.less or one.more) for one in found):
             continue  # a program may make its batches without a DataLoader; see `undrawn`
+        if name == "flops" and tokens:
+            continue
         by_sample = scaled and kind.per == "step" and "samples" in seen
         ours, theirs = (_known(side, name, by_sample=by_sample) for side in (baseline, candidate))
+        by_token = tokens is not None and name == "elements"
+        if tokens and by_token:
+            ours, theirs = [value / tokens[0] for value in ours], [value / tokens[1] for value in theirs]
         error = SURE * math.hypot(*(_error(side, name, by_sample=by_sample) for side in (baseline, candidate)))
         found.append(
             WorkCount(
                 kind=name,
-                unit=kind.noun + (", for each sample" if by_sample else ""),
+                unit=OF_TOKENS if by_token else kind.noun + (", for each sample" if by_sample else ""),
                 baseline=min(ours),
                 candidate=min(theirs),
                 less=_less(ours, theirs, kind.alike, error),

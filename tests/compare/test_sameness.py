@@ -160,6 +160,18 @@ def changed(counted: CountedWork, **changes: float) -> CountedWork:
     return CountedWork(**{**vars(counted), **changes})
 
 
+def test_sequences_of_another_length_have_the_elements_of_their_tokens() -> None:
+    ours, theirs = CountedWork(elements=128.0, flops=9.0), CountedWork(elements=64.0, flops=4.0)
+    (found,) = work.counts([ours], [theirs], scaled=True, tokens=(128.0, 64.0))
+    assert (found.kind, found.less, found.unit) == (
+        "elements",
+        False,
+        "elements reach the model for each of its tokens",
+    )
+    (found,) = work.counts([ours], [changed(theirs, elements=32.0)], scaled=True, tokens=(128.0, 64.0))
+    assert found.less
+
+
 def test_an_accumulation_in_other_parts_is_no_less_work() -> None:
     ours = CountedWork(samples=64.0, passes=4.0, reached=1.0, used=1.0, forwarded=64.0)
     theirs = CountedWork(samples=64.0, passes=1.0, reached=1.0, used=1.0, forwarded=64.0)
