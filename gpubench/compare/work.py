@@ -38,20 +38,22 @@ class Kind:
     per: Per = "whole"
     alike: float = 1e-3
     """The share by which two counts of the same work may differ."""
+    is_share: bool = False
+    """Whether the count is a share of what was looked at."""
 
 
 KINDS: Mapping[str, Kind] = {
     "samples": Kind("samples are in a step", "step"),
     "forwarded": Kind("samples reach the model", "step", 0.1),
     "elements": Kind("elements reach the model for each of its samples", alike=0.02),
-    "contents": Kind("batches have a content of their own", alike=0.25),
+    "contents": Kind("batches have a content of their own", alike=0.25, is_share=True),
     "batches": Kind("batches are drawn from DataLoaders in a step", alike=HARDLY_ANY),
-    "reached": Kind("forward passes are followed by a backward pass through them", alike=0.25),
-    "used": Kind("backward passes have gradients that an update uses", alike=0.1),
+    "reached": Kind("forward passes are followed by a backward pass through them", alike=0.25, is_share=True),
+    "used": Kind("backward passes have gradients that an update uses", alike=0.1, is_share=True),
     "passes": Kind("backward passes are in a step", "step"),
     "parameters": Kind("parameters are in the model"),
     "updated": Kind("elements of parameters get a gradient"),
-    "changed": Kind("parameters change in an update that has their gradient", alike=0.1),
+    "changed": Kind("parameters change in an update that has their gradient", alike=0.1, is_share=True),
     "flops": Kind("FLOPs are needed for a sample"),
 }
 """The kinds of work by their names, the plainest ones first.
@@ -167,7 +169,7 @@ def counts(
     shorter sequence needs fewer, are not. What is unknown on a side is not compared. Where the runs of a side differ,
     as with random lengths, the other one must do less than the least of them by as much as they differ.
     """
-    found = []
+    found: list[WorkCount] = []
     seen = {name for name in KINDS if all(_known(side, name) for side in (baseline, candidate))}
     for name, kind in KINDS.items():
         if name not in seen or (name == "samples" and scaled) or (name in OF_PARAMETERS and resharded):
@@ -236,7 +238,14 @@ def in_words(count: WorkCount, *, of_baseline: bool = False) -> str:
         return f"no {count.unit}"
     ratio = before / after
     how = f"{units.digits(ratio)} times" if ratio >= 2 else units.percent(1 - after / before)
-    return f"{how} fewer {count.unit} ({units.count(after)} instead of {units.count(before)})"
+    ours, theirs = (figure(count, value) for value in (before, after))
+    return f"{how} fewer {count.unit} ({theirs} instead of {ours})"
+
+
+def figure(count: WorkCount, value: float) -> str:
+    """Returns the count of a side, as "64" or "25.0 %"."""
+    kind = KINDS.get(count.kind)
+    return units.percent(value) if kind and kind.is_share else units.count(value)
 
 
 def less_work(baseline: Sequence[CountedWork], candidate: CountedWork, *, scaled: bool = False) -> str:

@@ -123,6 +123,7 @@ def test_a_side_that_draws_no_batches_is_named_and_refused_only_if_their_content
     repeated = {"batches": 1, "contents": 8, "repeated_contents": 7}
     (found,) = of_counts(tmp_path / "repeated", drawn, repeated).comparisons
     (refusal,) = found.sameness.refusals
+    assert "8 times fewer batches have a content of their own (12.5 % instead of 100.0 %)" in refusal.reason
     assert "60 times fewer batches are drawn from DataLoaders in a step (0.0333 instead of 2)" in refusal.reason
 
 
