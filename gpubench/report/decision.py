@@ -67,15 +67,13 @@ def _more(decision: Decision, edited: str) -> Iterator[Block]:
     needed = decision.needed
     if needed:
         least = max(needed.rounds, decision.rounds + 1)
-        time = f", {units.about(needed.seconds)} more" if needed.seconds else ""
-        text = f"about {units.counted(least, 'round')} would tell, if the gain is as large as measured{time}"
+        text = f"about {units.counted(least, 'round')} would tell, if the gain is as large as measured"
+        if least > MOST:
+            text += f", and a judgement makes at most {MOST}: quiet the machine, or make each repeat longer by --steps"
+        elif needed.seconds:
+            text += f", {units.about(needed.seconds)} more"
         yield Paragraph(text, label="next: ")
-        if needed.rounds > MOST:
-            quieter = (
-                f"that is more than the {MOST} of a judgement: quiet the machine, or make each repeat longer by --steps"
-            )
-            yield Paragraph(quieter, label="next: ")
-    if 0 < decision.rounds < MOST:
+    if 0 < decision.rounds < MOST and not (needed and needed.rounds > MOST):
         yield Command("to go on", f"gpubench judge --resume {edited}")
 
 

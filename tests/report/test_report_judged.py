@@ -34,7 +34,10 @@ def shown(decision: Decision) -> str:
         (decided("refused", rounds=0, reasons=["fails"]), "no whole round of a repeat of each version"),
         (OPEN, "gpubench judge --resume results/program/b"),
         (OPEN, "about 20 rounds would tell, if the gain is as large as measured, 4 min more"),
-        (decided("undecided", rounds=30, needed=Needed(90, 900.0)), "more than the 30 of a judgement"),
+        (
+            decided("undecided", rounds=30, needed=Needed(90, 900.0)),
+            "would tell, if the gain is as large as measured, and a judgement makes at most 30: quiet",
+        ),
     ],
 )
 def test_the_answer_comes_first_and_what_to_do_next_last(decision: Decision, says: str) -> None:
@@ -45,6 +48,10 @@ def test_the_answer_comes_first_and_what_to_do_next_last(decision: Decision, say
 
 def test_a_judgement_that_has_made_all_rounds_does_not_offer_to_go_on() -> None:
     assert "--resume" not in shown(decided("undecided", rounds=30))
+
+
+def test_a_judgement_that_needs_more_rounds_than_it_may_make_does_not_offer_to_go_on() -> None:
+    assert "--resume" not in shown(decided("undecided", rounds=8, needed=Needed(90, 900.0)))
 
 
 def test_each_further_reason_and_warning_is_shown() -> None:
