@@ -262,8 +262,9 @@ def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
         if judging.lacking:
             found = msgspec.structs.replace(found, refusals=[*found.refusals, judging.lacking])
         few = few_repeats(sides)
-        said = [line for line in comparison.warnings if line not in few]
-        warnings += [line for line in said if not any(reason in line for reason in found.refusals)]
+        # A refusal rests on no time, so that what makes times uncertain does not matter.
+        said = comparison.sameness.remarks if found.refusals else comparison.warnings
+        warnings += [line for line in said if line not in few]
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds

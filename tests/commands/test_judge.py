@@ -96,6 +96,8 @@ def test_an_edit_that_fails_after_its_warm_up_is_refused_and_not_judged_by_its_f
     done, found = judged(repository, "--measurement.stall_timeout", "2")
     assert (done.code, found["decision"], found["rounds"]) == (5, "refused", 0), done
     assert said in found["reasons"][0]
+    # Without those that say how certain times are.
+    assert found["warnings"] == ["a repeat of HEAD has 14 steps, and one of working tree has 7 steps"]
 
 
 @pytest.mark.stress
