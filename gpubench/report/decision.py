@@ -120,8 +120,9 @@ def _headline(edits: Sequence[JudgedEdit], total: Together | None) -> str:
     if total is None:
         return counts
     since = f" since {(total.edits[0].base or '')[:SHOWN]}" if total.edits[0].base else ""
-    product = f"the product of {units.counted(len(total.edits), 'gain')} in {units.words(total.edits[0].metric)}"
-    return f"{counts}: {product}{since} is {_factor(total.gain, total.interval)}"
+    number = len(total.edits)
+    gain = "the gain" if number == 1 else f"the product of {units.counted(number, 'gain')}"
+    return f"{counts}: {gain} in {units.words(total.edits[0].metric)}{since} is {_factor(total.gain, total.interval)}"
 
 
 def _whole(total: Together) -> str:
@@ -147,7 +148,8 @@ def _row(number: int, edit: JudgedEdit) -> dict[str, str | Cell]:
         "base": (edit.base or "")[:SHOWN],
         "edit": code,
         "decision": Cell(edit.decision, style=STYLES[edit.decision]),
-        "gain": _factor(edit.gain, edit.interval) if edit.gain else "",
+        # Less work has no gain.
+        "gain": _factor(edit.gain, edit.interval) if edit.gain and edit.decision != "refused" else "",
         "rounds": str(edit.rounds),
         "why": "; ".join(edit.reasons),
     }

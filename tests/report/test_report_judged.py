@@ -65,6 +65,12 @@ def edit(base: str, gain: float, decision: str = "keep") -> JudgedEdit:
     return msgspec.structs.replace(line_of(KEPT), **changes)
 
 
+def test_a_ledger_has_no_gain_of_an_edit_that_was_refused() -> None:
+    text = render(report.of_ledger(Path("edits.jsonl"), [edit("a" * 40, 1.1), edit("b" * 40, 1.7, "refused")]))
+    assert "1 of 2 judged edits kept: the gain in throughput since aaaaaaaaa is 1.10 x" in text
+    assert "1.7" not in text
+
+
 def test_a_ledger_begins_with_what_the_kept_edits_gain_together() -> None:
     text = render(report.of_ledger(Path("edits.jsonl"), [edit("a" * 40, 1.1), edit("b" * 40, 1.2)]))
     assert "2 of 2 judged edits kept: the product of 2 gains in throughput since aaaaaaaaa is 1.32 x" in text
