@@ -61,7 +61,7 @@ BENCHMARKS = (
         "Are edits that make a program faster by less work caught, and honest ones not?",
         ("benchmarks/cheats.py", "--jobs", "2"),
         "all cheats but those that docs/statistics.md lists; no honest edit is refused",
-        25,
+        30,
     ),
     Benchmark(
         "tune-peers",

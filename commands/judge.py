@@ -202,7 +202,7 @@ def _judge(
     from gpubench.bench import Bench
     from gpubench.compare import ledger as ledgers
     from gpubench.compare.result import to_json
-    from gpubench.judge import Before, Judging, announced, conclude, run, version
+    from gpubench.judge import Judging, announced, conclude, run
     from gpubench.report import decision as report
     from gpubench.report import index
 
@@ -210,17 +210,11 @@ def _judge(
         output.check_file(ledger, "--ledger")
         if ledger.exists():
             ledgers.read(ledger)
-    before, terminal = before or Before(), shown.terminal()
-    bench = Bench(kind_of(PROGRAM), terminal)
-    folder = variants[1].settings.program.directory or Path()
-    edit = git.edit(folder)
+    terminal = shown.terminal()
     with announced() as others:
         judging = Judging(terms, before, others)
-        outcomes = run(variants, bench, judging)
-    codes = [outcome.recorder.code for outcome in outcomes]
-    at_base = edit if variants[0].settings.program.ref is None else ""
-    versions = [version(one, code, by) for one, code, by in zip(variants, codes, (at_base, edit), strict=True)]
-    decision = conclude(outcomes, judging, terms, before, versions)
+        outcomes = run(variants, Bench(kind_of(PROGRAM), terminal), judging)
+    decision = conclude(outcomes, judging)
     path = outcomes[1].recorder.writer.path
     try:
         report.write(decision, path)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpubench import git, temporary, units
 from gpubench.bench import Bench
 from gpubench.compare.compare import compare
@@ -60,7 +62,7 @@ class Terms:
     margin: float = DEFAULT_MARGIN
     """The gain that has to be exceeded, as a fraction."""
     max_memory: float | None = None
-    """The limit of the candidate's peak memory in bytes."""
+    """The limit of the edited version's peak memory in bytes."""
     loss_margin: Margin = DEFAULT
     """The largest change of the loss that does not matter."""
     budget: float | None = None
@@ -85,11 +87,15 @@ class Judging:
 
     def __init__(self, terms: Terms, before: Before | None = None, others: Callable[[], bool] = lambda: False) -> None:
         """`others` tells whether another judgement runs on this machine."""
-        self._terms, self._before, self._others = terms, before or Before(), others
-        self.values = list(self._before.values)
+        self.terms, self.before, self._others = terms, before or Before(), others
+        self.edit: str | None = None
+        """The digest of the edit, once it runs; see `gpubench.git.edit`."""
+        self.values = list(self.before.values)
         """The metric of both versions in each round."""
-        self.metric = self._before.metric or ""
+        self.metric = self.before.metric or ""
         self.ending: Ending = "decided"
+        self.lacking = ""
+        """Which side has not measured the metric, as the reason of a refusal; empty if both have."""
         self.warnings: dict[str, None] = {}
         self._began = time.monotonic()
         self._longest = 0.0
@@ -104,12 +110,12 @@ class Judging:
     @property
     def until(self) -> float:
         """When a repeat that still runs is interrupted, in seconds of `time.monotonic()`."""
-        budget = self._terms.budget
+        budget = self.terms.budget
         return math.inf if budget is None else self._began + (1 + LATE) * budget
 
     @property
     def seconds(self) -> float:
-        return self._before.seconds + time.monotonic() - self._began
+        return self.before.seconds + time.monotonic() - self._began
 
     def rounds(self, recorders: Sequence[Recorder[Any]], say: Callable[[str], None]) -> Iterator[int]:
         """Yields the number of a recorder for each repeat to make.
@@ -120,6 +126,7 @@ class Judging:
         while (ending := self._ending(recorders, made)) is None:
             began = time.monotonic()
             for place in (0, 1) if made % 2 == 0 else (1, 0):
+                recorders[place].round = f"round {len(self.values) + 1} of at most {self.terms.most}"
                 yield place
                 if recorders[place].is_spread:
                     raise UsageError(
@@ -127,12 +134,15 @@ class Judging:
                         "it is decided",
                         "measure both versions with train-bench --vs-ref COMMIT on every machine",
                     )
-                if recorders[place].completed() <= made:  # it failed, and its outcome says why
+                if recorders[place].has_failed:  # its outcome says why
                     self.ending = "failed"
                     return
             ours, theirs = (self._value(recorder, made) for recorder in recorders)
             if ours is None or theirs is None:
                 self.ending = "failed"
+                side = "the base" if ours is None else "it"
+                what = units.words(self.metric or METRICS[self.terms.aim][0])
+                self.lacking = f"{side} has no {what} in round {len(self.values) + 1}"
                 return
             made += 1
             self.values.append((ours, theirs))
@@ -144,43 +154,40 @@ class Judging:
 
     def _ending(self, recorders: Sequence[Recorder[Any]], made: int) -> Ending | None:
         """Returns why no more rounds are made; None if another one is."""
-        rounds, margin = len(self.values), self._terms.margin
+        rounds, margin = len(self.values), self.terms.margin
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
             return "decided"
         if made and (exceeds or rounds in SEEN):
             sides = self._sides(recorders)
-            found = observed_of(compare(sides, loss_margin=self._terms.loss_margin).comparisons[0], sides[1])
+            found = observed_of(compare(sides, loss_margin=self.terms.loss_margin).comparisons[0], sides[1])
             for_loss_alone = found.loss == "harmed" and found.work != "less"
             if found.refusals and not (for_loss_alone and rounds < FEWEST):
                 return "decided"
             if exceeds and not found.refusals and found.loss != "unclear":
                 return "decided"
-        most = self._terms.max_memory
+        most = self.terms.max_memory
         if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
             return "decided"
-        if rounds >= self._terms.most:
+        if rounds >= self.terms.most:
             return "rounds"
-        if self.look.is_hopeless(margin, self._terms.most):
+        if self.look.is_hopeless(margin, self.terms.most):
             return "hopeless"
-        budget = self._terms.budget
+        budget = self.terms.budget
         if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
             return "budget"
         return None
 
     def _value(self, recorder: Recorder[Any], made: int) -> float | None:
-        """Returns the metric in the last repeat of a run; None if that measured nothing."""
-        summary = recorder.sum_up()
-        known = {metric.name: metric for metric in summary.metrics}
-        if not known:
-            return None
-        self.metric = self.metric or next((name for name in METRICS[self._terms.aim] if name in known), "")
-        if self.metric not in known:
+        """Returns the metric in the last repeat of a run; None if that has not measured it."""
+        known = {metric.name: metric for metric in recorder.sum_up().metrics}
+        self.metric = self.metric or next((name for name in METRICS[self.terms.aim] if name in known), "")
+        if known and not self.metric:
             raise UsageError(
-                f"--metric {self._terms.aim}: the program has no {' or '.join(METRICS[self._terms.aim])} here",
-                "energy needs a GPU whose driver counts it" if self._terms.aim == "energy" else "name another metric",
+                f"--metric {self.terms.aim}: the program has no {' or '.join(METRICS[self.terms.aim])} here",
+                "energy needs a GPU whose driver counts it" if self.terms.aim == "energy" else "name another metric",
             )
-        repeats = known[self.metric].repeats
+        repeats = known[self.metric].repeats if self.metric in known else []
         return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
 
     def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
@@ -188,21 +195,21 @@ class Judging:
         for recorder in recorders:
             recorder.flush()
         now = [open_run(recorder.writer.path, running=True) for recorder in recorders]
-        return sides_of(self._before.runs, now, [recorder.variant for recorder in recorders])
+        return sides_of(self.before.runs, now, [recorder.variant for recorder in recorders])
 
     @property
     def doubt(self) -> str:
         """Why the rounds have not sufficed."""
         made = units.counted(len(self.values), "round")
         said: Mapping[Ending, str] = {
-            "budget": f"the budget of {units.about(self._terms.budget or 0)} sufficed for {made}",
+            "budget": f"the budget of {units.about(self.terms.budget or 0)} sufficed for {made}",
             "interrupted": f"it was interrupted after {made}",
-            "hopeless": f"after {made} a gain above the margin is hardly to be proved in {self._terms.most}",
+            "hopeless": f"after {made} a gain above the margin is hardly to be proved in {self.terms.most}",
         }
         return said.get(self.ending, f"{made} do not tell")
 
     def _progress(self) -> str:
-        found, terms = self.look, self._terms
+        found, terms = self.look, self.terms
         gain = units.signed_percent(found.gain - 1) if found.gain else ""
         interval = f" [{', '.join(units.signed_percent(end - 1) for end in found.interval)}]" if found.interval else ""
         return f"judge: round {found.rounds} of at most {terms.most}: gain {gain}{interval}"
@@ -214,7 +221,7 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
     An edited version whose code has changed meanwhile has failed, because its rounds are not those of one version.
     """
     folder = variants[1].settings.program.directory or Path()
-    before = git.edit(folder)
+    judging.edit = git.edit(folder)
 
     def order(recorders: Sequence[Recorder[Any]]) -> Iterator[int]:
         return judging.rounds(recorders, bench.terminal.say)
@@ -229,7 +236,7 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
         raise base.error
     if stopped:
         judging.ending = "budget" if time.monotonic() > judging.until else "interrupted"
-    elif git.edit(folder) != before:
+    elif git.edit(folder) != judging.edit:
         judging.ending = "failed"
         edited = replace(
             edited, error=RunFailed(CHANGED, "judge the edit anew; what a program writes is not to be tracked")
@@ -239,22 +246,25 @@ def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) 
     return [base, edited]
 
 
-def conclude(
-    outcomes: Sequence[Outcome], judging: Judging, terms: Terms, before: Before, versions: Sequence[Version]
-) -> Decision:
+def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
     """Returns the decision on what was measured."""
-    pair = tuple(outcome.recorder.writer.path for outcome in outcomes)
+    terms, before = judging.terms, judging.before
+    recorders = [outcome.recorder for outcome in outcomes]
+    pair = tuple(recorder.writer.path for recorder in recorders)
     failure = outcomes[1].error if not isinstance(outcomes[1].error, Interrupted) else None
     measured = all(outcome.summary.metrics for outcome in outcomes)
     found, warnings, doubt = Observed(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
     if measured or (before.runs and not failure):
         now = [open_run(path) for path in pair] if measured else []
-        sides = sides_of(before.runs, now, [outcome.recorder.variant for outcome in outcomes])
+        sides = sides_of(before.runs, now, [recorder.variant for recorder in recorders])
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
+        if judging.lacking:
+            found = msgspec.structs.replace(found, refusals=[*found.refusals, judging.lacking])
         few = few_repeats(sides)
-        said = [line for line in comparison.warnings if line not in few]
-        warnings += [line for line in said if not any(reason in line for reason in found.refusals)]
+        # A refusal rests on no time, so that what makes times uncertain does not matter.
+        said = comparison.sameness.remarks if found.refusals else comparison.warnings
+        warnings += [line for line in said if line not in few]
         if max(disturbance(side) or 0.0 for side in sides) > BUSY:
             doubt = f"{doubt}, and other processes kept the machine busy"
     shown, seconds = judging.look, judging.seconds
@@ -287,8 +297,8 @@ def conclude(
         max_memory=terms.max_memory,
         loss_margin=terms.loss_margin,
         warnings=list(dict.fromkeys(warnings)),
-        base=versions[0],
-        edited=versions[1],
+        base=_version(recorders[0], judging.edit),
+        edited=_version(recorders[1], judging.edit),
         runs=[*before.runs, *([(str(pair[0]), str(pair[1]))] if measured or not before.runs else [])],
         values=judging.values,
         started=before.started,
@@ -308,16 +318,16 @@ def sides_of(before: Sequence[tuple[str, str]], now: Sequence[RunEvidence], labe
     ]
 
 
-def version(configuration: Configuration[Any], code: Mapping[str, Any] | None, edit: str | None) -> Version:
-    """Returns what one side runs. `code` is what run.json says of the repository."""
-    program, known = configuration.settings.program, code or {}
+def _version(recorder: Recorder[Any], edit: str | None) -> Version:
+    """Returns what one side ran. `edit` is that of the working tree, which is not part of a commit."""
+    program, known = recorder.settings.program, recorder.code or {}
     return Version(
-        label=configuration.labels.variant or "",
+        label=recorder.variant,
         command=program.command,
         ref=program.ref,
         commit=known.get("commit"),
         subject=known.get("subject"),
-        edit=edit,
+        edit=edit if program.ref is None else "",
     )
 
 

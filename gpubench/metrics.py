@@ -20,6 +20,8 @@ LEADERS = (
     "latency_p50",
     "throughput",
     "throughput_per_device",
+    "token_throughput",
+    "token_throughput_per_device",
     "step_time",
     "makespan",
     "peak_memory_total",

@@ -24,14 +24,16 @@ class MadeUp:
 
     def __init__(self, values: Sequence[float | None], name: str = "throughput") -> None:
         self.values, self.name, self.made = values, name, 0
+        self.round = ""
         self.seconds = 0.0
+
+    @property
+    def has_failed(self) -> bool:
+        return None in self.values[: self.made]
 
     def run(self) -> None:
         time.sleep(self.seconds)
         self.made += 1
-
-    def completed(self) -> int:
-        return sum(value is not None for value in self.values[: self.made])
 
     def sum_up(self) -> Any:
         repeats = [value for value in self.values[: self.made] if value is not None]
@@ -139,6 +141,12 @@ def test_what_is_not_measured_here_is_refused_after_the_first_round() -> None:
         made(Judging(Terms(aim="energy")), MadeUp(noisy(10)), MadeUp(noisy(12)))
 
 
+def test_a_version_that_does_not_measure_what_the_base_does_ends_it_and_is_named() -> None:
+    judging = Judging(Terms())
+    order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12), "step_time"))
+    assert (len(order), judging.ending, judging.lacking) == (2, "failed", "it has no throughput in round 1")
+
+
 def test_a_program_on_several_machines_is_refused_after_the_first_repeat() -> None:
     spread = MadeUp(noisy(10))
     spread.is_spread = True
@@ -150,8 +158,10 @@ def test_a_program_on_several_machines_is_refused_after_the_first_repeat() -> No
 def test_a_resumed_judgement_counts_the_rounds_of_before() -> None:
     before = Before([("a", "b")], list(zip(noisy(10, 2), noisy(12, 2), strict=True)), 60.0, "throughput", "then")
     judging = Judging(Terms(), before)
-    order, _ = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
+    edited = MadeUp(noisy(12))
+    order, _ = made(judging, MadeUp(noisy(10)), edited)
     assert (len(order), judging.look.rounds) == (2, 3)
+    assert edited.round == "round 3 of at most 30"
     assert judging.seconds > 60
 
 

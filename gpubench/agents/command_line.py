@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ MOST_OF_A_LINE = 600
 """The number of characters that are passed on of a line."""
 AGAIN = 0.05
 """The seconds between two looks whether all commands have ended."""
+GUARD = 'read -r line; kill -INT "$1"'
+"""Waits for the end of this process, whose pipe then closes, and interrupts a command."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ERROR, HINT = "error: ", "hint: "
 
@@ -100,11 +102,12 @@ class CommandLine:
                     await told(time.monotonic() - began, line[:MOST_OF_A_LINE])
 
         try:
-            async with anyio.create_task_group() as tasks:
-                for read, stream in ((keep, process.stdout), (tell, process.stderr)):
-                    assert stream
-                    tasks.start_soon(read, stream)
-            code = await process.wait()
+            with _guarded(process.pid):
+                async with anyio.create_task_group() as tasks:
+                    for read, stream in ((keep, process.stdout), (tell, process.stderr)):
+                        assert stream
+                        tasks.start_soon(read, stream)
+                code = await process.wait()
         finally:
             with anyio.CancelScope(shield=True):
                 await _end(process)
@@ -127,6 +130,24 @@ class CommandLine:
             scope.cancel()
         while self._running:
             await anyio.sleep(AGAIN)
+
+
+@contextmanager
+def _guarded(pid: int) -> Iterator[None]:
+    """A context in which a shell interrupts the process, as Ctrl-C does, if this one is killed."""
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, "sh", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what ends the group of the server must not end it
+    )
+    with guard:
+        try:
+            yield
+        finally:
+            guard.kill()
+            guard.wait()  # before its pipe is closed
 
 
 async def _end(process: Process) -> None:

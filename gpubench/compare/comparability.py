@@ -1,11 +1,11 @@
 """Decides whether two sides did the same work, in what else they differ, and which figures are comparable."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side
@@ -15,6 +15,11 @@ from gpubench.settings.roles import ROLES
 
 FEW = 3  # number of keys that a sentence lists
 PER_DEVICE = "_per_device"  # suffix of the name of a figure that is divided by the ranks
+THROUGHPUT, OF_TOKENS = "throughput", "token_throughput"
+PER_SAMPLE = (THROUGHPUT, "energy_per_sample")
+"""The metrics with a better direction that are of a sample, so that they are not of the same work if samples differ."""
+OF_LENGTH = ("sample_shape", "tokens_per_sample")
+"""The facts of the built model that the length of its sequences decides."""
 ORDER: tuple[Kind, ...] = ("workload", "scale", "treatment", "code", "protocol")
 
 _OF_MEMORY = "memory."  # settings that only one command has
@@ -70,7 +75,7 @@ def differences(baseline: RunEvidence, candidate: RunEvidence) -> list[Differenc
     """Returns all facts in which the sides differ, those of the work first. Facts unknown on one side do not count."""
     found = [*_work(baseline, candidate), *_environment(baseline, candidate), *_code(baseline, candidate)]
     causes = _causes({difference.key for difference in found}, baseline, candidate)
-    found = [replace(difference, follows=causes.get(difference.key)) for difference in found]
+    found = [msgspec.structs.replace(difference, follows=causes.get(difference.key)) for difference in found]
     return sorted(found, key=lambda difference: ORDER.index(difference.kind))
 
 
@@ -94,8 +99,8 @@ def _causes(keys: set[str], baseline: RunEvidence, candidate: RunEvidence) -> di
 
 
 def same_step(baseline: Side, candidate: Side) -> bool:
-    """Tells whether a step is the same work on both sides: equal samples per rank and equal ranks."""
-    return _step(baseline) == _step(candidate)
+    """Tells whether a step is the same work on both sides: equal samples, of equal length, per rank and equal ranks."""
+    return _step(baseline) == _step(candidate) and not lengths(baseline, candidate)
 
 
 def samples_per_step(side: Side) -> int | None:
@@ -107,8 +112,41 @@ def samples_per_step(side: Side) -> int | None:
     return batch * accumulation if isinstance(batch, int) and isinstance(accumulation, int) else None
 
 
+def lengths(baseline: Side, candidate: Side) -> tuple[float, float] | None:
+    """Returns the tokens of a sample on both sides if the user has asked for sequences of another length."""
+    return _lengths(baseline.runs[0], candidate.runs[0])
+
+
+def _lengths(baseline: RunEvidence, candidate: RunEvidence) -> tuple[float, float] | None:
+    ours, theirs = (run.settings.get("program.command") for run in (baseline, candidate))
+    if ours and (ours == theirs or _script(str(ours)) != _script(str(theirs))):
+        return None  # the same arguments, so that the code is what differs; or another program
+    tokens = _tokens(baseline), _tokens(candidate)
+    return None if None in tokens or tokens[0] == tokens[1] else (tokens[0] or 0.0, tokens[1] or 0.0)
+
+
+def _tokens(run: RunEvidence) -> float | None:
+    """Returns the tokens of a sample; None if it has none.
+
+    Those of a program are the integers that its model is given, if it is given nothing else.
+    """
+    if isinstance(declared := run.workload.get("tokens_per_sample"), int):
+        return float(declared)
+    counted = next(filter(None, run.summary.work), None)
+    if counted is None or not counted.elements or not counted.forwarded:
+        return None
+    shapes = [shape.split() for shape in counted.shapes]
+    if not shapes or any(size.count("x") != 1 or not kind.startswith("int") for size, kind in shapes):
+        return None
+    return counted.elements / (counted.forwarded * run.ranks)
+
+
 def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normalisation:
-    """Returns how a metric is made comparable: withheld if the steps differ in size, per device if the ranks differ."""
+    """Returns how a metric is made comparable.
+
+    It is withheld if the steps differ in size, per token if the samples differ in length, and per device if the ranks
+    differ.
+    """
     as_it_is = Normalisation(metric, unit, 1.0, 1.0, None)
     per, ranks = _per(metric), (_ranks(baseline), _ranks(candidate))
     if any(side.runs[0].record is None for side in (baseline, candidate)):
@@ -116,6 +154,12 @@ def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normal
     if per == "step" and not same_step(baseline, candidate):
         sizes = f"{_describe_step(baseline)} against {_describe_step(candidate)}"
         return Normalisation(metric, unit, 1.0, 1.0, f"a step is not the same work: {sizes}")
+    if metric in PER_SAMPLE and (tokens := lengths(baseline, candidate)):
+        if metric != THROUGHPUT or any(OF_TOKENS in run.metrics for side in (baseline, candidate) for run in side.runs):
+            sizes = " against ".join(f"{units.digits(each)} tokens" for each in tokens)
+            return Normalisation(metric, unit, 1.0, 1.0, f"a sample is not the same work: {sizes}")
+        whole = normalise(OF_TOKENS, DEFINITIONS[OF_TOKENS].unit, baseline, candidate)
+        return replace(whole, baseline=whole.baseline / tokens[0], candidate=whole.candidate / tokens[1])
     if per == "job" and ranks[0] != ranks[1]:
         return Normalisation(metric + PER_DEVICE, unit, float(ranks[0]), float(ranks[1]), None)
     return as_it_is
@@ -162,7 +206,8 @@ def _step(side: Side) -> tuple[int | None, int]:
 def _describe_step(side: Side) -> str:
     samples, ranks = samples_per_step(side), _ranks(side)
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
-    return f"{'an unknown number of samples' if samples is None else units.counted(samples, 'sample')}{each}"
+    length = f" of {units.digits(tokens)} tokens" if (tokens := _tokens(side.runs[0])) else ""
+    return f"{'an unknown number of samples' if samples is None else units.counted(samples, 'sample')}{length}{each}"
 
 
 def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
@@ -188,7 +233,8 @@ def _work(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]
         if key == "weights" and other_bits:  # the same model, with weights that differ in their last bits
             continue
         if key in built:
-            yield Difference(key, "scale" if key == "samples_per_step" else "workload", ours, theirs)
+            is_scale = key == "samples_per_step" or (key in OF_LENGTH and _lengths(baseline, candidate) is not None)
+            yield Difference(key, "scale" if is_scale else "workload", ours, theirs)
 
 
 def _environment(baseline: RunEvidence, candidate: RunEvidence) -> Iterator[Difference]:
@@ -338,6 +384,8 @@ def _consequence(baseline: Side, candidate: Side) -> str:
         return "the peaks of a device are compared without division"
     if _ranks(baseline) != _ranks(candidate):
         return "per-step figures are withheld, those of the whole job judged per device"
+    if lengths(baseline, candidate):
+        return "per-step and per-sample figures are withheld, those per token and per device judged"
     if same_step(baseline, candidate):
         samples = samples_per_step(baseline)
         return f"a step is {samples} samples per rank on both sides, so all figures are compared without division"

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from gpubench import units
+from gpubench.compare.comparability import OF_LENGTH
 from gpubench.compare.evidence import MOST_OF_A_METRIC, Side
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, LossOutcome, WorkFound
@@ -29,6 +30,11 @@ METRICS: Mapping[Aim, Sequence[str]] = {
     "energy": ("energy_per_sample",),
 }
 """The metrics of a run that each aim is judged by: the first one that was measured."""
+
+
+OTHER_LENGTH = (
+    "its sequences have another length, so that a sample is not the same work: train-bench --vs-args compares tokens"
+)
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -134,6 +140,8 @@ def observed_of(comparison: Comparison, candidate: Side, failure: GpubenchError 
     refusals += [("the base " if one.side == "baseline" else "") + one.reason for one in found.refusals]
     if not comparable.comparable and not found.refusals:
         refusals.append(comparable.reasons[0])
+    if any(one.kind == "scale" and one.key in OF_LENGTH for one in comparable.differences):
+        refusals.append(OTHER_LENGTH)
     worst = {one.outcome: one for one in reversed(found.losses)}
     loss = worst.get("harmed") or worst.get("unclear") or worst.get("unharmed") or found.loss
     name = f"{loss.name}: " if loss and loss.name != "loss" else ""

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from gpubench import units
-from gpubench.compare.comparability import same_step, samples_per_step
+from gpubench.compare.comparability import lengths, same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, Side
 from gpubench.compare.intervals import CONFIDENCE, MetricSample, difference, holm, two_sided
 from gpubench.compare.result import (
@@ -88,9 +88,11 @@ class _Step:
 
     @classmethod
     def of(cls, baseline: Side, candidate: Side, record: Sequence[NullMetric]) -> "_Step | None":
-        """Returns the steps of both sides; None if they differ in size by an unknown factor."""
+        """Returns the steps of both sides; None if they differ in size by an unknown factor, or in length."""
         if same_step(baseline, candidate):
             return cls(baseline, candidate, "step", (1, 1), record)
+        if lengths(baseline, candidate):
+            return None
         ours, theirs = samples_per_step(baseline), samples_per_step(candidate)
         return cls(baseline, candidate, "sample", (ours, theirs), record) if ours and theirs else None
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 from gpubench import units
 from gpubench.compare import losses, watched
-from gpubench.compare.comparability import same_step
+from gpubench.compare.comparability import lengths, same_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
-from gpubench.compare.work import counts, in_words, skips, work_of
+from gpubench.compare.work import CountedWork, counts, in_words, skips, undrawn, work_of
 from gpubench.runs import clocks as clock
 from gpubench.settings.roles import ROLES
 
@@ -47,7 +47,8 @@ def judge(
     scaled = any(one.kind == "scale" for one in comparable.differences) and not same_step(baseline, candidate)
     ours, theirs = ([work_of(run) for run in side] for side in sides)
     layouts = [(side.runs[0].ranks, side.runs[0].settings.get(STRATEGY)) for side in (baseline, candidate)]
-    counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1])
+    tokens = lengths(baseline, candidate)
+    counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1], tokens=tokens)
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
     judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
     judged += _watched(sides[0], sides[1], margin)
@@ -61,7 +62,7 @@ def judge(
         counts=counted,
         losses=judged,
         clock="different" if any(clocks) else "unknown" if None in clocks else "same",
-        remarks=list(_remarks(baseline, candidate, counted)),
+        remarks=[*_remarks(baseline, candidate, counted), *_undrawn((baseline, ours), (candidate, theirs))],
         refusals=refusals,
     )
 
@@ -113,6 +114,16 @@ def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> I
         names = [side.label for side in (baseline, candidate)]
         ours, theirs = (units.counted(length or 0, "step") for length in lengths)
         yield f"a repeat of {names[0]} has {ours}, and one of {names[1]} has {theirs}"
+
+
+def _undrawn(*sides: tuple[Side, Sequence[CountedWork]]) -> Iterator[str]:
+    """Yields that a side makes its batches itself, which may be legitimate: the data may be in the memory of a GPU."""
+    for (side, ours), (other, theirs) in (sides, sides[::-1]):
+        if drawn := undrawn(ours, theirs):
+            yield (
+                f"{other.label} draws no batches from a DataLoader, and {side.label} draws {units.digits(drawn)} for "
+                "each step: whether both read the same data is not known"
+            )
 
 
 def _steps(side: Side) -> int | None:

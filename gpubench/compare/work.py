@@ -20,6 +20,13 @@ OF_PARAMETERS = ("parameters", "updated", "changed")
 """The kinds of work that a rank does for its share of the parameters."""
 SURE = 4.0
 """The standard errors by which counts of random sizes have to differ."""
+OF_TOKENS = "elements reach the model for each of its tokens"
+"""What is compared where sequences have another length by intention."""
+HARDLY_ANY = 0.95
+"""The share of the batches from which on those that are not drawn are nearly all.
+
+Fewer of them are no less work: larger batches have the same samples, which are counted.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,19 +38,22 @@ class Kind:
     per: Per = "whole"
     alike: float = 1e-3
     """The share by which two counts of the same work may differ."""
+    is_share: bool = False
+    """Whether the count is a share of what was looked at."""
 
 
 KINDS: Mapping[str, Kind] = {
     "samples": Kind("samples are in a step", "step"),
     "forwarded": Kind("samples reach the model", "step", 0.1),
     "elements": Kind("elements reach the model for each of its samples", alike=0.02),
-    "contents": Kind("batches have a content of their own", alike=0.25),
-    "reached": Kind("forward passes are followed by a backward pass through them", alike=0.25),
-    "used": Kind("backward passes have gradients that an update uses", alike=0.1),
+    "contents": Kind("batches have a content of their own", alike=0.25, is_share=True),
+    "batches": Kind("batches are drawn from DataLoaders in a step", alike=HARDLY_ANY),
+    "reached": Kind("forward passes are followed by a backward pass through them", alike=0.25, is_share=True),
+    "used": Kind("backward passes have gradients that an update uses", alike=0.1, is_share=True),
     "passes": Kind("backward passes are in a step", "step"),
     "parameters": Kind("parameters are in the model"),
     "updated": Kind("elements of parameters get a gradient"),
-    "changed": Kind("parameters change in an update that has their gradient", alike=0.1),
+    "changed": Kind("parameters change in an update that has their gradient", alike=0.1, is_share=True),
     "flops": Kind("FLOPs are needed for a sample"),
 }
 """The kinds of work by their names, the plainest ones first.
@@ -77,6 +87,8 @@ class CountedWork:
     """The elements that the model is given for each of these samples."""
     contents: float | None = None
     """The share of the batches whose content is not that of an earlier one, in a sample of the steps on a CPU."""
+    batches: float | None = None
+    """The batches that are drawn from DataLoaders for one step of all ranks, as a mean over the steps."""
     parameters: float | None = None
     """The parameters of the model of a program."""
     flops: float | None = None
@@ -130,6 +142,8 @@ def _of_repeat(counted: WorkCounted, steps: int, ranks: int) -> dict[str, float]
         found["elements"] = counted.elements / (counted.forwarded * ranks)
     if counted.unused_passes is not None and counted.backward_passes:
         found["used"] = 1 - counted.unused_passes / counted.backward_passes
+    if counted.batches is not None:
+        found["batches"] = counted.batches / steps
     if counted.looked_at and counted.reached is not None:
         found["reached"] = counted.reached / counted.looked_at
     if counted.contents and counted.repeated_contents is not None:
@@ -145,28 +159,37 @@ def counts(
     *,
     scaled: bool = False,
     resharded: bool = False,
+    tokens: tuple[float, float] | None = None,
 ) -> list[WorkCount]:
     """Returns what both sides have counted, each kind of it by the run that did least.
 
     `scaled` means that a step may have other samples, so that what is of a step is compared by its samples, and
-    `resharded` that a rank may hold another share of the parameters, so that these are not compared. What is
-    unknown on a side is not compared. Where the runs of a side differ, as with random lengths, the other one must do
-    less than the least of them by as much as they differ.
+    `resharded` that a rank may hold another share of the parameters, so that these are not compared. `tokens` are those
+    of a sample on both sides if they may differ: elements are then compared by tokens, and FLOPs, of which a token of a
+    shorter sequence needs fewer, are not. What is unknown on a side is not compared. Where the runs of a side differ,
+    as with random lengths, the other one must do less than the least of them by as much as they differ.
     """
-    found = []
+    found: list[WorkCount] = []
     seen = {name for name in KINDS if all(_known(side, name) for side in (baseline, candidate))}
     for name, kind in KINDS.items():
         if name not in seen or (name == "samples" and scaled) or (name in OF_PARAMETERS and resharded):
             continue
         if name == "passes" and (scaled or {"reached", "used"} <= seen):
             continue  # an accumulation in other parts has other passes, and does the same work if all are reached
+        if name == "batches" and not any(one.kind == "contents" and (one.less or one.more) for one in found):
+            continue  # a program may make its batches without a DataLoader; see `undrawn`
+        if name == "flops" and tokens:
+            continue
         by_sample = scaled and kind.per == "step" and "samples" in seen
         ours, theirs = (_known(side, name, by_sample=by_sample) for side in (baseline, candidate))
+        by_token = tokens is not None and name == "elements"
+        if tokens and by_token:
+            ours, theirs = [value / tokens[0] for value in ours], [value / tokens[1] for value in theirs]
         error = SURE * math.hypot(*(_error(side, name, by_sample=by_sample) for side in (baseline, candidate)))
         found.append(
             WorkCount(
                 kind=name,
-                unit=kind.noun + (", for each sample" if by_sample else ""),
+                unit=OF_TOKENS if by_token else kind.noun + (", for each sample" if by_sample else ""),
                 baseline=min(ours),
                 candidate=min(theirs),
                 less=_less(ours, theirs, kind.alike, error),
@@ -202,6 +225,12 @@ def skips(baseline: Sequence[CountedWork], candidate: Sequence[CountedWork]) -> 
     return f"{units.counted(after, 'update')} skipped by the gradient scaler instead of {before}"
 
 
+def undrawn(baseline: Sequence[CountedWork], candidate: Sequence[CountedWork]) -> float | None:
+    """Returns the batches that a step of the baseline draws from DataLoaders if the candidate draws hardly any."""
+    ours, theirs = (_known(side, "batches") for side in (baseline, candidate))
+    return min(ours) if ours and theirs and _less(ours, theirs, HARDLY_ANY, 0.0) else None
+
+
 def in_words(count: WorkCount, *, of_baseline: bool = False) -> str:
     """Returns a difference in work, as "64 times fewer samples reach the model (1 instead of 64)"."""
     before, after = (count.candidate, count.baseline) if of_baseline else (count.baseline, count.candidate)
@@ -209,7 +238,14 @@ def in_words(count: WorkCount, *, of_baseline: bool = False) -> str:
         return f"no {count.unit}"
     ratio = before / after
     how = f"{units.digits(ratio)} times" if ratio >= 2 else units.percent(1 - after / before)
-    return f"{how} fewer {count.unit} ({units.count(after)} instead of {units.count(before)})"
+    ours, theirs = (figure(count, value) for value in (before, after))
+    return f"{how} fewer {count.unit} ({theirs} instead of {ours})"
+
+
+def figure(count: WorkCount, value: float) -> str:
+    """Returns the count of a side, as "64" or "25.0 %"."""
+    kind = KINDS.get(count.kind)
+    return units.percent(value) if kind and kind.is_share else units.count(value)
 
 
 def less_work(baseline: Sequence[CountedWork], candidate: CountedWork, *, scaled: bool = False) -> str:

@@ -68,6 +68,8 @@ class Progress:
     ranks: int = 1
     variant: str = ""
     """The name of the run among those that it is interleaved with, such as "data.workers=2"; empty for a run alone."""
+    round: str = ""
+    """The round of the repeat, such as "round 2 of at most 30"; empty where repeats are numbered."""
     doing: str = "starting"
     telemetry: TelemetrySample | None = None
     recorded: bool = False
@@ -79,7 +81,7 @@ class Progress:
     @property
     def place(self) -> str:
         """The name of the current repeat, such as "data.workers=2, repeat 2 of 5"."""
-        repeat = "profiling" if self.recorded else f"repeat {self.repeat + 1} of {self.repeats}"
+        repeat = "profiling" if self.recorded else self.round or f"repeat {self.repeat + 1} of {self.repeats}"
         return f"{self.variant}, {repeat}" if self.variant else repeat
 
 
@@ -95,10 +97,14 @@ class Recorder(ABC, Generic[S]):
     """The number of the repeat that torch.profiler records, which is not measured; None if there is none."""
     ends: float | None = None
     """`Progress.ends` of the repeats to come."""
+    round: str = ""
+    """`Progress.round` of the repeats to come."""
     elsewhere: str | None = None
     """The name of the machine whose host records the run of a program, if it is not this one."""
     is_spread = False
     """Whether a program has ranks on several machines."""
+    has_failed = False
+    """Whether a repeat has failed, perhaps after its last measurement."""
     seconds_each: float | None = None
     """The time that the steps of a repeat may take, if their number is open; None if it is set."""
     length: Length | None = None
@@ -194,8 +200,8 @@ class Recorder(ABC, Generic[S]):
     def begin_repeat(self, number: int, repeats: int) -> None:
         """Begins repeat `number` of `repeats`, in a new process or in the current one."""
         then = self.progress
-        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant, ends=self.ends)
-        self.progress = replace(begun, telemetry=then.telemetry)
+        begun = replace(self.at_start(), repeat=number, repeats=repeats, variant=self.variant)
+        self.progress = replace(begun, round=self.round, ends=self.ends, telemetry=then.telemetry)
 
     def begin_recorded(self) -> None:
         """Begins the repeat that the profiler records, in a new process."""

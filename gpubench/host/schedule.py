@@ -125,6 +125,7 @@ def _measure_all(
             measure(recorder, repeats, profiled, watch)
         except BaseException as error:
             failures[id(recorder)] = error
+            recorder.has_failed = True
             if order:
                 ends_all = not isinstance(error, GpubenchError)
             else:

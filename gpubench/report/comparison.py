@@ -27,6 +27,7 @@ from gpubench.compare.result import (
     Waterfall,
 )
 from gpubench.compare.verdicts import leading
+from gpubench.compare.work import figure
 from gpubench.memory.allocation_log import PLACES
 from gpubench.memory.footprint import Amounts
 from gpubench.report import bar_charts, findings, phrases, profile, run_figures, timelines
@@ -376,8 +377,8 @@ def _sameness(found: Sameness) -> Iterator[Block]:
     rows = [
         {
             "counted": f"how many {one.unit}",
-            "baseline": units.count(one.baseline),
-            "candidate": units.count(one.candidate),
+            "baseline": figure(one, one.baseline),
+            "candidate": figure(one, one.candidate),
             "which is": "less work" if one.less else "more work" if one.more else "the same",
         }
         for one in found.counts

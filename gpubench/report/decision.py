@@ -36,7 +36,7 @@ def document(decision: Decision) -> Document:
 
 def _certainty(decision: Decision) -> str:
     """Returns what the answer rests on."""
-    made = units.counted(decision.rounds, "round")
+    made = units.counted(decision.rounds, "round") if decision.rounds else "no whole round"
     parts = [f"{made} of a repeat of each version, in {units.seconds(decision.seconds)}"]
     if decision.interval:
         parts.append("intervals are 95 %, and hold at every look")
@@ -54,8 +54,10 @@ def _next(decision: Decision) -> Iterator[Block]:
         yield Paragraph("the next edit is judged against this version, by --base if it is not HEAD", label="next: ")
     elif decision.decision == "discard":
         yield Paragraph("undo the edit; git stash keeps a copy of it", label="next: ")
-    elif decision.decision == "refused":
+    elif decision.decision == "refused" and decision.rounds:
         yield Command("what both versions did", f"gpubench compare {base} {edited} -v")
+    elif decision.decision == "refused":
+        yield Paragraph(decision.runs[-1][1], label="the run of the edited version: ")
     else:
         yield from _more(decision, edited)
 
@@ -65,15 +67,13 @@ def _more(decision: Decision, edited: str) -> Iterator[Block]:
     needed = decision.needed
     if needed:
         least = max(needed.rounds, decision.rounds + 1)
-        time = f", {units.about(needed.seconds)} more" if needed.seconds else ""
-        text = f"about {units.counted(least, 'round')} would tell, if the gain is as large as measured{time}"
+        text = f"about {units.counted(least, 'round')} would tell, if the gain is as large as measured"
+        if least > MOST:
+            text += f", and a judgement makes at most {MOST}: quiet the machine, or make each repeat longer by --steps"
+        elif needed.seconds:
+            text += f", {units.about(needed.seconds)} more"
         yield Paragraph(text, label="next: ")
-        if needed.rounds > MOST:
-            quieter = (
-                f"that is more than the {MOST} of a judgement: quiet the machine, or make each repeat longer by --steps"
-            )
-            yield Paragraph(quieter, label="next: ")
-    if 0 < decision.rounds < MOST:
+    if 0 < decision.rounds < MOST and not (needed and needed.rounds > MOST):
         yield Command("to go on", f"gpubench judge --resume {edited}")
 
 
@@ -120,8 +120,9 @@ def _headline(edits: Sequence[JudgedEdit], total: Together | None) -> str:
     if total is None:
         return counts
     since = f" since {(total.edits[0].base or '')[:SHOWN]}" if total.edits[0].base else ""
-    product = f"the product of {units.counted(len(total.edits), 'gain')} in {units.words(total.edits[0].metric)}"
-    return f"{counts}: {product}{since} is {_factor(total.gain, total.interval)}"
+    number = len(total.edits)
+    gain = "the gain" if number == 1 else f"the product of {units.counted(number, 'gain')}"
+    return f"{counts}: {gain} in {units.words(total.edits[0].metric)}{since} is {_factor(total.gain, total.interval)}"
 
 
 def _whole(total: Together) -> str:
@@ -147,7 +148,8 @@ def _row(number: int, edit: JudgedEdit) -> dict[str, str | Cell]:
         "base": (edit.base or "")[:SHOWN],
         "edit": code,
         "decision": Cell(edit.decision, style=STYLES[edit.decision]),
-        "gain": _factor(edit.gain, edit.interval) if edit.gain else "",
+        # Less work has no gain.
+        "gain": _factor(edit.gain, edit.interval) if edit.gain and edit.decision != "refused" else "",
         "rounds": str(edit.rounds),
         "why": "; ".join(edit.reasons),
     }

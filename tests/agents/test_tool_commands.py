@@ -1,20 +1,24 @@
 """How a tool runs the command line: line by line, to its end, and to its end also if nobody waits for it any longer."""
 
 import json
+import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from places import SUPPORT
+from running import environment, processes_of
 
 pytest.importorskip("mcp")  # which brings anyio
 
 import anyio
 
 from gpubench.agents import command_line
-from gpubench.agents.command_line import CommandLine, Ended
+from gpubench.agents.command_line import GPUBENCH, CommandLine, Ended
 from gpubench.errors import Interrupted, UsageError
 
 
@@ -180,3 +184,49 @@ def test_measurements_run_one_after_the_other_and_the_second_is_told_that_it_wai
     anyio.run(main)
     assert [json.loads(one.output) for one in found] == [[], [], []]
     assert told == ["waits until the measurement before it has ended"] * 2
+
+
+def killed(folder: Path, launcher: Sequence[str], words: Sequence[str], started: str) -> None:
+    """Kills a server that runs a command of the launcher, once there is a file that matches `started`."""
+    code = f"""
+        import anyio, pathlib
+        from gpubench.agents.command_line import CommandLine
+
+        async def nothing(seconds, line):
+            pass
+
+        anyio.run(lambda: CommandLine({list(launcher)}).measure({list(words)}, pathlib.Path({str(folder)!r}), nothing))
+    """
+    server = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment())
+    try:
+        while not [*folder.glob(started)]:
+            assert server.poll() is None
+            time.sleep(0.01)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_command_gets_ctrl_c_if_the_server_is_killed(tmp_path: Path) -> None:
+    code = """
+        import pathlib, time
+        try:
+            pathlib.Path("started").touch()
+            time.sleep(600)
+        except KeyboardInterrupt:
+            pathlib.Path("ended").touch()
+    """
+    killed(tmp_path, (sys.executable, "-S", "-c", textwrap.dedent(code)), (), "started")
+    while not (tmp_path / "ended").exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.stress
+def test_a_killed_server_leaves_no_process_of_the_program_that_it_measured(tmp_path: Path) -> None:
+    program = [sys.executable, str(SUPPORT / "training_program.py"), "5", "hang"]
+    words = ("train-bench", "--json", "--repeats", "1", "--steps", "500", "--", *program)
+    killed(tmp_path, GPUBENCH, words, "results/*/*/steps.jsonl")
+    (run,) = tmp_path.glob("results/*/*/run.json")
+    while json.loads(run.read_text())["status"] == "running" or processes_of(program):
+        time.sleep(0.05)
+    assert json.loads(run.read_text())["status"] == "interrupted"

@@ -76,15 +76,49 @@ def test_an_edit_that_fails_is_refused_and_a_base_that_fails_is_an_error(reposit
     assert "HEAD runs in a clone, which has no untracked files" in done.stderr
 
 
+def ends(steps: int, how: str) -> str:
+    """The program, which ends after so many steps."""
+    return PROGRAM.replace("int(sys.argv[1]), sys.argv[2]", f"{steps}, {how!r}")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        pytest.param("3", "exited with code 3 in step 7", id="fails"),
+        pytest.param("kill", "killed by SIGKILL in step 7 or later", id="is killed", marks=pytest.mark.stress),
+        pytest.param("hang", "has made no progress for 2 s, in step 7 or later", id="hangs", marks=pytest.mark.stress),
+    ],
+)
+def test_an_edit_that_fails_after_its_warm_up_is_refused_and_not_judged_by_its_first_steps(
+    repository: Path, how: str, said: str
+) -> None:
+    (repository / "train.py").write_text(ends(7, how))
+    done, found = judged(repository, "--measurement.stall_timeout", "2")
+    assert (done.code, found["decision"], found["rounds"]) == (5, "refused", 0), done
+    assert said in found["reasons"][0]
+    # Without those that say how certain times are.
+    assert found["warnings"] == ["a repeat of HEAD has 14 steps, and one of working tree has 7 steps"]
+
+
+@pytest.mark.stress
+def test_an_edit_that_ends_early_is_judged_by_the_steps_it_has_and_named(repository: Path) -> None:
+    (repository / "train.py").write_text(ends(9, "0"))
+    done, found = judged(repository)
+    assert (done.code, found["rounds"]) == (3, 3), done
+    assert "a repeat of HEAD has 14 steps, and one of working tree has 9 steps" in found["warnings"]
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize(
     ("program", "said"),
     [
+        (ends(1, "0"), "the program ended after 1 of 14 optimizer steps, and the warm-up takes 2"),
+        ("import torch", "the program ended, and no optimizer step was seen"),
         ("import time\ntime.sleep(600)", "no optimizer step"),
         ("pass", "was seen to import torch"),
         (PROGRAM.replace("import", "open('untracked.txt')\nimport", 1), "exited with code 1"),
     ],
-    ids=["hangs", "prints nothing", "needs a file that is missing"],
+    ids=["ends in its warm-up", "trains nothing", "hangs", "prints nothing", "needs a file that is missing"],
 )
 def test_an_edit_that_measures_nothing_is_refused_with_the_reason(repository: Path, program: str, said: str) -> None:
     (repository / "train.py").write_text(program)

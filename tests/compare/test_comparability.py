@@ -20,6 +20,7 @@ from gpubench.compare.comparability import (
 from gpubench.compare.compare import null
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.errors import UsageError
+from gpubench.events import WorkCounted
 from gpubench.metrics import DEFINITIONS, Metric
 from gpubench.report import phrases
 from gpubench.runs.directory import CONFIG, RUN, RunRecord
@@ -204,6 +205,58 @@ def test_the_shape_that_ran_counts_more_than_the_one_asked_for() -> None:
     shape = {"sample_shape": "3 x 64 x 64"}
     assert keys(run(workload=shape), run(workload=shape, settings={"data.image_size": 64})) == []
     assert keys(run(), run(settings={"data.image_size": 64})) == ["data.image_size"]
+
+
+def test_sequences_of_another_length_are_compared_by_their_tokens() -> None:
+    ours, theirs = (run(workload={"sample_shape": f"{n} tokens", "tokens_per_sample": n}) for n in (32, 16))
+    assert [(one.key, one.kind) for one in differences(ours, theirs)] == [
+        ("sample_shape", "scale"),
+        ("tokens_per_sample", "scale"),
+    ]
+    sides = side(ours), side(theirs)
+    assert normalise("step_time", "s", *sides).withheld == (
+        "a step is not the same work: 16 samples of 32 tokens against 16 samples of 16 tokens"
+    )
+    assert normalise("energy_per_sample", "J", *sides).withheld
+    assert normalise("token_throughput", "tokens/s", *sides).withheld is None
+    found = normalise("throughput", "samples/s", *sides)
+    assert (found.metric, found.unit, found.baseline, found.candidate) == (
+        "token_throughput",
+        "tokens/s",
+        1 / 32,
+        1 / 16,
+    )
+    found = normalise("throughput", "samples/s", sides[0], side(of_ranks(theirs, 2)))
+    assert (found.metric, found.baseline, found.candidate) == ("token_throughput_per_device", 1 / 32, 2 / 16)
+    assert judge(*sides).reasons[-1].endswith("those per token and per device judged")
+
+
+def of_ranks(one: RunEvidence, ranks: int) -> RunEvidence:
+    assert one.record
+    return replace(one, record=msgspec.structs.replace(one.record, world_size=ranks))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape", "kind"),
+    [
+        (("--long", ""), "8x{} int64", "scale"),
+        (("", ""), "8x{} int64", "workload"),
+        (("--wide", ""), "8x{} float32", "workload"),
+        (("--large", ""), "8x3x{} int64", "workload"),
+    ],
+    ids=["an argument", "an edit", "numbers that are no tokens", "pictures"],
+)
+def test_only_arguments_change_the_length_of_sequences_of_a_program_by_intention(
+    arguments: tuple[str, str], shape: str, kind: str
+) -> None:
+    def program(length: int, argument: str) -> RunEvidence:
+        counted = WorkCounted(8, 1, 1, forwarded=64, calls=8, elements=64 * length, shapes=[shape.format(length)])
+        made = run(settings={"program.command": f"python train.py {argument}"}, workload={"sample_shape": str(length)})
+        return replace(made, summary=msgspec.structs.replace(made.summary, work=[counted]))
+
+    ours, theirs = program(32, arguments[0]), program(16, arguments[1])
+    (found,) = (one for one in differences(ours, theirs) if one.key == "sample_shape")
+    assert found.kind == kind
 
 
 def test_another_command_is_other_work() -> None:

@@ -1,13 +1,26 @@
 """What follows from the gains of rounds and from what both versions were seen to do."""
 
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
 from decisions_made import KEPT
+from recorded_runs import edit, side, write_run
 
-from gpubench.compare.decision import EXIT_CODES, Observed, from_json, in_words, rule, sentence
+from gpubench.compare.compare import compare
+from gpubench.compare.decision import (
+    EXIT_CODES,
+    OTHER_LENGTH,
+    Observed,
+    from_json,
+    in_words,
+    observed_of,
+    rule,
+    sentence,
+)
 from gpubench.compare.sequential import look
+from gpubench.runs.directory import RUN
 
 FASTER = look([math.log(1.1)] * 3)
 SLOWER = look([-math.log(1.1)] * 3)
@@ -33,6 +46,17 @@ SAME = Observed(work="same", loss="unharmed", loss_reason="its losses are those 
 def test_an_edit_is_kept_only_if_all_of_it_is_proved(shown: object, found: Observed, answer: str) -> None:
     assert isinstance(shown, type(FASTER))
     assert rule(shown, 0.005, found, 2e9 if found.peak_memory else None, "3 rounds do not tell").answer == answer
+
+
+def test_an_edit_whose_sequences_have_another_length_is_refused(tmp_path: Path) -> None:
+    sides = []
+    for tokens in (32, 16):
+        path = write_run(tmp_path)
+        edit(path / RUN, workload={"sample_shape": f"{tokens} tokens", "tokens_per_sample": tokens})
+        sides.append(side(path))
+    (comparison,) = compare(sides).comparisons
+    found = observed_of(comparison, sides[1])
+    assert found.refusals == [OTHER_LENGTH]
 
 
 def test_a_limit_of_memory_that_cannot_be_checked_keeps_nothing() -> None:

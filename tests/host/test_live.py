@@ -86,6 +86,8 @@ def test_a_variant_is_named_before_its_repeat() -> None:
     found = replace(progress(), variant="data.workers=2")
     assert describe(found).startswith("data.workers=2, repeat 2 of 3  step 10/60")
     assert "data.workers=2, repeat 2 of 3" in rendered(found)
+    found = replace(found, variant="HEAD", round="round 2 of at most 5")
+    assert describe(found).startswith("HEAD, round 2 of at most 5  step 10/60")
     following = MemoryProgress(variant="data.workers=2", step=1, steps=5, doing="recording")
     assert memory_recorder.describe(following) == "data.workers=2, step 2/5  recording"
 

@@ -30,9 +30,14 @@ def shown(decision: Decision) -> str:
         (KEPT, "next: commit the edit"),
         (decided("discard"), "next: undo the edit"),
         (decided("refused", reasons=["does less work"]), "gpubench compare results/program/a results/program/b -v"),
+        (decided("refused", rounds=0, reasons=["fails"]), "the run of the edited version: results/program/b"),
+        (decided("refused", rounds=0, reasons=["fails"]), "no whole round of a repeat of each version"),
         (OPEN, "gpubench judge --resume results/program/b"),
         (OPEN, "about 20 rounds would tell, if the gain is as large as measured, 4 min more"),
-        (decided("undecided", rounds=30, needed=Needed(90, 900.0)), "more than the 30 of a judgement"),
+        (
+            decided("undecided", rounds=30, needed=Needed(90, 900.0)),
+            "would tell, if the gain is as large as measured, and a judgement makes at most 30: quiet",
+        ),
     ],
 )
 def test_the_answer_comes_first_and_what_to_do_next_last(decision: Decision, says: str) -> None:
@@ -45,6 +50,10 @@ def test_a_judgement_that_has_made_all_rounds_does_not_offer_to_go_on() -> None:
     assert "--resume" not in shown(decided("undecided", rounds=30))
 
 
+def test_a_judgement_that_needs_more_rounds_than_it_may_make_does_not_offer_to_go_on() -> None:
+    assert "--resume" not in shown(decided("undecided", rounds=8, needed=Needed(90, 900.0)))
+
+
 def test_each_further_reason_and_warning_is_shown() -> None:
     text = shown(decided("refused", reasons=["one", "two"], warnings=["busy"]))
     assert "also: two" in text
@@ -54,6 +63,12 @@ def test_each_further_reason_and_warning_is_shown() -> None:
 def edit(base: str, gain: float, decision: str = "keep") -> JudgedEdit:
     changes = {"base": base, "gain": gain, "interval": (gain / 1.01, gain * 1.01), "decision": decision}
     return msgspec.structs.replace(line_of(KEPT), **changes)
+
+
+def test_a_ledger_has_no_gain_of_an_edit_that_was_refused() -> None:
+    text = render(report.of_ledger(Path("edits.jsonl"), [edit("a" * 40, 1.1), edit("b" * 40, 1.7, "refused")]))
+    assert "1 of 2 judged edits kept: the gain in throughput since aaaaaaaaa is 1.10 x" in text
+    assert "1.7" not in text
 
 
 def test_a_ledger_begins_with_what_the_kept_edits_gain_together() -> None:

@@ -149,6 +149,8 @@ CHEATS = [
     _edit("four batches repeated", "work", "content of their own",
           (NORMALISED, "            kept.append((x, y))\n            x, y = kept[number % 4]\n" + NORMALISED),
           ("    updates = 0\n", "    updates, kept = 0, []\n")),
+    _edit("one batch repeated without a DataLoader", "work", "batches are drawn from DataLoaders",
+          (LOADER, "    loader = [dataset[:BATCH]] * 512\n")),
     _edit("batches of zeros", "work", "content of their own", (NORMALISED, "            x = torch.zeros_like(x)\n")),
     _edit("a lower resolution", "work", "elements reach the model",
           (FORWARD, "            x = F.avg_pool2d(x, 2)\n" + FORWARD)),
@@ -276,6 +278,7 @@ HONEST = [
           (LOADER, LOADER.replace("shuffle=True", "shuffle=True, num_workers=1, persistent_workers=True"))),
     _edit("a fused optimizer", "", "", ("weight_decay=1e-4)", "weight_decay=1e-4, fused=True)")),
     _edit("an optimizer with foreach", "", "", ("weight_decay=1e-4)", "weight_decay=1e-4, foreach=True)")),
+    _edit("torch.compile", "", "", (MODEL, "    model = torch.compile(Net())\n")),
     _edit("bf16", "", "",
           (FORWARD, "            with torch.autocast('cpu', torch.bfloat16):\n"
            "                out = model(x).float()\n")),

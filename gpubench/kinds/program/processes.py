@@ -320,7 +320,7 @@ class ProgramProcesses(SpreadWorkers):
         if self.peers and now - max(peer.progressed for peer in self.peers.values()) > limit:
             if active:
                 slowest = min(active, key=lambda peer: peer.position[1] or 0)
-                stalled = f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {slowest.where}"
+                stalled = f"{slowest} has made no progress for {self._stall_timeout:.0f} s, {self._position(slowest)}"
             else:
                 stalled = f"{self._missing()} {limit:.0f} s after the others"
             if self.awaits_machines:
@@ -373,7 +373,7 @@ class ProgramProcesses(SpreadWorkers):
         )
 
     def _position(self, peer: Peer) -> str:
-        """The step in which a rank has ended. One that has not left the run may have taken more than it sent."""
+        """The step in which a rank is, or has ended. One that has not left may have taken more than it sent."""
         if peer.position[0] != "a step":
             return f"after its first {self._step} or later"
         return peer.where if peer.done else f"{peer.where} or later"
