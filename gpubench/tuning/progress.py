@@ -96,5 +96,8 @@ def memory(tuning: Tuning, name: str, level: int) -> str:
 
 def length(plan: Plan, seconds_a_run: float | None) -> str:
     """Returns the size of a plan, as "about 45 runs, about 12 min"."""
+    if not plan.total:
+        a_run = f"; a run takes {units.about(seconds_a_run)}" if seconds_a_run else ""
+        return f"but the limit leaves no run for them{a_run}"
     time = f", about {units.about(plan.total * seconds_a_run)}" if seconds_a_run else ""
     return f"about {units.counted(plan.total, 'run')}{time}"
