@@ -254,8 +254,20 @@ def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
             f"--only {valued[0]} has a value, and --only takes settings", f"did you mean --try {valued[0]}?"
         )
     if unknown := [name for name in named if name not in fields(cls)]:
-        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
+        near = nearest(cls, unknown[0])
+        if near is None or not _is_tuned(cls, canonical(cls, near)):
+            near = _tuned_alike(cls, unknown[0])
+        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(near))
     return named
+
+
+def _tuned_alike(cls: "type[RunSettings]", name: str) -> str | None:
+    """The setting that a search can try whose own name begins with a word of `name`, the first word first."""
+    from gpubench.settings.field import fields
+
+    tuned = [key for key in fields(cls) if _is_tuned(cls, key)]
+    begun = (key for word in re.split(r"[._]", name) for key in tuned if word and key.split(".")[-1].startswith(word))
+    return next(begun, None)
 
 
 def _count(text: str) -> int:

@@ -396,7 +396,7 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if not shown:
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
-    drawing = bar_charts.ratios(shown) if drawn else None
+    drawing = bar_charts.ratios(shown) if drawn and len(shown) > 1 else None
     if drawing:
         note = (
             "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "

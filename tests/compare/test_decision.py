@@ -7,7 +7,7 @@ import pytest
 from decisions_made import KEPT
 
 from gpubench.compare.decision import EXIT_CODES, Observed, from_json, in_words, rule, sentence
-from gpubench.compare.sequential import look
+from gpubench.compare.sequential import Look, look
 
 FASTER = look([math.log(1.1)] * 3)
 SLOWER = look([-math.log(1.1)] * 3)
@@ -61,6 +61,12 @@ def test_less_memory_is_the_share_that_is_saved() -> None:
     assert in_words(look([math.log(2)] * 3), "throughput") == "2 times as fast [2, 2]"
     assert in_words(look([-math.log(1.1)] * 3), "peak_memory_rss").startswith("10.0 % more peak memory")
     assert in_words(look([]), "throughput") == ""
+
+
+def test_a_very_wide_interval_is_a_range_in_words() -> None:
+    wide = Look(rounds=3, gain=1.693, interval=(0.085, 33.6), spread=2.0)
+    assert in_words(wide, "throughput") == "0.085 to 34 times as fast"
+    assert in_words(wide, "peak_memory_rss") == "0.03 to 12 times the peak memory"
 
 
 def test_each_answer_has_an_exit_code_of_its_own() -> None:

@@ -314,7 +314,7 @@ def test_a_teacher_is_part_of_the_forward_pass_and_of_no_evaluation(tmp_path: Pa
                 loop.model.train()
 
     steps = probed(tmp_path, run).steps
-    assert all(step["phases"]["forward"] > 0.01 > step["phases"]["other"] for step in steps[3:])
+    assert all(step["phases"]["forward"] >= 0.01 for step in steps[3:])
     assert [number for number, step in enumerate(steps) if "evaluation" in step["phases"]] == [7]
     assert {step["samples"] for step in steps} == {4}
 
