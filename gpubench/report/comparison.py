@@ -262,6 +262,7 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
         blocks,
         title=f"{', '.join(one.candidate.label for one in found)} against {baseline}",
         context="gpubench compare",
+        names=[side.label for one in found for side in (one.baseline, one.candidate)],
         chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
         footer=_footer(comparisons, sides),
     )

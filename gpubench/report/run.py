@@ -149,7 +149,8 @@ def page(
 ) -> Document:
     """Returns a run's report.html. `previous` compares the experiment's previous run, `earlier`, with this one."""
     record = run.record
-    about = [run.label, run.status] + ([_code_state(record.git)] if record and record.git else [])
+    called = [] if record and record.name else [run.label]
+    about = [*called, run.status] + ([_code_state(record.git)] if record and record.git else [])
     context = "log of another tool"
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
@@ -165,6 +166,7 @@ def page(
         title=_title(run),
         context=context,
         about=", ".join(about),
+        names=[record.name] if record and record.name else [],
         chips=[] if run.status == directory.COMPLETED else [Chip(run.status, "rejected")],
         links=links(run),
         footer=[([str(run.path)], [" ".join(record.argv)] if record and record.argv else [])],
