@@ -8,12 +8,13 @@ from typing import Literal
 
 from gpubench import units
 from gpubench.compare import losses, watched
-from gpubench.compare.comparability import same_step
+from gpubench.compare.comparability import same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import counts, in_words, skips, work_of
 from gpubench.runs import clocks as clock
+from gpubench.settings.keys import COMMAND
 from gpubench.settings.roles import ROLES
 
 STRATEGY = "distributed.strategy"
@@ -61,7 +62,7 @@ def judge(
         counts=counted,
         losses=judged,
         clock="different" if any(clocks) else "unknown" if None in clocks else "same",
-        remarks=list(_remarks(baseline, candidate, counted)),
+        remarks=[*_unasked(baseline, candidate, comparable), *_remarks(baseline, candidate, counted)],
         refusals=refusals,
     )
 
@@ -113,6 +114,23 @@ def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> I
         names = [side.label for side in (baseline, candidate)]
         ours, theirs = (units.counted(length or 0, "step") for length in lengths)
         yield f"a repeat of {names[0]} has {ours}, and one of {names[1]} has {theirs}"
+
+
+def _unasked(baseline: Side, candidate: Side, comparable: Comparability) -> Iterator[str]:
+    """Yields that a step has other samples although neither a setting nor an argument asks for that.
+
+    Smaller batches that the code makes cannot be told from batches of which it leaves out a part.
+    """
+    before, after = (samples_per_step(side) for side in (baseline, candidate))
+    commands = {side.runs[0].settings.get(COMMAND) for side in (baseline, candidate)}
+    asked = len(commands) > 1 or any(
+        one.kind in ("scale", "workload") and one.key in ROLES for one in comparable.differences
+    )
+    if None not in (before, after) and before != after and not asked:
+        yield (
+            f"a step of {candidate.label} has {units.counted(after or 0, 'sample')} instead of {before}, and no "
+            "setting or argument asks for that: its code makes other batches, or leaves out a part of each"
+        )
 
 
 def _steps(side: Side) -> int | None:
