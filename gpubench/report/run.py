@@ -289,14 +289,19 @@ def beyond_latency(metrics: Mapping[str, Metric]) -> str:
     phases = {name: one.estimate for name, one in metrics.items() if name.startswith("phase_")}
     answering = sum(phases.pop(f"phase_{name}", 0.0) for name in LATENCY)
     parts = {
-        "latency p50": usual.estimate,
         "waiting for batches": phases.pop("phase_data_wait", 0.0),
         "work between the calls of the model": sum(phases.values()),
-        "slow calls beyond the p50": answering - usual.estimate,
+        "calls that take longer than usual": answering - usual.estimate,
     }
     shares = {name: part / step.estimate for name, part in parts.items()}
-    named = [f"{units.percent(share)} {name}" for name, share in shares.items() if share >= NOTABLE]
-    return f"the throughput counts whole steps, and the mean step is {units.listed(named)}" if named else ""
+    named = [f"{units.percent(share)} is {name}" for name, share in shares.items() if share >= NOTABLE]
+    if not named:
+        return ""
+    usually = units.percent(usual.estimate / step.estimate)
+    return (
+        f"a step takes {units.seconds(step.estimate)} on average, of which a usual call (latency p50) is {usually}, "
+        f"{units.listed(named)}; the throughput counts all of it"
+    )
 
 
 def _traces(run: RunEvidence) -> list[Path]:
