@@ -480,17 +480,19 @@ def _go_on(
     tuner = Tuner(folder, going_on, base, bench, keep)
     keep(tuner.tuning)
     ended: GpubenchError | None = None
+    block = tuner.next() if tuning.treatments else None
     if tuning.treatments:
-        planned = progress.length(tuner.plan(), tuner.seconds_a_run())
+        planned = progress.length(tuner.plan() if block else None, tuner.seconds_a_run())
         terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
     try:
-        while tuning.treatments and (block := tuner.next()):
+        while block:
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
             with terminal.errors_only():
                 tuner.advance(block)
             if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
                 advice = f"{QUIETER} {more_steps(tuner.tuning.settings)}"
                 terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
+            block = tuner.next()
     except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder.path} continues the search")
     except GpubenchError as error:

@@ -204,7 +204,8 @@ def sentence(ruling: Ruling, look: Look, margin: float, metric: str, found: Obse
     if ruling.answer == "refused":
         return f"refused: {ruling.reasons[0]}"
     if ruling.answer == "undecided":
-        return f"undecided: {'; '.join(filter(None, [gain, *reasons]))}"
+        said = "" if look.is_noise else gain
+        return f"undecided: {'; '.join(filter(None, [said, *reasons]))}"
     if ruling.answer == "keep":
         loss = f"loss {found.loss}" if found.loss != "unknown" else ""
         return f"keep: {', '.join(filter(None, [gain, WORK.get(found.work, ''), loss]))}"

@@ -368,7 +368,8 @@ def _before_backward(program: ProgramSlices, backward: Mask, certain: Mask) -> M
     np.minimum.at(begins, step[known], cpu.start[known])
     np.maximum.at(ends, step[known], program.nest.end[known])
     within = (begins[step] == never) | ((cpu.start >= begins[step]) & (cpu.start < ends[step]))
-    return (cpu.sequence >= 0) & (cpu.forward_thread <= 0) & (cpu.start < first[step]) & within
+    found: Mask = (cpu.sequence >= 0) & (cpu.forward_thread <= 0) & (cpu.start < first[step]) & within
+    return found
 
 
 def _uploads(program: ProgramSlices) -> Mask:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from decisions_made import KEPT
 
-from gpubench.compare.decision import EXIT_CODES, Observed, from_json, in_words, rule, sentence
+from gpubench.compare.decision import EXIT_CODES, Observed, Ruling, from_json, in_words, rule, sentence
 from gpubench.compare.sequential import Look, look
 
 FASTER = look([math.log(1.1)] * 3)
@@ -67,6 +67,14 @@ def test_a_very_wide_interval_is_a_range_in_words() -> None:
     wide = Look(rounds=3, gain=1.693, interval=(0.085, 33.6), spread=2.0)
     assert in_words(wide, "throughput") == "0.085 to 34 times as fast"
     assert in_words(wide, "peak_memory_rss") == "0.03 to 12 times the peak memory"
+
+
+def test_a_gain_of_two_rounds_that_contradict_each_other_is_not_said() -> None:
+    undecided = Ruling("undecided", ["the budget of 60 s sufficed for 2 rounds"])
+    said = sentence(undecided, look([0.47, -1.7]), 0.005, "throughput", Observed())
+    assert said == "undecided: the budget of 60 s sufficed for 2 rounds"
+    alike = sentence(undecided, look([0.10, 0.11]), 0.005, "throughput", Observed())
+    assert alike.startswith("undecided: 11.1 % faster; ")
 
 
 def test_each_answer_has_an_exit_code_of_its_own() -> None:

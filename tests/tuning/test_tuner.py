@@ -170,7 +170,7 @@ def test_a_first_look_that_takes_longer_than_the_time_limit_is_ended(
 
 
 def test_a_plan_without_a_run_has_no_duration() -> None:
-    assert length(Plan({}, 0, 0), 37.0) == "but the limit leaves no run for them; a run takes 37 s"
+    assert length(None, 37.0) == "but what is left of the limit is too little for a search; a run takes 37 s"
     assert length(Plan({"noise": 4}, 0, 4), 37.0) == "about 4 runs, about 2 min"
 
 

@@ -23,7 +23,9 @@ def test_the_slowed_rank_is_the_bottleneck_wherever_it_is(rank: int, repeats: in
     found = said(Line((7, 7, 7), slow={rank: 1.8}, jitter=0.05), repeats)
     assert found.startswith(f"rank {rank} is the bottleneck: it takes 1.2")
     assert re.search(
-        r"\(7 evaluations of 1[78]\d ms\) for each sample, and rank \d takes [67]\d\d ms \(7 evaluations of 1?\d\d(\.\d)? ms\)$", found
+        r"\(7 evaluations of 1[78]\d ms\) for each sample, "
+        r"and rank \d takes [67]\d\d ms \(7 evaluations of 1?\d\d(\.\d)? ms\)$",
+        found,
     )
 
 
@@ -36,9 +38,7 @@ def test_a_slowed_rank_with_fewer_evaluations_is_the_bottleneck_and_not_the_one_
 
 def test_equal_ranks_have_no_bottleneck() -> None:
     for jitter in (0.0, 0.1, 0.3):
-        assert said(Line((7, 7, 7), jitter=jitter)).startswith("no rank is the bottleneck: rank "), (
-            jitter
-        )
+        assert said(Line((7, 7, 7), jitter=jitter)).startswith("no rank is the bottleneck: rank "), jitter
 
 
 def test_a_rank_with_notably_more_evaluations_is_the_bottleneck() -> None:
