@@ -1089,8 +1089,10 @@ class Probe:
     def _look_at(self, module: torch.nn.Module, args: Any, kwargs: Any, *, inner: bool) -> None:
         """Notes a module that is called while the outermost ones are looked for; `inner` if another module calls it."""
         if not torch.is_grad_enabled() or not (module.training or self._is_updated(module)):
-            if not inner and next(module.children(), None) and next(parameters_of(module), None) is not None:
+            if not inner and id(module) not in self._frozen and _is_model(module):
                 self._frozen[id(module)] = module
+                if self._following and id(module) not in self._roots:
+                    self._following.untrained(module)
             return
         if inner and not self._drawn.trained:
             self._given.layer(module, args, kwargs)
@@ -1356,6 +1358,11 @@ class Probe:
 
 def _nothing() -> None:
     """Stands for a weak reference to nothing."""
+
+
+def _is_model(module: torch.nn.Module) -> bool:
+    """Tells whether a module has layers with parameters, unlike a layer by itself, whose class others may share."""
+    return next(module.children(), None) is not None and next(parameters_of(module), None) is not None
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

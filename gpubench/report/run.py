@@ -149,8 +149,8 @@ def page(
 ) -> Document:
     """Returns a run's report.html. `previous` compares the experiment's previous run, `earlier`, with this one."""
     record = run.record
-    called = [] if record and record.name else [run.label]
-    about = [*called, run.status] + ([_code_state(record.git)] if record and record.git else [])
+    called = (record.name if record else None) or run.label
+    about = [called, run.status] + ([_code_state(record.git)] if record and record.git else [])
     context = "log of another tool"
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
