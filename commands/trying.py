@@ -1,6 +1,6 @@
 """Tries what a run proposes, for --verify and --find-batch-size, and keeps the results in its run directory."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
@@ -103,10 +103,26 @@ def record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[
         for result in results:
             keep(result)
     except KeyboardInterrupt:  # the second Ctrl-C, between two measurements
-        ended = Interrupted("interrupted", "the run directory keeps the results so far")
+        ended = Interrupted("interrupted")
     except GpubenchError as error:
         ended = error
-    if isinstance(ended, Interrupted) and recorder.findings:
-        recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
+    if isinstance(ended, Interrupted):
+        untried = recorder.findings.untried if recorder.findings else []
+        command = "memory" if recorder.command == "memory" else "train-bench"
+        ended = Interrupted(ended.message, on_the_rest(untried, command))
+        if recorder.findings:
+            recorder.conclude(msgspec.structs.replace(recorder.findings, interrupted=True))
     after_run.write_up(recorder.writer.path)
     return ended
+
+
+def on_the_rest(untried: "Sequence[Mapping[str, Any]]", command: str) -> str:
+    """The hint of interrupted trials: what is kept, and how to measure a fix that was not tried."""
+    from gpubench.settings.keys import in_words
+
+    kept = "the run directory keeps what was measured"
+    if not untried:
+        return kept
+    fix = " ".join(f"--vs {key}={in_words(value)}" for key, value in untried[0].items())
+    others = f", which is the first of {len(untried)} fixes that are left" if len(untried) > 1 else ""
+    return f"{kept}; to go on, measure the same with gpubench {command} {fix}{others}"

@@ -254,8 +254,20 @@ def _named(cls: "type[RunSettings]", only: str | None) -> list[str]:
             f"--only {valued[0]} has a value, and --only takes settings", f"did you mean --try {valued[0]}?"
         )
     if unknown := [name for name in named if name not in fields(cls)]:
-        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(nearest(cls, unknown[0])))
+        near = nearest(cls, unknown[0])
+        if near is None or not _is_tuned(cls, canonical(cls, near)):
+            near = _tuned_alike(cls, unknown[0])
+        raise SettingsError(f"--only: there is no setting {unknown[0]!r}", suggestion(near))
     return named
+
+
+def _tuned_alike(cls: "type[RunSettings]", name: str) -> str | None:
+    """The setting that a search can try whose own name begins with a word of `name`, the first word first."""
+    from gpubench.settings.field import fields
+
+    tuned = [key for key in fields(cls) if _is_tuned(cls, key)]
+    begun = (key for word in re.split(r"[._]", name) for key in tuned if word and key.split(".")[-1].startswith(word))
+    return next(begun, None)
 
 
 def _count(text: str) -> int:
@@ -468,17 +480,19 @@ def _go_on(
     tuner = Tuner(folder, going_on, base, bench, keep)
     keep(tuner.tuning)
     ended: GpubenchError | None = None
+    block = tuner.next() if tuning.treatments else None
     if tuning.treatments:
-        planned = progress.length(tuner.plan(), tuner.seconds_a_run())
+        planned = progress.length(tuner.plan() if block else None, tuner.seconds_a_run())
         terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
     try:
-        while tuning.treatments and (block := tuner.next()):
+        while block:
             terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
             with terminal.errors_only():
                 tuner.advance(block)
             if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
                 advice = f"{QUIETER} {more_steps(tuner.tuning.settings)}"
                 terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
+            block = tuner.next()
     except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder.path} continues the search")
     except GpubenchError as error:

@@ -105,3 +105,8 @@ class Findings(Struct, frozen=True):
     """Why none of the findings is advice unless its fix was measured; empty if they are."""
     interrupted: bool = False
     """Whether the user ended the trials before all fixes were tried."""
+
+    @property
+    def untried(self) -> list[dict[str, Any]]:
+        """The fixes that were not tried."""
+        return [one.fix for one in self.findings if one.fix and not one.measured]

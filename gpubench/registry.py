@@ -52,6 +52,10 @@ class RunKind:
     unit: str = "step"
     """What the profiler records one after the other, where no setting says it."""
 
+    def is_measured(self, *, metrics: bool, steady: bool) -> bool:
+        """Tells whether a run with any `metrics`, and any steps in the `steady` state, has results."""
+        return metrics and (steady or not self.timed)
+
     def model(self, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> str | None:
         """The name of the model that a run has, or the command line of its program; None if it is unknown."""
         named: Callable[..., str | None] = import_module(self.described_by).model

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from gpubench import devices, proof
+from gpubench import devices, proof, units
 from gpubench.bench import Bench
 from gpubench.compare import losses
 from gpubench.compare.evidence import RunEvidence, open_run
 from gpubench.compare.work import less_work, work_of
-from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError
+from gpubench.errors import GpubenchError, Interrupted, RunDirectoryError, RunFailed
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import PEAKS
 from gpubench.patches.result import FILE as PATCH_FILE
@@ -43,6 +43,8 @@ from gpubench.tuning.treatments import Subject, choose
 
 LATE = 0.1
 """How far a search may exceed its time limit, as a fraction of it, if runs take longer than the ones before them."""
+MOST_LOOKS = 10
+"""How many times its time limit is proposed to a search whose limit is too short for the first look."""
 MOST_STEPS = 50
 """The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
 UNCHANGED, PATCHED = "unchanged", "patched"
@@ -92,9 +94,19 @@ class SearchFolder:
 
 
 def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: Wishes, argv: Sequence[str]) -> Tuning:
-    """Profiles the program once, and chooses the treatments to try. Raises the error of the run if it fails."""
+    """Profiles the program once, and chooses the treatments to try.
+
+    Raises the error of the run if it fails, and RunFailed if it takes longer than the whole search may.
+    """
     began = time.monotonic()
-    outcome = _profiled(base, bench, folder)
+    until = began + (1 + LATE) * wishes.budget if wishes.budget else math.inf
+    outcome = _profiled(base, bench, folder, until)
+    if isinstance(outcome.error, Interrupted) and time.monotonic() >= until:
+        raise RunFailed(
+            f"the first look alone takes longer than the time limit of {units.about(wishes.budget or 0.0)}",
+            f"give more time, such as --budget {math.ceil(MOST_LOOKS * (wishes.budget or 0.0) / 60)}m, or make the "
+            "program shorter; the search itself begins after that look",
+        )
     if outcome.error:
         raise outcome.error
     recorder = outcome.recorder
@@ -150,14 +162,17 @@ def _steps(outcome: Outcome) -> dict[str, int]:
     return {"training.steps": measured, "training.warmup_steps": found.warmup}
 
 
-def _profiled(base: Configuration[Any], bench: Bench, folder: SearchFolder) -> Outcome:
-    """Runs the program once, and once more with the profiler, unless it has too few steps for that."""
+def _profiled(base: Configuration[Any], bench: Bench, folder: SearchFolder, until: float) -> Outcome:
+    """Runs the program once, and once more with the profiler, unless it has too few steps for that.
+
+    What still runs at the time `until`, in seconds of `time.monotonic()`, is interrupted.
+    """
     changes = base.takes(TRIED) | {"measurement.repeats": 1}
     try:
         run = folder.variant(base, changes | {"profiling.enabled": True}, bench)
     except GpubenchError:
         run = folder.variant(base, changes, bench)
-    (outcome,) = bench.run([run], order=[0])
+    (outcome,) = bench.run([run], order=[0], until=until)
     return outcome
 
 

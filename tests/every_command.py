@@ -12,6 +12,7 @@ import torch
 from running import SMALL, TINY, Finished, gpubench, metrics
 
 from gpubench.memory.footprint import Footprints
+from gpubench.tuning.result import FILE, read
 
 DEVICES = [
     "cpu",
@@ -100,5 +101,6 @@ def test_a_pipeline_of_two_ranks_makes_what_diffusers_makes(device: str, tmp_pat
 @pytest.mark.parametrize("device", DEVICES)
 def test_settings_are_searched(device: str, tmp_path: Path) -> None:
     options = (*TINY, f"--device={device}", "--only=training.optimizer_impl", "--budget=2m")
-    done = run("tune", *options, *SHORT[:2], results=tmp_path)
-    assert "training.optimizer_impl" in done.stdout
+    run("tune", *options, *SHORT[:2], results=tmp_path)
+    (folder,) = (path.parent for path in tmp_path.glob(f"*/{FILE}"))
+    assert [next(iter(one.levels[0])) for one in read(folder).treatments] == ["training.optimizer_impl"]

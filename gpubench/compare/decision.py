@@ -13,7 +13,7 @@ from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, LossOutcome, WorkFound
 from gpubench.compare.sequential import Look
 from gpubench.errors import GpubenchError
-from gpubench.metrics import LATENCIES, PEAKS, Metric
+from gpubench.metrics import LATENCIES, PEAKS, TOO_WIDE, Metric
 from gpubench.runs import directory
 
 Answer = Literal["keep", "discard", "undecided", "refused"]
@@ -212,7 +212,8 @@ def sentence(ruling: Ruling, look: Look, margin: float, metric: str, found: Obse
     if ruling.answer == "refused":
         return f"refused: {ruling.reasons[0]}"
     if ruling.answer == "undecided":
-        return f"undecided: {'; '.join(filter(None, [gain, *reasons]))}"
+        said = "" if look.is_noise else gain
+        return f"undecided: {'; '.join(filter(None, [said, *reasons]))}"
     if ruling.answer == "keep":
         loss = f"loss {found.loss}" if found.loss != "unknown" else ""
         return f"keep: {', '.join(filter(None, [gain, WORK.get(found.work, ''), loss]))}"
@@ -223,12 +224,17 @@ def sentence(ruling: Ruling, look: Look, margin: float, metric: str, found: Obse
 def in_words(look: Look, metric: str) -> str:
     """Returns the gain with its interval, such as "3.1 % faster [+2.2 %, +4.0 %]"; "" without rounds.
 
-    Less memory or energy is given as the share that is saved.
+    Less memory or energy is given as the share that is saved. An interval whose ends differ by more than a factor of
+    TOO_WIDE is a range in words, because its middle says little.
     """
     if look.gain is None:
         return ""
     saves = metric in WORDS
     better, worse = WORDS.get(metric, ("faster", "slower"))
+    if look.interval and look.interval[1] > TOO_WIDE * look.interval[0]:
+        low, high = (units.digits(end, 2) for end in sorted(1 / end if saves else end for end in look.interval))
+        what = f"the {worse.removeprefix('more ')}" if saves else "as fast"
+        return f"{low} to {high} times {what}"
     if look.gain >= 2 and not saves:
         ratio, factors = units.factors(look.gain, look.interval or ())
         return f"{ratio} times as fast" + (f" [{', '.join(factors)}]" if factors else "")

@@ -8,12 +8,13 @@ from typing import Literal
 
 from gpubench import units
 from gpubench.compare import losses, watched
-from gpubench.compare.comparability import lengths, same_step
+from gpubench.compare.comparability import lengths, same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import CountedWork, counts, in_words, skips, undrawn, work_of
 from gpubench.runs import clocks as clock
+from gpubench.settings.keys import COMMAND
 from gpubench.settings.roles import ROLES
 
 STRATEGY = "distributed.strategy"
@@ -62,7 +63,11 @@ def judge(
         counts=counted,
         losses=judged,
         clock="different" if any(clocks) else "unknown" if None in clocks else "same",
-        remarks=[*_remarks(baseline, candidate, counted), *_undrawn((baseline, ours), (candidate, theirs))],
+        remarks=[
+            *_unasked(baseline, candidate, comparable),
+            *_remarks(baseline, candidate, counted),
+            *_undrawn((baseline, ours), (candidate, theirs)),
+        ],
         refusals=refusals,
     )
 
@@ -124,6 +129,23 @@ def _undrawn(*sides: tuple[Side, Sequence[CountedWork]]) -> Iterator[str]:
                 f"{other.label} draws no batches from a DataLoader, and {side.label} draws {units.digits(drawn)} for "
                 "each step: whether both read the same data is not known"
             )
+
+
+def _unasked(baseline: Side, candidate: Side, comparable: Comparability) -> Iterator[str]:
+    """Yields that a step has other samples although neither a setting nor an argument asks for that.
+
+    Smaller batches that the code makes cannot be told from batches of which it leaves out a part.
+    """
+    before, after = (samples_per_step(side) for side in (baseline, candidate))
+    commands = {side.runs[0].settings.get(COMMAND) for side in (baseline, candidate)}
+    asked = len(commands) > 1 or any(
+        one.kind in ("scale", "workload") and one.key in ROLES for one in comparable.differences
+    )
+    if None not in (before, after) and before != after and not asked:
+        yield (
+            f"a step of {candidate.label} has {units.counted(after or 0, 'sample')} instead of {before}, and no "
+            "setting or argument asks for that: its code makes other batches, or leaves out a part of each"
+        )
 
 
 def _steps(side: Side) -> int | None:

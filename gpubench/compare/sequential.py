@@ -52,6 +52,13 @@ class Look:
         low, high = self.interval
         return True if low > 1 + margin else False if high < 1 + margin else None
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether the rounds differ by more than their gain, and are too few for an interval that shows it."""
+        if self.gain is None or self.spread is None or self.interval is not None:
+            return False
+        return self.spread > abs(math.log(self.gain))
+
     def is_hopeless(self, margin: float, most: int = MOST) -> bool:
         """Returns whether `most` rounds will hardly prove that the gain exceeds the margin, nor that it does not."""
         if self.gain is None or not self.spread or self.rounds < FEWEST or self.rounds >= most:

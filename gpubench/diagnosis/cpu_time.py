@@ -98,10 +98,11 @@ def _reason(case: ProfileCase, longest: PythonStretch) -> tuple[str, str]:
         )
     phased = any(phase.name != "other" for phase in case.rank.phases)
     if phased and longest.phase == "other":
+        operators = "on whole tensors" if case.on_cpu else "on the device"
         return (
             f"the program does other work, or waits, between {_its_phases(case)}",
             f"move what is not needed {case.in_every_step()} out of there; do the rest, such as preparing inputs, with "
-            "operators on the device, or in parallel, in the loader's workers or a thread",
+            f"operators {operators}, or in parallel, in the loader's workers or a thread",
         )
     return (
         "your code between operators, or something that it waits for",

@@ -147,17 +147,19 @@ def _cores(case: ProfileCase, workers: int) -> str:
 def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
     """Returns cause and advice if more workers would not help or the settings are unknown."""
     if isinstance(workers, int) and case.cores is not None:
+        keep = "cache them" if case.on_cpu else "cache them, or augment them on the GPU"
         return (
             f"every core is in use ({'; '.join([_cores(case, workers), *case.taken_evidence()])}), and making a batch "
             "takes longer than the step",
             _cheaper(case, "make {} faster, as by operating on whole arrays; or store samples decoded and resized, ")
-            + "cache them, or augment them on the GPU"
+            + keep
             if _cheaper(case, "{}")
-            else "make samples cheaper: store them decoded and resized, cache them, or augment them on the GPU",
+            else f"make samples cheaper: store them decoded and resized, {keep}",
         )
     return (
         "batches are made in the program's own process, or by too few workers",
-        "use DataLoader(num_workers=..., persistent_workers=True), with up to the machine's cores for each GPU",
+        "use DataLoader(num_workers=..., persistent_workers=True), with up to the machine's cores"
+        + ("" if case.on_cpu else " for each GPU"),
     )
 
 

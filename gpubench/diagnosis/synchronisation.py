@@ -5,6 +5,7 @@ from gpubench.diagnosis import code
 from gpubench.diagnosis.case import WORTH, Answers, ProfileCase, at_most, at_place, severity
 from gpubench.diagnosis.copies import direction
 from gpubench.findings import Finding, Unanswered
+from gpubench.sampled import SeenCall
 from gpubench.trace.profile import Synchronisation
 
 NAMED = 5  # places that a finding lists
@@ -28,7 +29,7 @@ def synchronisation(case: ProfileCase) -> Answers:
         return
     reads_loss = of_loss >= MOST_OF_WAITING * cost
     calls = [] if reads_loss else code.calls(case, "read")
-    waits = [_describe_wait(case, wait) for wait in found[:NAMED]]
+    waits = [_describe_wait(case, wait, _phase(wait, calls)) for wait in found[:NAMED]]
     # A trace may give a read another phase than the calls have, so that no line is of the phase of the wait.
     readers = [one for one in calls if found and one.phase == found[0].phase] or calls
     if waits and (lines := code.call_places(readers)):  # the first sentence is all that a terminal shows without -v
@@ -56,8 +57,24 @@ def synchronisation(case: ProfileCase) -> Answers:
         yield Unanswered("synchronisation", "file and line of what makes the CPU wait", needs)
 
 
+def _phase(wait: Synchronisation, calls: list[SeenCall]) -> str:
+    """Returns the phase of a wait: that of the trace, or else the phases in which the program was seen to read.
+
+    A trace guesses the phase of what is in no annotation, and the calls were seen in the phases that were measured.
+    """
+    phases = dict.fromkeys(one.phase for one in calls)
+    if wait.operator not in READS or not phases or wait.phase in phases:
+        return wait.phase
+    return units.listed([*phases])
+
+
 def _of_waits(case: ProfileCase, found: list[Synchronisation]) -> str:
     """Returns advice for reads of values, or for waits that the program asks for, whichever cost more."""
+    if case.on_cpu:
+        return (
+            "compute with whole tensors instead of reading their elements one by one, or read all of them at once "
+            f"with tolist(); read what you only show {case.less_often()}"
+        )
     reads = _costs(case, [wait for wait in found if wait.operator != wait.call])
     if 2 * reads >= _costs(case, found):
         return (
@@ -77,7 +94,7 @@ def gradient_scaler(case: ProfileCase) -> Answers:
         id="gradient-scaler",
         title=f"the gradient scaler makes the CPU wait {case.in_every_step()}",
         severity=severity(cost),
-        evidence=[_describe_wait(case, wait) for wait in found],
+        evidence=[_describe_wait(case, wait, wait.phase) for wait in found],
         cause="fp16 needs a scaled loss, and the scaler reads on the CPU whether gradients overflowed",
         advice="bf16 has the range of fp32 and needs no scaler, on GPUs of compute capability 8.0 and later",
         fix=case.fix(precision="bf16") if (case.compute_capability or 0) >= 8 else {},
@@ -149,10 +166,8 @@ def _costs(case: ProfileCase, waits: list[Synchronisation]) -> int:
     return sum(wait.blocked if case.on_cpu else wait.idle for wait in waits)
 
 
-def _describe_wait(case: ProfileCase, wait: Synchronisation) -> str:
+def _describe_wait(case: ProfileCase, wait: Synchronisation, phase: str) -> str:
     call = f" ({wait.call})" if wait.call and wait.call != wait.operator else ""
     idle = f", and the GPU is idle {case.time_per_step(wait.idle)}" if wait.idle else ""
-    return (
-        f"{wait.operator}{call}{at_place(wait.where)} in {wait.phase}: "
-        f"{case.calls_per_step(wait.calls)}, the CPU waits {case.time_per_step(wait.blocked)}{idle}"
-    )
+    blocked = f"{'' if case.on_cpu else 'the CPU waits '}{case.time_per_step(wait.blocked)}"
+    return f"{wait.operator}{call}{at_place(wait.where)} in {phase}: {case.calls_per_step(wait.calls)}, {blocked}{idle}"

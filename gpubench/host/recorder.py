@@ -247,6 +247,12 @@ class Recorder(ABC, Generic[S]):
     def sum_up(self) -> Summary:
         """The summary of the repeats so far, without the warnings that need the run's environment."""
 
+    @property
+    def has_results(self) -> bool:
+        """Whether anything was measured so far."""
+        found = self.sum_up()
+        return kind_of(self.command).is_measured(metrics=bool(found.metrics), steady=bool(found.steady))
+
     def summary(self) -> Summary:
         """The complete summary of the repeats so far."""
         found, wanted = self.sum_up(), self.settings.measurement

@@ -70,9 +70,7 @@ def run(
         try:
             _measure_all(recorders, watch, independent, order, failures)
         except KeyboardInterrupt as interrupt:
-            error = _failure_before(interrupt) or Interrupted(
-                "interrupted", "the run directory keeps the results so far"
-            )
+            error = _failure_before(interrupt) or Interrupted("interrupted", _kept(recorders))
         except BaseException as caught:
             error = caught
     # A second Ctrl-C must not interrupt the closing.
@@ -91,6 +89,13 @@ def run(
     if error and not isinstance(error, GpubenchError):
         raise error  # a bug; the measurements are kept
     return outcomes
+
+
+def _kept(recorders: Sequence[Recorder[Any]]) -> str:
+    """The hint of an interruption: what the run directories keep, if anything was measured by then."""
+    if any(recorder.has_results for recorder in recorders):
+        return "the run directory keeps the results so far"
+    return "nothing was measured yet: start it again"
 
 
 def _failure_before(interrupt: KeyboardInterrupt) -> RunFailed | None:

@@ -144,6 +144,14 @@ class Following(TorchDispatchMode):
                 self._claim(own_buffers(part), "buffers", f"{prefix}{path}".rstrip("."))
         self._each(lambda ledger: ledger.claim_inputs(batch))
 
+    def untrained(self, root: nn.Module) -> None:
+        """Notes an outermost module that is not trained, such as a teacher, or that is not yet known to be trained."""
+        model = unwrapped(root)
+        for path, part in named_modules(model):
+            place = f"{type(model).__name__}.{path}".rstrip(".")
+            self._claim(own_parameters(part), "parameters", place)
+            self._claim(own_buffers(part), "buffers", place)
+
     def draws(self, dataset: Any) -> None:
         """Notes that a DataLoader draws from a dataset: the tensors that it holds are inputs."""
         if id(dataset) not in self._known:

@@ -181,6 +181,10 @@ class Probe:
         """The numbers of the optimizers that update. One that is made anew has that of the one that it replaces."""
         self._updating: dict[int, int] = {}
         """The phases that were open when the update of an optimizer began, by the identity of the optimizer."""
+        self._frozen: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+        """The modules that no other one calls and that are not trained, such as a teacher, as far as they were seen."""
+        self._frozen_classes: set[type] = set()
+        """The classes of modules whose calls are wrapped for these alone."""
         self._wrapped: set[type] = set()
         """The classes of modules whose calls are wrapped."""
         self._switched: set[type] = set()
@@ -380,9 +384,7 @@ class Probe:
             return call(module, *args, **kwargs)
         drawn = self._drawn
         if self._latest_root() is not module and not self._is_root(module):
-            if not (module.training and torch.is_grad_enabled()):
-                drawn.called(len(timeline.part.marks), trains=False)
-            return call(module, *args, **kwargs)
+            return self._call_untrained(call, module, args, kwargs)
         trains = self._call_trains()
         drawn.called(len(timeline.part.marks), trains=trains)
         if not trains:
@@ -405,6 +407,16 @@ class Probe:
         if looks:
             self._checks.returned(result)
         return result if drawn.trained else self._note_result(result)
+
+    def _call_untrained(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Calls an outermost module that is not trained, which is a part of the forward pass if it is a teacher."""
+        if type(module) not in self._frozen_classes and not (module.training and torch.is_grad_enabled()):
+            self._drawn.called(len(self._timeline.part.marks), trains=False)
+        searches, draws = self._module_call is not None, self._timeline.is_in(DATA_WAIT)
+        if id(module) not in self._frozen or searches or draws or self._evaluates():
+            return call(module, *args, **kwargs)
+        with self._timeline.phase(FORWARD):
+            return call(module, *args, **kwargs)
 
     def _call_trains(self) -> bool:
         """Tells whether the call of an outermost module that begins is for training, as far as that is known.
@@ -475,7 +487,8 @@ class Probe:
 
     def _adopt(self, module: torch.nn.Module) -> bool:
         """Treats a module of the class of an outermost one as one itself, such as a copy that an inner loop trains."""
-        if type(module) in self._wrapped and not self._following and module.training and torch.is_grad_enabled():
+        adopts = type(module) in self._wrapped - self._frozen_classes and not self._following
+        if adopts and module.training and torch.is_grad_enabled():
             first = next(parameters_of(module), None)
             if first is not None and first.requires_grad:
                 self._add_root(module)
@@ -1040,7 +1053,9 @@ class Probe:
         ended = (found or self._looks <= 0) and self._end_search()
         if ended or (self._most_roots and len(self._roots) > self._most_roots):
             self._most_roots = len(self._roots)
-            for cls in {type(root) for root in self._roots.values()} - self._wrapped:
+            trained = {type(root) for root in self._roots.values()}
+            self._frozen_classes = {type(module) for module in self._frozen.values()} - trained
+            for cls in (trained | self._frozen_classes) - self._wrapped:
                 stand_in(cls, "__call__", self._call_module)
                 self._wrapped.add(cls)
             for cls in {type(model) for model in self._models.values()} - self._switched:
@@ -1080,6 +1095,10 @@ class Probe:
     def _look_at(self, module: torch.nn.Module, args: Any, kwargs: Any, *, inner: bool) -> None:
         """Notes a module that is called while the outermost ones are looked for; `inner` if another module calls it."""
         if not torch.is_grad_enabled() or not (module.training or self._is_updated(module)):
+            if not inner and id(module) not in self._frozen and _is_model(module):
+                self._frozen[id(module)] = module
+                if self._following and id(module) not in self._roots:
+                    self._following.untrained(module)
             return
         if inner and not self._drawn.trained:
             self._given.layer(module, args, kwargs)
@@ -1354,6 +1373,11 @@ class Probe:
 
 def _nothing() -> None:
     """Stands for a weak reference to nothing."""
+
+
+def _is_model(module: torch.nn.Module) -> bool:
+    """Tells whether a module has layers with parameters, unlike a layer by itself, whose class others may share."""
+    return next(module.children(), None) is not None and next(parameters_of(module), None) is not None
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -263,6 +263,7 @@ def document(comparisons: Comparisons, sides: Sequence[Side] = (), *, everything
         blocks,
         title=f"{', '.join(one.candidate.label for one in found)} against {baseline}",
         context="gpubench compare",
+        names=[side.label for one in found for side in (one.baseline, one.candidate)],
         chips=[one for one in [_lead_chip(found[0])] if one] if len(found) == 1 else [],
         footer=_footer(comparisons, sides),
     )
@@ -397,7 +398,7 @@ def _verdicts(comparison: Comparison, everything: bool, *, drawn: bool) -> Itera
     if not shown:
         yield Paragraph("the sides have no metric in common", "missing", on=Medium.PAGE)
         return
-    drawing = bar_charts.ratios(shown) if drawn else None
+    drawing = bar_charts.ratios(shown) if drawn and len(shown) > 1 else None
     if drawing:
         note = (
             "Shaded: the margin within which a change does not matter. ◆ established, ■ equivalent, ○ inconclusive, "

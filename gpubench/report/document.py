@@ -344,6 +344,8 @@ class Document:
     about: str = ""
     """A line below the headline of a page."""
     chips: Sequence[Chip] = ()
+    names: Sequence[str] = ()
+    """What the user calls the sides: names that keep their case also where a sentence begins with one."""
     links: Sequence[tuple[str, str]] = ()
     """Other pages that a page leads to: what each shows, and its address."""
     footer: Sequence[tuple[Sequence[str], Sequence[str]]] = ()

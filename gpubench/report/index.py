@@ -17,7 +17,7 @@ from gpubench.report import listing, quoted
 from gpubench.report.page import is_of_others, rendered
 from gpubench.runs.catalogue import catalogue
 from gpubench.runs.directory import COMPARISON_PAGE, HISTORY, REPORT, write_document
-from gpubench.runs.entries import Entry
+from gpubench.runs.entries import Entry, common_variables, without
 from gpubench.text import spelled_out, typeset
 
 INDEX = "index.html"
@@ -54,7 +54,8 @@ def render(results: Path, entries: Sequence[Entry]) -> str:
     """Returns the page, without runs that are only a part of a search or a trial. Links are relative to the folder."""
     whole = [entry for entry in entries if entry.part_of is None]
     usual = _usual_settings(whole)
-    runs = [row for entry in whole for row in _rows(results, entry, usual[entry.record.command])]
+    shared = common_variables(whole)
+    runs = [row for entry in whole for row in _rows(results, entry, usual[entry.record.command], shared)]
     metrics = {name: units.words(name) for name in SIDE_BY_SIDE}
     return rendered(
         "index.html",
@@ -90,9 +91,12 @@ def _figures(entry: Entry) -> dict[str, list[object]]:
     }
 
 
-def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict[str, object]]:
-    """Returns what the page shows of a run and, before it, of the comparison of which it is the candidate."""
-    row = _row(results, entry)
+def _rows(results: Path, entry: Entry, usual: Mapping[str, object], shared: frozenset[str]) -> list[dict[str, object]]:
+    """Returns what the page shows of a run and, before it, of the comparison of which it is the candidate.
+
+    `shared` has the words of its variant that all runs have.
+    """
+    row = _row(results, entry, shared)
     if entry.measured and not entry.is_search:
         row["id"] = shlex.quote(spelled_out(entry.run_id))
         row["metrics"] = _figures(entry)
@@ -117,7 +121,7 @@ def _rows(results: Path, entry: Entry, usual: Mapping[str, object]) -> list[dict
     return [listed | compared, row]
 
 
-def _row(results: Path, entry: Entry) -> dict[str, object]:
+def _row(results: Path, entry: Entry, shared: frozenset[str]) -> dict[str, object]:
     """Returns what the page shows of a run. The script knows these names."""
     record = entry.record
     name, figure = listing.main_figure(entry) or ("", None)
@@ -128,7 +132,7 @@ def _row(results: Path, entry: Entry) -> dict[str, object]:
         "run": spelled_out(entry.name or entry.run_id),
         "command": spelled_out(entry.command),
         "model": spelled_out(entry.model),
-        "variant": spelled_out(entry.variant),
+        "variant": spelled_out(without(entry.variant, shared)),
         "result": shown,
         "value": figure.estimate if figure else None,
         "metric": units.words(name),

@@ -17,7 +17,7 @@ from gpubench.registry import TUNE
 from gpubench.report import quoted
 from gpubench.report.document import Block, Cell, Document, Paragraph, Style, table
 from gpubench.runs.directory import COMPLETED, FAILED, INTERRUPTED, RUNNING
-from gpubench.runs.entries import RUN_ID, Compared, Entry, EntryFigure
+from gpubench.runs.entries import RUN_ID, Compared, Entry, EntryFigure, common_variables, without
 from gpubench.runs.removal import Unit
 from gpubench.runs.selection import value_of
 
@@ -50,11 +50,11 @@ def document(
     `hidden` counts the runs that are left out because they are only a part of something, and `others` all runs that are
     not chosen. `sort` is the metric or setting that they are sorted by, which gets a column of its own if it has none.
     """
-    several = len({commit(entry) for entry in shown}) > 1
+    several, shared = len({commit(entry) for entry in shown}) > 1, common_variables(entries)
     blocks: list[Block] = [
         table(
             "",
-            [row for entry in shown for row in _rows(entry, sort, details=details, commits=several)],
+            [row for entry in shown for row in _rows(entry, sort, shared, details=details, commits=several)],
             words=COLUMNS,
             expendable=EXPENDABLE,
             kept=KEPT,
@@ -163,9 +163,14 @@ def commit(entry: Entry) -> str:
     return f"{str(git.get('commit') or '')[:COMMIT]}{'+' if git.get('dirty') else ''}"
 
 
-def _rows(entry: Entry, sort: str, *, details: bool, commits: bool) -> list[dict[str, str | Cell]]:
-    """Returns the row of a run, after that of the comparison whose candidate it is."""
-    row = _row(entry, sort, details=details, commits=commits)
+def _rows(
+    entry: Entry, sort: str, shared: frozenset[str], *, details: bool, commits: bool
+) -> list[dict[str, str | Cell]]:
+    """Returns the row of a run, after that of the comparison whose candidate it is.
+
+    `shared` has the words of its variant that all runs have.
+    """
+    row = _row(entry, sort, shared, details=details, commits=commits)
     found = entry.compared
     if found is None:
         return [row]
@@ -198,14 +203,14 @@ def verdict(found: Compared) -> str:
     return f"{found.verdict}, {ratio} x{f' [{edges[0]}, {edges[1]}]' if len(edges) == 2 else ''}"
 
 
-def _row(entry: Entry, sort: str, *, details: bool, commits: bool) -> dict[str, str | Cell]:
+def _row(entry: Entry, sort: str, shared: frozenset[str], *, details: bool, commits: bool) -> dict[str, str | Cell]:
     record = entry.record
     main = main_figure(entry)
     row: dict[str, str | Cell] = {
         "run": Cell(entry.run_id, brief=entry.run_id[:BRIEF_ID] if RUN_ID.fullmatch(entry.run_id) else None),
         "command": entry.command,
         "model": f"{'inference of ' if entry.settings.get('inference') else ''}{entry.model}",
-        "variant": entry.variant,
+        "variant": without(entry.variant, shared),
         "result": Cell(quoted.together(*result(entry)), brief=_briefly(entry)),
         "commit": commit(entry) if commits else "",
         "status": _status(entry),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from gpubench import __version__, foreign_files
@@ -86,27 +87,51 @@ def is_of_others(page: Path) -> bool:
         return True
 
 
-def sentence(text: str) -> str:
-    """Returns the text as a sentence on the page, with the typographic signs of numbers."""
-    return typeset(plain_sentence(text))
+def sentence(text: str, names: Sequence[str] = ()) -> str:
+    """Returns the text as a sentence on the page, with the typographic signs of numbers; see `plain_sentence`."""
+    return typeset(plain_sentence(text, names))
 
 
-def plain_sentence(text: str) -> str:
-    """Returns the text with a capital first letter and a full stop; code in it, such as dim=-1, stays as it is."""
-    text = _capital(text.rstrip("."))
+def plain_sentence(text: str, names: Sequence[str] = ()) -> str:
+    """Returns the text with a capital first letter and a full stop; code in it, such as dim=-1, stays as it is.
+
+    One of the `names` that it begins with keeps its case.
+    """
+    text = _capital(text.rstrip("."), names)
     return text if text.endswith((":", "?", "!")) else f"{text}."
 
 
-def heading(text: str) -> str:
+def heading(text: str, names: Sequence[str] = ()) -> str:
     """Returns the text with a capital first letter, and with the typographic signs of numbers."""
-    return typeset(_capital(text))
+    return typeset(_capital(text, names))
 
 
-def _capital(text: str) -> str:
+def _capital(text: str, names: Sequence[str]) -> str:
     """Returns the text with a capital first letter, unless its first word is a command, or a name such as gpt2-tiny."""
     first = _WORD.match(text)
-    named = first is None or first[0] in _COMMANDS or _OF_A_MODEL.match(text)
+    named = first is None or first[0] in _COMMANDS or first[0] in names or _OF_A_MODEL.match(text)
     return text if named else f"{text[:1].upper()}{text[1:]}"
+
+
+def _names(context: Context) -> Sequence[str]:
+    """Returns the names that keep their case in the document that is rendered."""
+    document = context.get("document")
+    return document.names if isinstance(document, Document) else ()
+
+
+@pass_context
+def _sentence(context: Context, text: str) -> Markup:
+    return _with_whole_options(sentence(text, _names(context)))
+
+
+@pass_context
+def _plain_sentence(context: Context, text: str) -> Markup:
+    return _with_whole_options(plain_sentence(text, _names(context)))
+
+
+@pass_context
+def _heading(context: Context, text: str) -> str:
+    return heading(text, _names(context))
 
 
 @cache
@@ -120,10 +145,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        sentence=lambda text: _with_whole_options(sentence(text)),
+        sentence=_sentence,
         whole=_with_whole_options,
-        plain_sentence=lambda text: _with_whole_options(plain_sentence(text)),
-        heading=heading,
+        plain_sentence=_plain_sentence,
+        heading=_heading,
         typeset=typeset,
         short=lambda text: shorten(text, LONGEST),
         breakable=_breakable,

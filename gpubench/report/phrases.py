@@ -270,6 +270,8 @@ def _move(phase: PhaseChange, whole: float) -> WaterfallRow:
     return WaterfallRow(words(phase.phase), units.signed_seconds(phase.change), share, f"[{edges}]" if edges else "")
 
 
+PLURAL = frozenset({"parameters"})
+"""The facts of a workload whose names are plural."""
 SPEEDS = ("faster", "slower")
 
 
@@ -311,7 +313,8 @@ def _obstacle(comparability: Comparability) -> str:
         return comparability.reasons[0] if comparability.reasons else "the sides did not do the same work"
     first = workload[0]
     more = f", and {len(workload) - 1} more" if len(workload) > 1 else ""
-    return f"{first.key} differs ({cell(first.baseline)} against {cell(first.candidate)}{more})"
+    verb = "differ" if first.key in PLURAL else "differs"
+    return f"{first.key} {verb} ({cell(first.baseline)} against {cell(first.candidate)}{more})"
 
 
 def _sentence(verdict: Verdict, comparison: Comparison) -> str:

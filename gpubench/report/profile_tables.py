@@ -401,7 +401,7 @@ _COPIES = Listing[Copy](
 )
 _WAITS = Listing[Synchronisation](
     "Waits of the CPU for the device",
-    lambda rank, all_: rank.synchronisations,
+    lambda rank, all_: [] if rank.host_only else rank.synchronisations,
     {
         "wait asked by": Column(lambda rank, one: one.operator or one.call),
         "CPU waits": Column(lambda rank, one: one.blocked, duration),
@@ -414,6 +414,21 @@ _WAITS = Listing[Synchronisation](
     size=lambda rank, one: max(one.blocked, one.idle),
     most=10,
     words=("where", "in phase", "in call"),
+)
+_READS = Listing[Synchronisation](
+    "Reads of values on the CPU",
+    lambda rank, all_: rank.synchronisations if rank.host_only else [],
+    {
+        "operator": Column(lambda rank, one: one.operator or one.call),
+        "time": Column(lambda rank, one: one.blocked, duration),
+        "share": Column(lambda rank, one: one.blocked, part_share),
+        "calls": Column(lambda rank, one: one.calls, calls),
+        "in phase": Column(lambda rank, one: one.phase, _words),
+        "where": Column(lambda rank, one: one.where),
+    },
+    size=lambda rank, one: one.blocked,
+    most=10,
+    words=("in phase", "where"),
 )
 _COLLECTIVES = Listing[Collective](
     "Collectives",
@@ -481,6 +496,6 @@ _CALLS = Listing[SeenCall](
 LISTINGS: Mapping[str, Listing[Any]] = {
     one.name: one
     for one in (
-        _PHASES, _MODULES, _OPERATORS, _KERNELS, _COPIES, _WAITS, _COLLECTIVES, _CODE, _WORKERS, _CALLS,
+        _PHASES, _MODULES, _OPERATORS, _KERNELS, _COPIES, _WAITS, _READS, _COLLECTIVES, _CODE, _WORKERS, _CALLS,
     )
 }  # fmt: skip

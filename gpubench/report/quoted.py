@@ -21,7 +21,7 @@ def figure(metric: Metric) -> str:
     """
     estimate, doubt = central(metric), uncertainty(metric)
     if metric.too_noisy:
-        return f"{estimate} ({doubt}, {TOO_NOISY})"
+        return f"{estimate} ({TOO_NOISY if wide(metric) else f'{doubt}, {TOO_NOISY}'})"
     return together(estimate, doubt)
 
 
@@ -54,8 +54,13 @@ def wide(metric: Metric) -> str:
 
 
 def of_entry(found: EntryFigure) -> tuple[str, str]:
-    """Returns the estimate and its interval as `uncertainty` has it; of one too noisy its range, and nothing."""
+    """Returns the estimate and its interval as `uncertainty` has it; of one too noisy its range, and nothing.
+
+    Of one whose range says nothing it is that it is too noisy.
+    """
     metric = _metric(found)
+    if metric.too_noisy and wide(metric):
+        return TOO_NOISY, ""
     return (uncertainty(metric), "") if metric.too_noisy else (central(metric), uncertainty(metric))
 
 

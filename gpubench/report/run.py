@@ -149,7 +149,8 @@ def page(
 ) -> Document:
     """Returns a run's report.html. `previous` compares the experiment's previous run, `earlier`, with this one."""
     record = run.record
-    about = [run.label, run.status] + ([_code_state(record.git)] if record and record.git else [])
+    called = (record.name if record else None) or run.label
+    about = [called, run.status] + ([_code_state(record.git)] if record and record.git else [])
     context = "log of another tool"
     if record:
         context = f"{record.experiment}, {phrases.moment(record.started)}, on {record.host}"
@@ -165,6 +166,7 @@ def page(
         title=_title(run),
         context=context,
         about=", ".join(about),
+        names=[record.name] if record and record.name else [],
         chips=[] if run.status == directory.COMPLETED else [Chip(run.status, "rejected")],
         links=links(run),
         footer=[([str(run.path)], [" ".join(record.argv)] if record and record.argv else [])],
@@ -287,14 +289,19 @@ def beyond_latency(metrics: Mapping[str, Metric]) -> str:
     phases = {name: one.estimate for name, one in metrics.items() if name.startswith("phase_")}
     answering = sum(phases.pop(f"phase_{name}", 0.0) for name in LATENCY)
     parts = {
-        "latency p50": usual.estimate,
         "waiting for batches": phases.pop("phase_data_wait", 0.0),
         "work between the calls of the model": sum(phases.values()),
-        "slow calls beyond the p50": answering - usual.estimate,
+        "calls that take longer than usual": answering - usual.estimate,
     }
     shares = {name: part / step.estimate for name, part in parts.items()}
-    named = [f"{units.percent(share)} {name}" for name, share in shares.items() if share >= NOTABLE]
-    return f"the throughput counts whole steps, and the mean step is {units.listed(named)}" if named else ""
+    named = [f"{units.percent(share)} is {name}" for name, share in shares.items() if share >= NOTABLE]
+    if not named:
+        return ""
+    usually = units.percent(usual.estimate / step.estimate)
+    return (
+        f"a step takes {units.seconds(step.estimate)} on average, of which a usual call (latency p50) is {usually}, "
+        f"{units.listed(named)}; the throughput counts all of it"
+    )
 
 
 def _traces(run: RunEvidence) -> list[Path]:

@@ -331,7 +331,9 @@ def _gains(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
 
 
 def _tradeoff(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
-    """Yields every combination that was tried, with its throughput and its memory."""
+    """Yields every combination that was tried, with its throughput and its memory, if any was."""
+    if not found.tried:
+        return
     trades = []
     for tried in found.tried:
         spread = found.noise.sigma / math.sqrt(tried.runs) if found.noise else 0.0

@@ -5,7 +5,7 @@ Much less is read than `reader.Run` and `tuning.result` read, because a listing 
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +28,7 @@ from gpubench.runs.directory import (
     RunRecord,
     Versioned,
 )
-from gpubench.settings.keys import assignment, flatten, label
+from gpubench.settings.keys import VARIABLES, assignment, flatten, label
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-\d{3}-[0-9a-f]{4}")  # as directory.create_directory makes them
 DAMAGED = "damaged"
@@ -325,7 +325,7 @@ def read(folder: str) -> Entry:
         others=tuple(known.interleaved_with) if known else (),
         compared=pair.compared if pair else None,
         device=environment.get("device") or settings.get("device") or workload.get("device"),
-        measured=bool(metrics) and (bool(summary.steady) or not kind_of(record.command).timed),
+        measured=kind_of(record.command).is_measured(metrics=bool(metrics), steady=bool(summary.steady)),
         reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
         problem=problems[0] if problems else None,
         packed=msgspec.msgpack.encode(_Details(metrics, settings, environment, left_open, variables)),
@@ -340,6 +340,19 @@ def _variant(record: RunRecord) -> str:
     asked, named = record.asked or {}, f" {found} "
     common = {key: value for key, value in asked.items() if f" {assignment(key, value)} " not in named}
     return ", ".join(filter(None, [found, label(common)]))
+
+
+def common_variables(entries: Iterable[Entry]) -> frozenset[str]:
+    """Returns the assignments of environment variables that all runs have, and that tell none of them apart."""
+    of_runs = [one.variant.replace(",", "").split() for one in entries if not one.is_search]
+    found = [{word for word in words if word.partition("=")[0] in VARIABLES} for words in of_runs]
+    return frozenset(set.intersection(*found)) if found else frozenset()
+
+
+def without(variant: str, words: Container[str]) -> str:
+    """Returns a variant without some of its words."""
+    parts = (" ".join(word for word in part.split(" ") if word not in words) for part in variant.split(", "))
+    return ", ".join(filter(None, parts))
 
 
 def _attempt(path: Path, parse: Callable[[bytes], Any], problems: list[str], *, is_due: bool = True) -> Any:

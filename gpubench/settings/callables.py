@@ -5,13 +5,17 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpubench.errors import ModelError, did_you_mean
+from gpubench.errors import FEW, ModelError, UsageError, did_you_mean
 
 ARGUMENTS = "model.arguments"
+BINDING = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr"})
+"""The functions by which a module may bind names that its source does not show."""
 KINDS = frozenset({"bool", "int", "float", "str", "None", "NoneType"})
 
 
@@ -58,6 +62,72 @@ def _kinds(parameter: inspect.Parameter) -> set[str]:
 def _is_of(value: Any, kinds: set[str]) -> bool:
     kind = type(value).__name__.replace("NoneType", "None")
     return kind in kinds or (kind == "int" and "float" in kinds)
+
+
+def refuse_missing(setting: str, name: str, refused: type[UsageError], keys: Sequence[str]) -> None:
+    """Raises `refused` if there is no module of the callable `name`, or if its source shows that it has no such name.
+
+    A name that is bound anywhere in the source counts, so that nothing is refused that an import would find. Nothing of
+    the module is executed.
+    """
+    module, _, path = name.partition(":")
+    attribute = path.partition(".")[0]
+    package = module.partition(".")[0]
+    if _is_missing(package):
+        written = "write package.module:callable, without .py; the current directory"
+        raise refused(
+            f"{setting} {name!r} cannot be imported: ModuleNotFoundError: No module named {package!r}",
+            f"{did_you_mean(package, _modules_here())} {written} {Path.cwd()} is searched first".lstrip(),
+            keys=keys,
+        )
+    try:
+        tree = ast.parse(_source(module))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    bound = _bound(tree)
+    if not attribute or bound is None or attribute in bound or _is_submodule(module, attribute):
+        return
+    made = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    near = did_you_mean(attribute, made) or did_you_mean(attribute, bound)
+    listed = f"it has {', '.join(made[:FEW])}" if made else "name a class or function of it"
+    raise refused(f"{setting} {name!r}: module {module!r} has no attribute {attribute!r}", near or listed, keys=keys)
+
+
+def _is_missing(package: str) -> bool:
+    """Tells whether there is no module or package of this name, by looking for its file."""
+    if package in sys.modules:
+        return False
+    try:
+        return not (PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package))  # noqa: PTH109
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def _modules_here() -> list[str]:
+    return [path.stem for path in Path().iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+
+
+def _is_submodule(module: str, name: str) -> bool:
+    try:
+        _source(f"{module}.{name}")
+    except OSError:
+        return False
+    return True
+
+
+def _bound(tree: ast.Module) -> set[str] | None:
+    """The names that are bound anywhere in a module; None if it may bind others, as by `from other import *`."""
+    names = set[str]()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(one.name)
+        elif isinstance(one, ast.alias):
+            names.add(one.asname or one.name.partition(".")[0])
+        elif isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
+            names.add(one.id)
+        elif isinstance(one, ast.Name) and one.id in BINDING:
+            return None
+    return None if names & {"*", "__getattr__"} else names
 
 
 def signature_in_source(name: str) -> inspect.Signature | None:

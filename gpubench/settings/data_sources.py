@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpubench.errors import DataError, SettingsError, UsageError, did_you_mean
+from gpubench.settings.callables import refuse_missing
 from gpubench.settings.schema import TrainSettings
 from gpubench.settings.sections import DataSettings, TrainingSettings
 from gpubench.zoo import Task
@@ -44,6 +45,7 @@ def check_source(data: DataSettings) -> None:
         if not names_callable(data.source):
             message = f"data.source {data.source!r} is not module:callable"
             raise DataError(message, "for example mypackage.data:train", keys=["data.source"])
+        refuse_missing("data.source", data.source, DataError, ["data.source"])
     elif data.source not in SYNTHETIC:
         near = did_you_mean(data.source, SYNTHETIC + FROM_PATH)
         hint = f"{near} give {CHOICES}".lstrip()

@@ -17,7 +17,7 @@ from gpubench import devices, foreign_files, releases
 from gpubench.errors import DeviceError, ModelError, SettingsError
 from gpubench.hardware import AMPERE
 from gpubench.ranks import Ranks, launched_by_torchrun
-from gpubench.settings.callables import check_arguments, signature_in_source
+from gpubench.settings.callables import check_arguments, refuse_missing, signature_in_source
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.data_sources import (
     SYNTHETIC,
@@ -343,15 +343,17 @@ def sequence_lengths(name: str) -> tuple[int | None, int | None]:
 
 
 def refuse_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises ModelError for arguments that the source of the model `name` shows it does not take."""
+    """Raises ModelError if the source of the model `name` shows that it is missing, or takes no such arguments."""
     if is_builtin(name) or ":" not in name or os.path.isdir(name):  # noqa: PTH112
         if arguments:
             kind = "a built-in model" if is_builtin(name) else "a folder with a model"
             keys = [f"model.arguments.{key}" for key in arguments]
             hint = "only a model of your own does: --model module:callable"
             raise ModelError(f"{keys[0]}: {name} is {kind}, which takes no arguments", hint, keys=keys)
-    elif signature := signature_in_source(name):
-        check_arguments(name, signature, arguments)
+    else:
+        refuse_missing("model", name, ModelError, ["model.name"])
+        if signature := signature_in_source(name):
+            check_arguments(name, signature, arguments)
 
 
 def known_model(name: str, on_gpu: bool) -> tuple[int, bool]:

@@ -321,7 +321,8 @@ def _guessed(program: ProgramSlices, calls: ModuleCalls, backward: Mask, forward
     """The phase of modules and operators that are outside all others, and of nothing else."""
     top = program.operators & (nearest_around(program.nest, program.operator) < 0)
     guesses = np.zeros(len(program.trace.cpu), np.int8)
-    guesses[calls.mask | (top & (_used_by_backward(program, forward) | _before_backward(program, backward)))] = FORWARD
+    certain = calls.mask | (top & _used_by_backward(program, forward))
+    guesses[certain | (top & _before_backward(program, backward, certain))] = FORWARD
     guesses[top & _uploads(program)] = HOST_TO_DEVICE
     return guesses
 
@@ -350,14 +351,25 @@ def _used_by_backward(program: ProgramSlices, forward: Ids) -> Mask:
     return used
 
 
-def _before_backward(program: ProgramSlices, backward: Mask) -> Mask:
-    """Operators that record gradients before the first backward slice of their step."""
+def _before_backward(program: ProgramSlices, backward: Mask, certain: Mask) -> Mask:
+    """Operators that record gradients in the forward pass of a step, before its first backward slice.
+
+    The forward pass lasts from the first to the last slice that is `certain` to belong to it. Where there is none in a
+    step, it is all that comes before the backward pass. Operators outside of it record gradients too, such as those
+    that read values between two steps.
+    """
     cpu = program.trace.cpu
     edges = np.array([step.start for step in program.window.steps], np.int64)
     step = np.searchsorted(edges, cpu.start, side="right")
-    first = np.full(len(edges) + 1, np.iinfo(np.int64).max)
+    never = np.iinfo(np.int64).max
+    first, begins, ends = (np.full(len(edges) + 1, value) for value in (never, never, -never))
     np.minimum.at(first, step[backward], cpu.start[backward])
-    return (cpu.sequence >= 0) & (cpu.forward_thread <= 0) & (cpu.start < first[step])
+    known = certain & (cpu.start < first[step])
+    np.minimum.at(begins, step[known], cpu.start[known])
+    np.maximum.at(ends, step[known], program.nest.end[known])
+    within = (begins[step] == never) | ((cpu.start >= begins[step]) & (cpu.start < ends[step]))
+    found: Mask = (cpu.sequence >= 0) & (cpu.forward_thread <= 0) & (cpu.start < first[step]) & within
+    return found
 
 
 def _uploads(program: ProgramSlices) -> Mask:

@@ -94,7 +94,10 @@ def memory(tuning: Tuning, name: str, level: int) -> str:
     return units.signed_percent(change, 0) if abs(change) >= NOTABLE else ""
 
 
-def length(plan: Plan, seconds_a_run: float | None) -> str:
-    """Returns the size of a plan, as "about 45 runs, about 12 min"."""
+def length(plan: Plan | None, seconds_a_run: float | None) -> str:
+    """Returns the size of a plan, as "about 45 runs, about 12 min"; None if the limit leaves no run."""
+    if plan is None:
+        a_run = f"; a run takes {units.about(seconds_a_run)}" if seconds_a_run else ""
+        return f"but what is left of the limit is too little for a search{a_run}"
     time = f", about {units.about(plan.total * seconds_a_run)}" if seconds_a_run else ""
     return f"about {units.counted(plan.total, 'run')}{time}"

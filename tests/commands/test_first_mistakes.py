@@ -109,6 +109,7 @@ MISTAKES = [
     Mistake("memory --device-memory 24g", "'24g' is not a size", "did you mean 24GiB?"),
     Mistake("tune --memory 22 -- python train.py", "--memory: '22' has no unit", "did you mean '--memory 22GiB'?"),
     Mistake("tune --budget 4 -- python train.py", "--budget '4' has no unit", "did you mean '--budget 4m' or '--budget 4h'?"),
+    Mistake("tune --only optimizer.fused", "there is no setting 'optimizer.fused'", "'training.optimizer_impl'"),
     Mistake("tune --only wokers,precision", "there is no setting 'wokers'", "did you mean 'data.workers'?"),
     Mistake("tune --only precision=bf16", "--only precision=bf16 has a value", "did you mean --try precision=bf16?"),
     Mistake("tune --try data.workers:1,2", "is not KEY=VALUE", "--try data.workers=1,2"),

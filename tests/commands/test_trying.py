@@ -10,7 +10,7 @@ import pytest
 from cli import complaint
 from running import Finished
 
-from gpubench.commands.trying import record
+from gpubench.commands.trying import on_the_rest, record
 from gpubench.errors import Interrupted, RunFailed
 from gpubench.findings import Findings
 
@@ -19,6 +19,8 @@ TRIED = Findings(headline="after", findings=[], unanswered=[])
 
 
 class Keeping:
+    command = "profile"
+
     def __init__(self, path: Path) -> None:
         self.findings = FOUND
         self.writer = SimpleNamespace(path=path)
@@ -64,3 +66,11 @@ def test_an_experiment_whose_trials_would_have_too_long_a_name_is_refused_at_onc
     assert hint == "give an --experiment of at most 113 bytes"
     once = [argument for argument in common if argument not in ("--verify", "--find-batch-size")]
     assert command_line(*once, "--experiment", "x" * 114).code == 0
+
+
+def test_interrupted_trials_say_how_to_measure_a_fix_that_is_left() -> None:
+    assert on_the_rest([], "train-bench") == "the run directory keeps what was measured"
+    assert on_the_rest([{"data.workers": 2, "data.pin_memory": True}, {"precision": "bf16"}], "train-bench") == (
+        "the run directory keeps what was measured; to go on, measure the same with gpubench train-bench "
+        "--vs data.workers=2 --vs data.pin_memory=true, which is the first of 2 fixes that are left"
+    )

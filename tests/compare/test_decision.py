@@ -13,13 +13,14 @@ from gpubench.compare.decision import (
     EXIT_CODES,
     OTHER_LENGTH,
     Observed,
+    Ruling,
     from_json,
     in_words,
     observed_of,
     rule,
     sentence,
 )
-from gpubench.compare.sequential import look
+from gpubench.compare.sequential import Look, look
 from gpubench.runs.directory import RUN
 
 FASTER = look([math.log(1.1)] * 3)
@@ -85,6 +86,20 @@ def test_less_memory_is_the_share_that_is_saved() -> None:
     assert in_words(look([math.log(2)] * 3), "throughput") == "2 times as fast [2, 2]"
     assert in_words(look([-math.log(1.1)] * 3), "peak_memory_rss").startswith("10.0 % more peak memory")
     assert in_words(look([]), "throughput") == ""
+
+
+def test_a_very_wide_interval_is_a_range_in_words() -> None:
+    wide = Look(rounds=3, gain=1.693, interval=(0.085, 33.6), spread=2.0)
+    assert in_words(wide, "throughput") == "0.085 to 34 times as fast"
+    assert in_words(wide, "peak_memory_rss") == "0.03 to 12 times the peak memory"
+
+
+def test_a_gain_of_two_rounds_that_contradict_each_other_is_not_said() -> None:
+    undecided = Ruling("undecided", ["the budget of 60 s sufficed for 2 rounds"])
+    said = sentence(undecided, look([0.47, -1.7]), 0.005, "throughput", Observed())
+    assert said == "undecided: the budget of 60 s sufficed for 2 rounds"
+    alike = sentence(undecided, look([0.10, 0.11]), 0.005, "throughput", Observed())
+    assert alike.startswith("undecided: 11.1 % faster; ")
 
 
 def test_each_answer_has_an_exit_code_of_its_own() -> None:

@@ -76,6 +76,7 @@ def test_an_edit_is_seen_as_what_it_is(
         assert not kinds, reasons
     if one.found == "scale":
         assert found.sameness.work == "scaled"
+        assert "no setting or argument asks for that" in reasons
     if one.found == "named":
         assert one.said in reasons
 
@@ -102,6 +103,17 @@ def test_more_work_leaves_a_verdict_and_is_named(tmp_path: Path) -> None:
     assert found.sameness.work == "more"
     assert not found.sameness.refusals
     assert "does less work" in found.sameness.remarks[0]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_other_samples_in_a_step_that_nobody_asked_for_are_named(tmp_path: Path, asked: bool) -> None:
+    sides = [side(write_run(tmp_path, name, repeats=1)) for name in ("base", "new")]
+    for one, samples in zip(sides, (32, 8), strict=True):
+        one.runs[0].workload["samples_per_step"] = samples
+        one.runs[0].settings["training.batch_size"] = samples if asked else 32
+    (found,) = compare(sides).comparisons
+    named = "has 8 samples instead of 32, and no setting or argument asks for that"
+    assert any(named in one for one in found.sameness.remarks) != asked
 
 
 @pytest.mark.parametrize("counted", [None, {"backward_passes": 30, "updated_first": 9, "updated_least": 9}])

@@ -20,7 +20,7 @@ from cases_made import (
     training,
     wait,
 )
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpubench.diagnosis.case import ProfileCase
@@ -154,3 +154,11 @@ def test_nothing_is_told_of_steps_where_none_were_recorded(case: ProfileCase) ->
     for finding in diagnose(ProfileCase(Profile([one], []))).findings:
         told = [finding.title, finding.threshold, *finding.evidence]
         assert not [text for text in told if re.search(r"\b(the|a|every|many|each) steps?\b|in \d+ steps?\b", text)]
+
+
+@given(cases())
+def test_what_runs_on_a_cpu_alone_is_told_nothing_of_a_gpu(case: ProfileCase) -> None:
+    assume(case.on_cpu)
+    for finding in diagnose(case).findings:
+        told = [finding.title, finding.cause, finding.advice]
+        assert not [text for text in told if re.search(r"\bGPU\b|\bthe device\b|torch\.cuda", text)], finding.id

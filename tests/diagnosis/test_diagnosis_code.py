@@ -125,6 +125,13 @@ def test_a_wait_is_said_to_be_read_by_the_lines_of_its_own_phase() -> None:
     assert any(one.startswith("train.py:28") for one in others), "the other line is named with its own calls"
 
 
+def test_reads_are_said_to_be_in_the_phases_in_which_the_program_was_seen_to_read() -> None:
+    waits = [wait("aten::item", call="", blocked=5 * PERCENT, calls=STEPS, phase="forward")]
+    code = calling(call("read", phase="evaluation"), call("read", phase="other", line=40))
+    (first, *_) = finding(case(cpu(synchronisations=waits, code=code), settings={}), "synchronisation").evidence
+    assert first.startswith("aten::item in evaluation and other: 1 time a step, 5 ms a step (5 %); read by train.py")
+
+
 def test_the_lines_that_read_values_are_named_and_nothing_is_asked_for() -> None:
     waits = [wait("aten::item", blocked=5 * PERCENT, idle=5 * PERCENT, calls=STEPS)]
     code = calling(call("read"), call("softmax"))

@@ -31,6 +31,7 @@ class Run:
         self.closed: tuple[str, GpubenchError | None] | None = None
         self.diagnosed = 0
         self.elsewhere: str | None = None
+        self.has_results = False
 
     def throughputs(self) -> list[float]:
         return self.rates
@@ -108,6 +109,19 @@ def test_a_signal_that_comes_as_a_failed_run_lets_go_of_its_ranks_does_not_hide_
     assert (run.closed[0], str(run.closed[1])) == (
         ("failed", "rank 3 has been silent for 8 s") if failed else ("interrupted", "interrupted")
     )
+
+
+@pytest.mark.parametrize(("measured_before", "kept"), [(True, "keeps the results so far"), (False, "nothing was")])
+def test_an_interruption_promises_results_only_if_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, measured_before: bool, kept: str
+) -> None:
+    monkeypatch.setattr(schedule, "measure", lambda *_: signal.raise_signal(signal.SIGINT))
+    run = Run("a")
+    run.has_results = measured_before
+    schedule.run([cast("Recorder[Any]", run)], lambda recorder: None)
+    assert run.closed
+    assert run.closed[1]
+    assert kept in (run.closed[1].hint or "")
 
 
 def test_of_independent_runs_one_that_fails_leaves_the_others_alone(measured: Callable[..., Measured]) -> None:

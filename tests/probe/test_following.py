@@ -72,6 +72,22 @@ def train(loss_of: Callable[[nn.Module, Tensor], Tensor], steps: int = 9) -> Non
         adam.zero_grad()
 
 
+def test_the_parameters_of_a_teacher_are_parameters(tmp_path: Path) -> None:
+    def loop() -> None:
+        teacher = model().eval()
+
+        def loss_of(own: nn.Module, batch: Tensor) -> Tensor:
+            with torch.no_grad():
+                wanted = teacher(batch)
+            return nn.functional.mse_loss(own(batch), wanted)
+
+        train(loss_of)
+
+    end = ends(table(followed(tmp_path, loop)), "optimizer")
+    assert end["parameters"] == 2 * WEIGHTS
+    assert not end.get("unknown")
+
+
 def test_every_category_has_the_bytes_that_the_shapes_say(tmp_path: Path) -> None:
     dataset = TensorDataset(torch.randn(10 * BATCH, WIDTH), torch.randint(CLASSES, (10 * BATCH,)))
 

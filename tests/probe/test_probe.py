@@ -291,6 +291,34 @@ def test_evaluation_is_a_phase_of_its_own(tmp_path: Path) -> None:
     assert {step["samples"] for step in steps} == {4}
 
 
+@pytest.mark.parametrize("same_class", [True, False])
+def test_a_teacher_is_part_of_the_forward_pass_and_of_no_evaluation(tmp_path: Path, same_class: bool) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.01)
+            return given
+
+    class Teacher(torch.nn.Sequential):
+        pass
+
+    def run() -> None:
+        loop = Loop()
+        teacher = (torch.nn.Sequential if same_class else Teacher)(Slow(), torch.nn.Linear(3, 1)).eval()
+        for number, (batch,) in enumerate(loop.data):
+            with torch.no_grad():
+                teacher(batch)
+            loop.step(batch)
+            if number == 6:
+                loop.model.eval()
+                teacher(batch)
+                loop.model.train()
+
+    steps = probed(tmp_path, run).steps
+    assert all(step["phases"]["forward"] >= 0.01 for step in steps[3:])
+    assert [number for number, step in enumerate(steps) if "evaluation" in step["phases"]] == [7]
+    assert {step["samples"] for step in steps} == {4}
+
+
 @pytest.mark.parametrize("drawn", [True, False], ids=["from a DataLoader", "made by the program"])
 @pytest.mark.parametrize(
     ("trained", "begun", "left"),

@@ -27,6 +27,7 @@ from gpubench.compare.result import (
 )
 from gpubench.report import comparison as report
 from gpubench.report import markdown, noise, phrases, terminal
+from gpubench.report.document import Figure
 from gpubench.report.phrases import headline
 from gpubench.text import clean, shorten
 
@@ -50,6 +51,22 @@ def test_the_headline_of_inference_is_its_latency_unless_the_batches_differ() ->
     assert " in latency p50" in headline(comparison(speed, latency))
     withheld_latency = verdict("latency_p50", verdict="withheld", reason="other batches")
     assert " in throughput" in headline(comparison(speed, withheld_latency))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_single_metric_gets_no_chart(number: int) -> None:
+    judged = [verdict("throughput", unit="samples/s", better="higher"), verdict("latency_p50")][:number]
+    drawn = [block for block in report._verdicts(comparison(*judged), True, drawn=True) if isinstance(block, Figure)]
+    assert len(drawn) == number - 1
+
+
+def test_parameters_differ_and_a_batch_size_differs() -> None:
+    def said(key: str) -> str:
+        found = withheld(difference(key, 1, 2, "workload"))
+        return headline(structs.replace(comparison(), comparability=found))
+
+    assert "parameters differ (" in said("parameters")
+    assert "training.batch_size differs (" in said("training.batch_size")
 
 
 def rich_comparison(**changes: Any) -> Comparisons:

@@ -308,6 +308,8 @@ def test_sentences_begin_with_a_capital_and_end_with_a_full_stop_and_names_stay_
     assert page.sentence("why?") == "Why?"
     assert page.sentence("x.pt.trace.json: 6 steps") == "x.pt.trace.json: 6 steps."
     assert page.sentence("gpubench/a.py has it").startswith("gpubench/")
+    assert page.sentence("single: other processes kept it busy", ["single"]).startswith("single: ")
+    assert page.sentence("singles are many", ["single"]).startswith("Singles")
     assert page.heading("sd, fp32, 20 steps of PNDMScheduler") == "sd, fp32, 20 steps of PNDMScheduler"
     assert page.sentence("sd, PNDMScheduler") == "sd, PNDMScheduler."
     assert page.sentence("steady, then slow") == "Steady, then slow."

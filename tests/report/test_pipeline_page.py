@@ -79,7 +79,7 @@ def test_the_page_says_who_did_what_and_whether_it_was_worth_it(tmp_path: Path) 
     page = page_of(write_run(tmp_path))
     for expected in (
         "14 evaluations over 3 ranks, 4 + 4 + 6",
-        "Rank 2 is the bottleneck: each sample takes it ",
+        "Rank 2 is the bottleneck: it takes ",
         "Where each rank&#39;s time went",
         "Replicas, each with the whole model, were not measured",
         "one of these ranks alone",

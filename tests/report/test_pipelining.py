@@ -73,7 +73,7 @@ def test_the_headline_names_the_gpu() -> None:
 def test_the_assignment_stands_above_the_ranks() -> None:
     text = rendered(summary_of())
     assert "\n50 evaluations over 4 ranks, 12 + 12 + 12 + 14\n" in text
-    assert "\nrank 3 is the bottleneck: each sample takes it 1.40 s (14 evaluations of 100 ms), and rank " in text
+    assert "\nrank 3 is the bottleneck: it takes 1.40 s (14 evaluations of 100 ms) for each sample, and rank " in text
     assert row(text, "3")[:2] == ["3", "36-49"]
     assert row(text, "0")[-2:] == ["95.4", "MiB"]
 

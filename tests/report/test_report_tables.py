@@ -63,7 +63,8 @@ def test_a_table_has_the_rows_that_are_asked_for_and_counts_the_others(most: int
 def test_an_option_without_a_table_is_for_every_table_that_has_the_column() -> None:
     found = arrangement(["calls", "copies=size"], ["30", "kernels=all"], unfolded=True)
     assert {name for name, column in found.columns.items() if column == "calls"} == {
-        "Modules", "Operators", "Kernels", "Waits of the CPU for the device", "Collectives"
+        "Modules", "Operators", "Kernels", "Waits of the CPU for the device", "Reads of values on the CPU",
+        "Collectives",
     }  # fmt: skip
     assert found.columns["Copies"] == "size"
     assert found.rows == dict.fromkeys(LISTINGS, 30) | {"Kernels": None}
@@ -79,7 +80,12 @@ def test_an_option_without_a_table_is_for_every_table_that_has_the_column() -> N
         ("kernels=own time", "", "Kernels has no column 'own time'", "columns are kernel, time, share, calls"),
         ("kernel=", "", "Kernels has no column ''", "columns are kernel, time"),
         ("kernles=time", "", "--sort kernles: there is no such table", "did you mean 'Kernels'? tables are Phases"),
-        ("co=time", "", "--sort co: several tables begin so", "Copies, Waits of the CPU for the device, Collectives"),
+        (
+            "co=time",
+            "",
+            "--sort co: several tables begin so",
+            "Copies, Waits of the CPU for the device, Reads of values on the CPU, ",
+        ),
         ("=time", "", "there is no such table", "tables are Phases, Modules"),
         ("", "kernels=x", "--rows kernels=x: 'x' is not a number of rows", "for example 30, all or kernels=30"),
         ("", "0", "'0' is not a number of rows", "for example"),

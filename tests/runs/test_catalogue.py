@@ -5,13 +5,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from recorded_runs import edit, write_run
 
 from gpubench.runs.catalogue import CACHE, catalogue
 from gpubench.runs.directory import CONFIG, FAILED, INTERRUPTED, RUN, RUNNING, SUMMARY
-from gpubench.runs.entries import DAMAGED, Entry, read
+from gpubench.runs.entries import DAMAGED, Entry, common_variables, read, without
 from gpubench.runs.reader import Run
 
 REALISTIC = """experiment: made                     # default
@@ -240,3 +242,17 @@ def test_the_reference_workload_and_the_environment_are_those_of_the_summary(tmp
     edit(path / SUMMARY, metrics=[*summary["metrics"], known], environment={"device": "a GPU", "torch": "2.13.0"})
     (entry,) = catalogue(tmp_path)
     assert (entry.reference, entry.device, entry.environment["torch"]) == (4.0, "a GPU", "2.13.0")
+
+
+def test_a_variable_that_all_runs_have_tells_none_of_them_apart() -> None:
+    def named(*variants: str) -> list[str]:
+        found = [cast("Entry", SimpleNamespace(variant=one, is_search=False)) for one in variants]
+        shared = common_variables(found)
+        return [without(one, shared) for one in variants]
+
+    assert named("OMP_NUM_THREADS=1", "workers=2, OMP_NUM_THREADS=1", "compile=true OMP_NUM_THREADS=1") == [
+        "", "workers=2", "compile=true"
+    ]  # fmt: skip
+    assert named("OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2") == ["OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"]
+    assert named("workers=2", "workers=2") == ["workers=2", "workers=2"]
+    assert named() == []

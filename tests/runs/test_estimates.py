@@ -8,6 +8,7 @@ import pytest
 from gpubench.metrics import Metric
 from gpubench.report import quoted
 from gpubench.runs import warnings
+from gpubench.runs.entries import EntryFigure
 from gpubench.runs.steps import SteadyWindow
 from gpubench.runs.summary import metric_of, relative_half_width
 
@@ -91,6 +92,8 @@ def test_an_interval_wider_than_a_factor_of_two_is_a_range_that_is_not_to_be_quo
 
 
 def test_a_symmetric_half_width_is_shown_only_where_both_ends_are_as_far() -> None:
+    wide = EntryFigure(100.0, 0.01, 1000.0, "samples/s", "higher")
+    assert quoted.together(*quoted.of_entry(wide)) == "too noisy to quote"
     assert quoted.figure(made("throughput", 100.0, 101.0, 102.0)) == "101 samples/s +- 2.5 %"
     assert quoted.figure(made("throughput", 100.0, 107.0, 115.0)) == "107 samples/s (89.9 to 127 samples/s)"
     assert quoted.figure(made("throughput", 100.0)) == "100 samples/s"

@@ -221,7 +221,10 @@ def test_a_model_folder_needs_a_configuration(tmp_path: Path) -> None:
     assert complete(settings(model=str(tmp_path)))[0].training.batch_size == 8
 
 
-def test_a_callable_is_left_to_the_worker() -> None:
+def test_a_callable_is_left_to_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "zoo.py").write_text("def build(): ...")
     assert complete(settings(model="mine.zoo:build"))[0].training.batch_size == 8
 
 

@@ -117,6 +117,19 @@ def test_operators_with_gradients_are_forward_until_the_backward_pass_begins() -
     assert host(step(1, 0, 100), events) == {"other": 70, "forward": 10, "backward": 20}
 
 
+def test_values_that_are_read_between_two_steps_or_after_the_loss_are_not_forward() -> None:
+    events = [
+        numbered("aten::item", 5, 10, 0),
+        numbered("aten::mm", 20, 30, 0),
+        numbered("aten::gt", 30, 35, 1),
+        numbered("aten::mean", 35, 40, 1),
+        numbered("aten::item", 45, 50, 2),
+        numbered(NODE + "MeanBackward0", 60, 70, 1, 1),
+        numbered(NODE + "MmBackward0", 70, 90, 0, 1),
+    ]
+    assert host(step(1, 0, 100), events) == {"other": 50, "forward": 20, "backward": 30}
+
+
 def test_a_second_forward_pass_of_a_step_is_told_by_its_backward() -> None:
     events = [
         numbered("aten::mm", 10, 20, 0),

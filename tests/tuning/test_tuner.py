@@ -16,7 +16,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
-from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, SettingsError
+from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, RunFailed, SettingsError
 from gpubench.gain import Gain
 from gpubench.metrics import PEAKS
 from gpubench.report import tuning as report
@@ -27,8 +27,8 @@ from gpubench.settings.keys import flatten
 from gpubench.settings.loading import Configuration, completed, load
 from gpubench.settings.schema import TrainSettings
 from gpubench.tuner import SearchFolder, Tuner, Wishes, look
-from gpubench.tuning.conclusion import Contribution
-from gpubench.tuning.progress import SearchDrawing
+from gpubench.tuning.conclusion import Contribution, Plan
+from gpubench.tuning.progress import SearchDrawing, length
 from gpubench.tuning.result import Tuning, read, save
 from gpubench.tuning.treatments import Subject, choose
 
@@ -149,6 +149,29 @@ def test_a_run_that_takes_too_long_ends_the_search_and_an_interruption_is_one(
     found = searched(tmp_path, Slow(tmp_path, planted), budget=1000.0)
     assert found.status == ("completed" if late else "interrupted")
     assert found.runs == 11  # and the first look
+
+
+def test_a_first_look_that_takes_longer_than_the_time_limit_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gpubench.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(Program):
+        def run(self, variants: Sequence[Configuration[Any]], **how: Any) -> list[Any]:
+            self.interrupt_at = 0
+            now[0] = how["until"]
+            return super().run(variants, **how)
+
+    with pytest.raises(RunFailed, match="longer than the time limit of 60 s") as refusal:
+        searched(tmp_path, Slow(tmp_path, planted), budget=60.0)
+    assert now[0] == pytest.approx(66.0)
+    assert "--budget 10m" in (refusal.value.hint or "")
+
+
+def test_a_plan_without_a_run_has_no_duration() -> None:
+    assert length(None, 37.0) == "but what is left of the limit is too little for a search; a run takes 37 s"
+    assert length(Plan({"noise": 4}, 0, 4), 37.0) == "about 4 runs, about 2 min"
 
 
 def test_what_helps_is_kept_and_its_share_is_known(tmp_path: Path) -> None:

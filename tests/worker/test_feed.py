@@ -114,7 +114,7 @@ def test_a_module_that_is_not_there_is_told_and_so_are_the_users_own_errors(own:
     with pytest.raises(DataError, match="raised ZeroDivisionError: mine") as caught:
         opened(without_path(f"{own}:fails"), None)
     assert isinstance(caught.value.__cause__, ZeroDivisionError), "run.log tells where"
-    (tmp_path / "importing.py").write_text("import gone_away")
+    (tmp_path / "importing.py").write_text("import gone_away\ndef make(): ...")
     with pytest.raises(DataError, match="cannot be imported: ModuleNotFoundError: No module named 'gone_away'"):
         opened(without_path("importing:make"), None)
 

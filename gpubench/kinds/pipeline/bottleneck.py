@@ -127,15 +127,17 @@ def _limit(places: Sequence[Place], ranks: Sequence[Place], what: str) -> str:
     found = limiting(places)
     if not found:
         busiest = max(ranks, key=lambda rank: rank.mean)
+        others = "the other rank takes" if len(ranks) == 2 else "the other ranks take"
         return (
-            f"no rank is the bottleneck: each {what} takes {busiest.name} {busiest.work}, and the others about as long"
+            f"no rank is the bottleneck: {busiest.name} takes {busiest.work} for each {what}, and {others} about as "
+            "long"
         )
     longest, rest = found[0], [place for place in ranks if place not in found]
     following = max(rest, key=lambda place: place.mean)
     names = units.listed([place.name for place in found])
     which = "it" if len(found) == 1 else longest.name
-    said = f"{names} {'is' if len(found) == 1 else 'are'} the bottleneck: each {what} takes {which} {longest.work}"
-    return f"{said}, and {following.name} {following.work}"
+    said = f"{names} {'is' if len(found) == 1 else 'are'} the bottleneck: {which} takes {longest.work} for each {what}"
+    return f"{said}, and {following.name} takes {following.work}"
 
 
 def _delays(places: Sequence[Place], makespan: float, what: str) -> str:
