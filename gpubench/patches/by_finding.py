@@ -30,22 +30,27 @@ def add(patch: Patch, finding: str, lines: Sequence[str], program: Program) -> N
     said: list[str] = []
     for name, wanted in _files(lines, program).items():
         try:
-            content = patch.files[name].after if name in patch.files else read(program.directory, name)
-            before = patch.files[name].before if name in patch.files else content
-            source = SourceFile(name, content)
+            said += _add_to_file(patch, finding, name, wanted, program)
         except NotEdited as reason:
             said.append(str(reason))
-            continue
-        there = {diff.moved(line, before, content) for line in wanted}
-        found = [one for one in IDIOMS[finding](source) if not there or _is_at(source, one, there)]
-        said += [one.why for one in found if one.why]
-        if certain := [one for one in found if one.changed]:
-            new = {node: changed for one in certain for node, changed in one.changed.items()}
-            patch.files[name] = diff.Versions(before, source.with_all_changed(new))
-            places = dict.fromkeys(diff.moved(source.line(node), content, before) for node in new)
-            patch.edits += [Edit(finding, name, line) for line in sorted(places)]
     if said:
         patch.left[finding] = "; ".join(dict.fromkeys(said))
+
+
+def _add_to_file(patch: Patch, finding: str, name: str, lines: set[int], program: Program) -> list[str]:
+    """Adds the edits of one file, and returns what is not certain. Raises NotEdited if it cannot be edited."""
+    content = patch.files[name].after if name in patch.files else read(program.directory, name)
+    before = patch.files[name].before if name in patch.files else content
+    source = SourceFile(name, content)
+    there = {diff.moved(line, before, content) for line in lines}
+    found = [one for one in IDIOMS[finding](source) if not there or _is_at(source, one, there)]
+    new = {node: changed for one in found for node, changed in one.changed.items()}
+    if new:
+        edited = SourceFile(name, source.with_all_changed(new))  # which raises NotEdited if it is no Python
+        patch.files[name] = diff.Versions(before, edited.content)
+        changed = {diff.moved(source.line(node), content, before) for node in new}
+        patch.edits += [Edit(finding, name, line) for line in sorted(changed)]
+    return [one.why for one in found if one.why]
 
 
 def _files(lines: Sequence[str], program: Program) -> Mapping[str, set[int]]:
