@@ -10,13 +10,16 @@ import msgspec
 import pytest
 from patched_programs import PLAIN
 from recorded_runs import write_run
+from reports import on_terminal
 
 from gpubench import proof
 from gpubench.bench import Bench
 from gpubench.errors import Interrupted, ProgramFailed
 from gpubench.gain import Gain
 from gpubench.patches.diff import applied
-from gpubench.patches.result import ProvedPatch, in_words
+from gpubench.patches.result import ProvedPatch
+from gpubench.report import patches
+from gpubench.report.document import Document
 from gpubench.settings.programs import CommandSettings
 
 SIDES: Any = [SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))] * 2
@@ -89,10 +92,10 @@ def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
     assert found.gain.low <= 2.0 <= found.gain.high
     assert found.found.startswith("run as patched: 2.0")
     assert not found.remarks
-    lines = in_words(found, tmp_path)
-    assert lines[0].startswith(f"patch: {tmp_path}/best.patch, 1 line in train.py; run as patched: ")
-    assert lines[1].startswith(f"apply it: git apply {tmp_path}/best.patch ")
-    assert lines[2].startswith("not in the patch: performance.sdpa: ")
+    shown = on_terminal(Document("", list(patches.blocks(tmp_path, found))), 1000)
+    assert f"patch: {tmp_path}/best.patch, 1 line in train.py; run as patched: " in shown
+    assert f"apply it: git apply {tmp_path}/best.patch " in shown
+    assert "not in the patch: performance.sdpa: " in shown
 
 
 def test_an_edit_without_effect_is_named(tmp_path: Path) -> None:
