@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from patched_programs import PLAIN
 from recorded_runs import write_run
@@ -14,6 +15,7 @@ from reports import on_terminal
 
 from gpubench import proof
 from gpubench.bench import Bench
+from gpubench.compare.intervals import MetricSample, ratio
 from gpubench.errors import Interrupted, ProgramFailed
 from gpubench.gain import Gain
 from gpubench.patches.diff import applied
@@ -126,3 +128,26 @@ def test_a_patch_is_run_as_often_as_there_is_time(seconds: float | None, rounds:
 def test_a_patch_that_was_not_run_says_so(tmp_path: Path) -> None:
     patch = msgspec.structs.replace(made(tmp_path), reason="the time limit left none for it")
     assert patch.found == "not run: the time limit left none for it"
+
+
+def gain_of(log_ratio: float, sigma: float, rounds: int, rng: np.random.Generator) -> Gain:
+    """The gain in interleaved runs of two simulated programs that differ by `log_ratio`."""
+    sides = (MetricSample(np.exp(rng.normal(rate, sigma, rounds))) for rate in (0.0, log_ratio))
+    found = ratio(*sides, paired=True)
+    assert found
+    return Gain(found.estimate, *found.interval)
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+@pytest.mark.parametrize("rounds", [5, 12])
+def test_a_patch_with_the_gain_of_its_settings_is_hardly_ever_said_to_differ(sigma: float, rounds: int) -> None:
+    rng = np.random.default_rng(1)
+    trials = [(gain_of(0.4, sigma, rounds, rng), gain_of(0.4, sigma, proof.ROUNDS, rng)) for _ in range(400)]
+    assert np.mean([ProvedPatch(changed={}, settings_gain=one, gain=patch).differs for one, patch in trials]) <= 0.05
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+def test_a_patch_of_which_an_edit_has_no_effect_is_said_to_differ(sigma: float) -> None:
+    rng = np.random.default_rng(2)
+    trials = [(gain_of(0.4, sigma, 12, rng), gain_of(0.1, sigma, proof.ROUNDS, rng)) for _ in range(400)]
+    assert np.mean([ProvedPatch(changed={}, settings_gain=one, gain=patch).differs for one, patch in trials]) >= 0.95
