@@ -1,6 +1,6 @@
 """Attention that is written out, and that `scaled_dot_product_attention` computes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -10,6 +10,8 @@ from gpubench.patches.source import NotEdited, Replacements, SourceFile
 
 SOFTMAX = frozenset({"torch.softmax", "torch.nn.functional.softmax"})
 MATMUL = frozenset({"torch.matmul", "torch.bmm"})
+OTHERS = ("torch.einsum",)
+"""Other matrix products, which are not edited."""
 FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
@@ -24,7 +26,7 @@ def written_out(source: SourceFile) -> Iterator[Found]:
     """A product of queries and keys, its softmax, and the product with values: without mask and without dropout."""
     for softmax in source.all_of(cst.Call):
         of = _of_softmax(source, softmax)
-        if of is None:
+        if of is None or not _is_multiplied(source, softmax):
             continue
         wanted = f"{source.place(softmax)} may be attention written out: {FUSED.rpartition('.')[2]} computes it at once"
         try:
@@ -45,6 +47,24 @@ def _of_softmax(source: SourceFile, call: cst.Call) -> cst.BaseExpression | None
     is_last = len(rest) == 1 and source.text(rest[0].value) == "-1" and not rest[0].star
     named = is_last and (rest[0].keyword is None or rest[0].keyword.value == "dim")
     return value if named else None
+
+
+def _is_multiplied(source: SourceFile, softmax: cst.Call) -> bool:
+    """Whether a matrix product has the softmax in it, or the name that it is given."""
+    assign = next((one for one in source.ancestors(softmax) if isinstance(one, cst.Assign)), None)
+    names = {source.text(one.target) for one in assign.targets} if assign else set()
+    for one in source.all_of(cst.BaseExpression, source.scope(softmax)):
+        is_product = isinstance(one, cst.BinaryOperation) and isinstance(one.operator, cst.MatrixMultiply)
+        is_product = is_product or (isinstance(one, cst.Call) and source.full_name(one.func) in (*MATMUL, *OTHERS))
+        if is_product and _has(source, one, softmax, names):
+            return True
+    return False
+
+
+def _has(source: SourceFile, node: cst.CSTNode, call: cst.Call, names: set[str]) -> bool:
+    if any(one is call for one in source.all_of(cst.Call, node)):
+        return True
+    return any(one.value in names for one in source.all_of(cst.Name, node))
 
 
 def _fused(source: SourceFile, softmax: cst.Call, of: cst.BaseExpression) -> Replacements:
@@ -79,18 +99,37 @@ def _between(source: SourceFile, statements: list[cst.BaseStatement]) -> list[cs
 
 
 def _value(source: SourceFile, node: cst.BaseExpression) -> _Written:
-    """What an expression is, or what its name was given in the only assignment before its only use."""
+    """What an expression is, or what its name was given for this use alone."""
     if not isinstance(node, cst.Name):
         return _Written(node, ())
-    uses = uses_of(source, node.value, node)
-    given = [use for use in uses if use.given is not None]
-    if len(uses) == 2 and len(given) == 1:
-        assign = given[0].given
-        if isinstance(assign, cst.Assign) and len(assign.targets) == 1 and assign.targets[0].target is given[0].node:
-            statement = source.statement(assign)
-            if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
-                return _Written(assign.value, (statement,))
-    raise NotEdited(f"{node.value} is used or changed elsewhere")
+    assign = next(assign for assign, read in _given_and_read(source, node) if read is node)
+    return _Written(assign.value, (source.statement(assign),))
+
+
+def _given_and_read(source: SourceFile, name: cst.Name) -> Sequence[tuple[cst.Assign, cst.Name]]:
+    """The assignments to a name, each with the only use of its value.
+
+    Raises NotEdited unless these are plain statements of one block.
+    """
+    elsewhere = NotEdited(f"{name.value} is used or changed elsewhere")
+    block = source.block(name)
+    uses = []
+    for node, given in uses_of(source, name.value, name):
+        statement = source.statement(node)
+        if source.block(statement) is not block or not isinstance(statement, cst.SimpleStatementLine):
+            raise elsewhere
+        uses.append((list(block.body).index(statement), given is not None, node, given))
+    uses.sort(key=lambda use: use[:2])  # a statement reads its values before it gives a name another one
+    pairs = []
+    for (_, is_given, _, given), (_, is_given_too, read, _) in zip(uses[::2], uses[1::2], strict=False):
+        if not isinstance(given, cst.Assign) or not is_given or is_given_too:
+            raise elsewhere
+        if len(given.targets) != 1 or not isinstance(given.targets[0].target, cst.Name):
+            raise elsewhere
+        pairs.append((given, read))
+    if 2 * len(pairs) != len(uses):
+        raise elsewhere
+    return pairs
 
 
 def _unscaled(
@@ -132,7 +171,7 @@ def _product(source: SourceFile, node: cst.BaseExpression) -> tuple[cst.BaseExpr
         return node.left, node.right
     if isinstance(node, cst.Call) and source.full_name(node.func) in MATMUL and len(node.args) == 2:
         return node.args[0].value, node.args[1].value
-    raise NotEdited(f"{source.text(node)} is more than a product of queries and keys")
+    raise NotEdited(f"{source.text(node)} is not one product of two matrices")
 
 
 def _transposed(source: SourceFile, node: cst.BaseExpression) -> cst.BaseExpression:
@@ -154,11 +193,9 @@ def _with_values(
     weights: cst.BaseExpression = softmax
     made: tuple[cst.BaseStatement, ...] = ()
     if isinstance(parent, cst.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0].target, cst.Name):
-        name = parent.targets[0].target
-        reads = [use.node for use in uses_of(source, name.value, name) if use.given is None or use.given is not parent]
-        if len(reads) != 1 or len(uses_of(source, name.value, name)) != 2:
-            raise NotEdited(f"{name.value} is used or changed elsewhere")
-        weights, made = reads[0], (source.statement(softmax),)
+        pairs = _given_and_read(source, parent.targets[0].target)
+        weights = next(read for assign, read in pairs if assign is parent)
+        made = (source.statement(softmax),)
         parent = next(source.ancestors(weights))
     if isinstance(parent, cst.Arg):
         parent = next(source.ancestors(parent))

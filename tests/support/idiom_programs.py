@@ -373,7 +373,20 @@ CASES = [
         "attention whose weights have one name",
         ATTENTION,
         attending(WRITTEN),
-        left="train.py:8 may be attention written out: scaled_dot_product_attention computes it at once; w is used",
+        "-    w = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))\n-    w = F.softmax(w, dim=-1)\n-    return w @ v\n"
+        f"+    return F.{CALL})\n",
+    ),
+    IdiomCase(
+        "attention with a mask under the same name",
+        ATTENTION,
+        attending("w = q @ k.mT\nw = w.masked_fill(w > 1, 0.0)\nw = F.softmax(w, -1)\nreturn w @ v\n"),
+        left="w is used or changed elsewhere",
+    ),
+    IdiomCase(
+        "attention with a mask on one branch",
+        ATTENTION,
+        attending("w = q @ k.mT\nif len(w) > 5:\n    w = w + 1\nw = F.softmax(w, -1)\nreturn w @ v\n"),
+        left="w is used or changed elsewhere",
     ),
     IdiomCase(
         "attention with dropout",
@@ -387,7 +400,7 @@ CASES = [
         "attention with a mask",
         ATTENTION,
         attending("w = q @ k.transpose(-2, -1) + torch.zeros(5, 5)\nreturn F.softmax(w, -1) @ v\n"),
-        left="is more than a product of queries and keys",
+        left="is not one product of two matrices",
     ),
     IdiomCase(
         "attention whose weights are returned",
@@ -401,5 +414,12 @@ CASES = [
         attending("p = F.softmax(q @ k.transpose(-2, -1), -1)\nq = None\nreturn p @ v\n"),
         left="train.py:8 uses what it multiplies",
     ),
+    IdiomCase(
+        "attention by einsum",
+        ATTENTION,
+        attending("p = F.softmax(q @ k.mT, -1)\nreturn torch.einsum('bhij,bhjd->bhid', p, v)\n"),
+        left="p, v) is not one product of two matrices",
+    ),
+    IdiomCase("a softmax of logits", ATTENTION, attending("w = q @ k.mT\nreturn F.softmax(w, -1)\n")),
     IdiomCase("a softmax of classes", ATTENTION, attending("return F.softmax(q, 1) @ k.mT @ v\n")),
 ]
