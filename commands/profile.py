@@ -8,7 +8,7 @@ import typer
 from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT
 from gpubench.commands.running import finish, print_configurations
-from gpubench.commands.trying import check_trial_name, try_fixes
+from gpubench.commands.trying import check_trial_name, try_fixes, try_patch
 from gpubench.commands.variants import Versus
 from gpubench.errors import UsageError
 from gpubench.ranks import is_rank_zero, launched_by_torchrun
@@ -16,8 +16,6 @@ from gpubench.registry import PROGRAM_PROFILE, kind_of
 from gpubench.settings.options import MEASUREMENT, OUTPUT
 
 if TYPE_CHECKING:
-    from gpubench.bench import Bench
-    from gpubench.host.schedule import Outcome
     from gpubench.report.profile_tables import Arrangement
     from gpubench.settings.loading import Configuration
     from gpubench.settings.schema import ProfileSettings
@@ -155,11 +153,11 @@ def profile(
     bench = Bench(kind, shown.terminal())
     (outcome,) = bench.run([run])
     stopped = try_fixes(run, outcome, bench) if verify else None
+    if patch and not stopped:
+        stopped = try_patch(run, outcome, bench)
     finish([outcome], None, bench.terminal, json=json, arranged=arranged)
     if stopped:
         raise stopped
-    if patch:
-        _patch(run, outcome, bench.timing, json=json)
 
 
 def _check_trials(run: "Configuration[Any]", *, verify: bool, patch: bool, is_program: bool) -> None:
@@ -168,19 +166,6 @@ def _check_trials(run: "Configuration[Any]", *, verify: bool, patch: bool, is_pr
         raise UsageError("--patch needs --verify and a program", "gpubench profile --verify --patch -- python train.py")
     if verify:
         check_trial_name(run)
-
-
-def _patch(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench", *, json: bool) -> None:
-    """Makes the patch of the fixes that are kept, runs it, and says what it does: with `json` on stderr."""
-    from gpubench.patches.result import in_words
-    from gpubench.trials import patch_of
-
-    found, folder = patch_of(run, outcome, bench), outcome.recorder.writer.path
-    lines = in_words(found, folder) if found else ["patch: none, because no fix with code is proved to be faster"]
-    if json:
-        bench.terminal.say("\n".join(lines))
-    else:
-        output.write("".join(f"{line}\n" for line in lines), f"{folder} has the patch")
 
 
 def _of_model(ctx: typer.Context, config: str | None) -> "Configuration[ProfileSettings]":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpubench.errors import GpubenchError, Interrupted, SettingsError, UsageError
+from gpubench.errors import GpubenchError, Interrupted, RunFailed, SettingsError, UsageError
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
@@ -46,6 +46,23 @@ def try_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench") -> 
     if not proposed(recorder.findings):
         bench.terminal.say("nothing to try: no finding has a setting that a run could be made with")
     return record(verify_speed(run, recorder.findings, bench.timing), recorder.conclude, recorder)
+
+
+def try_patch(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench") -> GpubenchError | None:
+    """Runs the program with the edits that findings lead to, and with the patch of all that is kept.
+
+    Otherwise as `try_fixes`.
+    """
+    from gpubench import trials
+
+    if outcome.recorder.findings is None or outcome.error:
+        return None
+    bench.terminal.say("profile: what is kept is written into the program, and the patched program is run")
+    found = record(trials.try_patch(run, outcome, bench.timing), outcome.recorder.conclude, outcome.recorder)
+    findings = outcome.recorder.findings
+    if found is None and (findings is None or findings.patch is None):
+        bench.terminal.say("patch: none, because no fix with code is proved to be faster")
+    return found
 
 
 def try_memory_fixes(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench") -> GpubenchError | None:
@@ -106,6 +123,8 @@ def record(results: Iterable[T], keep: Callable[[T], None], recorder: "Recorder[
         ended = Interrupted("interrupted")
     except GpubenchError as error:
         ended = error
+    except OSError as error:  # such as a full disk
+        ended = RunFailed(f"cannot write all results into {recorder.writer.path}: {error}", "free some disk space")
     if isinstance(ended, Interrupted):
         untried = recorder.findings.untried if recorder.findings else []
         command = "memory" if recorder.command == "memory" else "train-bench"

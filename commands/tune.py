@@ -500,7 +500,7 @@ def _go_on(
     try:
         tuner.conclude(ended)
         if ended is None:
-            ended = _patch(tuner, terminal)
+            ended = _patch(tuner, drawing, terminal)
         found = tuner.tuning
         best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
         report.write(folder.path, found, best.to_yaml() if best else None)
@@ -515,10 +515,13 @@ def _go_on(
         raise ended
 
 
-def _patch(tuner: "Tuner", terminal: "Terminal") -> GpubenchError | None:
+def _patch(tuner: "Tuner", drawing: "SearchDrawing", terminal: "Terminal") -> GpubenchError | None:
     """Makes the patch of the program and runs it. Returns the error that ended its runs; None without one."""
+    from gpubench.tuning.progress import PATCHING
+
     if tuner.tuning.keep and tuner.tuning.places:
-        terminal.say("tune: the settings are written into the program, and the patched program is run")
+        terminal.say(f"tune: {PATCHING}")
+    drawing.show_patch()
     try:
         tuner.patch()
     except (KeyboardInterrupt, Interrupted):

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from gpubench.patches.result import ProvedPatch
+
 DISTORTED = 0.3
 """The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
@@ -103,6 +105,8 @@ class Findings(Struct, frozen=True):
     """The recommended settings: the fastest ones, or for memory those that save most and are not slower."""
     withheld: str = ""
     """Why none of the findings is advice unless its fix was measured; empty if they are."""
+    patch: ProvedPatch | None = None
+    """The patch of a program with the settings to keep and the edits that were proved; None if none was made."""
     interrupted: bool = False
     """Whether the user ended the trials before all fixes were tried."""
 

@@ -37,6 +37,17 @@ class ProvedSettings:
 
 
 @dataclass(frozen=True)
+class EditedFinding:
+    """A finding that an edit of the source answers, and what was measured of the edit in words."""
+
+    finding: str
+    """The name of its rule."""
+    lines: Sequence[str] = ()
+    """The lines that it is about, as file:line; empty if they are not known."""
+    contribution: str = ""
+
+
+@dataclass(frozen=True)
 class PatchedProgram:
     """A program with what a run of it has shown about its source."""
 
@@ -47,16 +58,23 @@ class PatchedProgram:
     """What it is, in words."""
 
 
-def make(parts: Sequence[ProvedSettings], program: PatchedProgram, folder: Path) -> ProvedPatch:
-    """Writes best.patch into a folder, and returns what it has; without an edit there is no file.
+def make(
+    parts: Sequence[ProvedSettings],
+    program: PatchedProgram,
+    folder: Path,
+    findings: Sequence[EditedFinding] = (),
+    file: str = FILE,
+) -> ProvedPatch:
+    """Writes a patch into a folder, and returns what it has; without an edit there is no file.
 
     Raises OSError if it cannot be written.
     """
-    from gpubench.patches import diff, text  # which load libcst
+    from gpubench.patches import by_finding, diff, text  # which load libcst
     from gpubench.patches.edits import Program, edited
 
     settings = {key: value for part in parts for key, value in part.changes.items()}
     contributions = {key: part.contribution for part in parts for key in part.changes}
+    contributions |= {one.finding: one.contribution for one in findings}
     known = Program(
         program.command.directory or Path(),
         program.command.words,
@@ -65,14 +83,25 @@ def make(parts: Sequence[ProvedSettings], program: PatchedProgram, folder: Path)
         program.source.get("device_type"),
     )
     patch = edited(settings, known)
-    (folder / FILE).unlink(missing_ok=True)
-    (folder / TEXT).unlink(missing_ok=True)
-    edits = [PatchEdit(one.key, settings[one.key], one.file, one.line, contributions[one.key]) for one in patch.edits]
+    for one in findings:
+        by_finding.add(patch, one.finding, one.lines, known)
+    for name in (file, TEXT):
+        (folder / name).unlink(missing_ok=True)
+    edits = [
+        PatchEdit(one.key, settings.get(one.key), one.file, one.line, contributions[one.key]) for one in patch.edits
+    ]
     if edits:
         content = diff.written(patch.files, text.comments(edits), lambda name, lines: text.heading(edits, name, lines))
-        replace(folder / FILE, content)
+        replace(folder / file, content)
     changed = {name: diff.lines_changed(versions) for name, versions in patch.files.items()}
     return ProvedPatch(changed=changed, edits=edits, left=patch.left)
+
+
+def editable(findings: Sequence[str]) -> list[str]:
+    """Those of the findings, by the names of their rules, that edits of the source may answer."""
+    from gpubench.patches.by_finding import IDIOMS
+
+    return [one for one in findings if one in IDIOMS]
 
 
 def rounds_in(seconds: float | None, each: float) -> int:
@@ -101,10 +130,11 @@ def prove(
     stopped = next((one.error for one in outcomes if isinstance(one.error, Interrupted)), None)
     if stopped and time.monotonic() < until:
         raise stopped
-    return _judged(patch, outcomes, bench, margin)
+    return judged(patch, outcomes, bench, margin)
 
 
-def _judged(patch: ProvedPatch, outcomes: Sequence[Outcome], bench: Bench, margin: Margin | None) -> ProvedPatch:
+def judged(patch: ProvedPatch, outcomes: Sequence[Outcome], bench: Bench, margin: Margin | None) -> ProvedPatch:
+    """Adds to a patch what the runs of the program as it was and as patched show."""
     before, after = outcomes
     runs = [one.recorder.writer.path.name for one in outcomes]
     found = msgspec.structs.replace(patch, runs=runs, rounds=min(one.recorder.completed() for one in outcomes))

@@ -5,12 +5,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpubench import proof, units
 from gpubench.bench import Bench, stop_if_interrupted
+from gpubench.diagnosis.lines import lines_of
 from gpubench.errors import GpubenchError, OutOfMemory, WorkerLost
 from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
@@ -115,26 +117,76 @@ def verify_speed(profiled: Configuration[Any], findings: Findings, bench: Bench)
         yield msgspec.structs.replace(findings, combination=Combination(all_fixes, trial), keep=keep)
 
 
-def patch_of(profiled: Configuration[Any], outcome: Outcome, bench: Bench) -> ProvedPatch | None:
-    """Makes a patch of the program with the fixes to keep, in the run directory of the profile, and runs it.
+def try_patch(profiled: Configuration[Any], outcome: Outcome, bench: Bench) -> Iterator[Findings]:
+    """Makes a patch of the program with the fixes to keep and with the edits that are faster, and runs it.
 
-    None if there are no such fixes, or if there is no code for them. Raises Interrupted if the user interrupts.
+    The patch is in the run directory of the profile. Yields the findings once the edits have been tried, and with the
+    patch, if there is one. Raises Interrupted if the user interrupts.
     """
     findings, program = outcome.recorder.findings, profiled.settings.program
-    if findings is None or not findings.keep or program.ref or program.patch:
-        return None
-    kept = [one for one in confirmed(findings) if one.fix.items() <= findings.keep.items()]
+    if findings is None or outcome.error or program.ref or program.patch:
+        return
+    kept = [one for one in confirmed(findings) if one.fix and one.fix.items() <= findings.keep.items()]
     parts = [proof.ProvedSettings(one.fix, _contribution(one.measured)) for one in kept]
-    folder = outcome.recorder.writer.path
+    folder, base = outcome.recorder.writer.path, unrecorded(profiled)
     known = proof.PatchedProgram(program, outcome.recorder.source, program.command)
-    patch = proof.make(parts, known, folder)
+    profile = outcome.recorder.diagnosis.profile if outcome.recorder.diagnosis else None
+    about = {
+        name: lines_of(name, profile.ranks if profile else ())
+        for name in proof.editable([one.id for one in findings.findings if not one.fix])
+    }
+    made = {
+        name: proof.make([], known, folder, [proof.EditedFinding(name, lines)], _own_file(name))
+        for name, lines in about.items()
+    }
+    tried = _try_edits({name: patch for name, patch in made.items() if patch.changed}, base, folder, bench)
+    measured = {one.id: tried[one.id][1] for one in findings.findings if one.id in tried}
+    findings = msgspec.structs.replace(
+        findings,
+        findings=[
+            msgspec.structs.replace(one, measured=measured.get(one.id, one.measured)) for one in findings.findings
+        ],
+    )
+    yield findings
+    proved = {name: patch for name, (patch, _) in tried.items() if patch.is_proved}
+    edits = [proof.EditedFinding(name, about[name], f"{patch.gain} alone") for name, patch in proved.items()]
+    patch = proof.make(parts, known, folder, edits)
+    left = {name: f"{one.where}; {one.found}" for name, (one, _) in tried.items() if name not in proved}
+    left |= {name: one.left[name] for name, one in made.items() if name not in tried and name in one.left}
+    patch = msgspec.structs.replace(patch, left=patch.left | left)
     if patch.changed:
-        base = unrecorded(profiled)
-        patched = base.with_overrides({PATCH: os.path.relpath(folder / PATCH_FILE)}, FIX)
-        sides = [base, bench.complete(patched).called(variant="patched")]
+        sides = [base, _patched(base, folder / PATCH_FILE, "patched", bench)]
         patch = proof.prove(patch, sides, bench, math.inf, None)
         proof.describe(patch, known, folder)
-    return patch
+    if patch.changed or patch.left:
+        yield msgspec.structs.replace(findings, patch=patch)
+
+
+def _own_file(finding: str) -> str:
+    """The name of the patch with the edit for one finding alone."""
+    return f"{finding}.patch"
+
+
+def _patched(base: Configuration[Any], file: Path, variant: str, bench: Bench) -> Configuration[Any]:
+    return bench.complete(base.with_overrides({PATCH: os.path.relpath(file)}, FIX)).called(variant=variant)
+
+
+def _try_edits(
+    patches: Mapping[str, ProvedPatch], base: Configuration[Any], folder: Path, bench: Bench
+) -> dict[str, tuple[ProvedPatch, Trial]]:
+    """Runs the program with each patch, interleaved with runs without: what was found of each, by finding."""
+    if not patches:
+        return {}
+    sides = [_patched(base, folder / _own_file(name), f"with the edit for {name}", bench) for name in patches]
+    without, *outcomes = bench.run([base, *sides], independent=True)
+    stop_if_interrupted([without, *outcomes])
+    found = {}
+    for (name, patch), outcome in zip(patches.items(), outcomes, strict=True):
+        judged, trial = proof.judged(patch, [without, outcome], bench, None), _speed_trial({}, without, outcome, bench)
+        if trial.outcome == "confirmed" and not judged.is_proved:
+            trial = msgspec.structs.replace(trial, outcome="inconclusive", reason=judged.found)
+        found[name] = judged, trial
+    return found
 
 
 def _contribution(trial: Trial | None) -> str:

@@ -49,6 +49,11 @@ def changed(
     return Changed(source.with_changed(call, call.with_changes(args=args)), source.end(call)[0])
 
 
+def with_argument(call: cst.Call, name: str, code: str) -> cst.Call:
+    """A call with one more argument by its name."""
+    return call.with_changes(args=_with(list(call.args), call, None, name, code))
+
+
 def in_words(arguments: Arguments) -> str:
     return ", ".join(f"{name}={value}" if value is not None else f"no {name}" for name, value in arguments.items())
 

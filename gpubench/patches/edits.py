@@ -134,8 +134,8 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
     before = dict(patch.files), list(patch.edits)
     try:
         for place, change in _changes(key, value, settings, program):
-            name, line = _file_and_line(place, program)
-            content = patch.files[name].after if name in patch.files else _read(program.directory, name)
+            name, line = file_and_line(place, program)
+            content = patch.files[name].after if name in patch.files else read(program.directory, name)
             original = patch.files[name].before if name in patch.files else content
             found = change(SourceFile(name, content), diff.moved(line, original, content))
             patch.files[name] = diff.Versions(original, found.content)
@@ -200,10 +200,10 @@ def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] 
     lines = program.optimizers.values() if key == "training.optimizer_impl" else ([program.places.get(kind, "")],)
     place = next((line for made in lines for line in made), "")
     by_package = " (by " in place
-    for file in dict.fromkeys([place.partition(" (")[0], _script(program) or ""]):
+    for file in dict.fromkeys([place.partition(" (")[0], script(program) or ""]):
         with suppress(NotEdited):
-            name, _ = _file_and_line(file if ":" in file else f"{file}:1", program)
-            source = SourceFile(name, _read(program.directory, name))
+            name, _ = file_and_line(file if ":" in file else f"{file}:1", program)
+            source = SourceFile(name, read(program.directory, name))
             for call in source.all_of(cst.Call):
                 table = FRAMEWORKS.get(source.full_name(call.func), {})
                 arguments = table[key](value) if key in table else None
@@ -236,7 +236,7 @@ def _place(places: Mapping[str, str], kind: str, key: str) -> str:
     return places[kind]
 
 
-def _script(program: Program) -> str | None:
+def script(program: Program) -> str | None:
     """The file of the program that its command starts, relative to its directory; None if it is not one there."""
     words = list(program.words)
     for place, word in enumerate(words):
@@ -252,17 +252,17 @@ def _script(program: Program) -> str | None:
 
 def _start(program: Program) -> str:
     """The place at which the program starts. Raises NotEdited if its command does not show it."""
-    if script := _script(program):
-        return f"{script}:1"
+    if name := script(program):
+        return f"{name}:1"
     for place in program.places.values():
         with suppress(NotEdited):
-            name, _ = _file_and_line(place, program)
-            if set_up.is_script(SourceFile(name, _read(program.directory, name))):
+            name, _ = file_and_line(place, program)
+            if set_up.is_script(SourceFile(name, read(program.directory, name))):
                 return f"{name}:1"
     raise NotEdited(f"{program.words[0] if program.words else 'the command'} does not show which file starts it")
 
 
-def _file_and_line(place: str, program: Program) -> tuple[str, int]:
+def file_and_line(place: str, program: Program) -> tuple[str, int]:
     """The file of a place, relative to the program's directory, and the line. Raises NotEdited for another file."""
     name, _, line = place.partition(" (")[0].rpartition(":")
     top = program.directory.resolve()
@@ -277,7 +277,7 @@ def _file_and_line(place: str, program: Program) -> tuple[str, int]:
     return relative, int(line)
 
 
-def _read(directory: Path, name: str) -> bytes:
+def read(directory: Path, name: str) -> bytes:
     try:
         return foreign_files.content(directory / name)
     except OSError as error:

@@ -14,10 +14,12 @@ FILE, TEXT = "best.patch", "best.md"
 
 
 class PatchEdit(Struct, frozen=True):
-    """An edit of the program by one setting."""
+    """An edit of the program by one setting, or for one finding."""
 
     key: str
+    """The dot-key of the setting, or the name of the finding's rule."""
     value: Any
+    """The value of the setting; None for a finding."""
     file: str
     line: int
     contribution: str
@@ -31,7 +33,7 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
     """The number of lines that it adds or changes, by file. Empty if there is no edit, and so no patch."""
     edits: list[PatchEdit] = []
     left: dict[str, str] = {}
-    """The proved settings that it does not have, by dot-key, each with what to do by hand."""
+    """The proved settings and the findings for which it has no edit, each with the reason or what to do by hand."""
     runs: list[str] = []
     """The run directories of the program as it was and as patched; empty if the patch was not run."""
     gain: Gain | None = None
@@ -53,6 +55,11 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """How many lines it changes, and where, such as "3 lines in train.py"."""
         return units.listed([f"{units.counted(lines, 'line')} in {file}" for file, lines in self.changed.items()])
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it is faster, and neither does less work nor harms the loss."""
+        return bool(self.gain and self.gain.low > 1) and self.work != "less" and self.loss != "harmed"
 
     @property
     def differs(self) -> bool:
@@ -86,14 +93,3 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
 def apply_by(folder: Path) -> str:
     """The command that applies the patch in a folder, from the directory of the program."""
     return f"git apply {shlex.quote(str(folder / FILE))}   (or gpubench tune --apply {shlex.quote(str(folder))})"
-
-
-def in_words(patch: ProvedPatch, folder: Path) -> list[str]:
-    """What a user has to know of a patch that is in a folder, one line each."""
-    said = [f"patch: {folder / FILE}, {patch.where}; {patch.found}", f"apply it: {apply_by(folder)}"]
-    remarks = [f"patch: {remark}" for remark in patch.remarks]
-    return [
-        *(said if patch.changed else []),
-        *remarks,
-        *(f"not in the patch: {key}: {why}" for key, why in patch.left.items()),
-    ]

@@ -9,7 +9,7 @@ from gpubench.settings.keys import in_words
 def comments(edits: Sequence[PatchEdit]) -> list[str]:
     """What each edit contributes, one line each."""
     return [
-        "Each setting was measured in the program before the edits were made:",
+        "Each change was measured in the program before it was made together with the others:",
         *(f"{one.file}:{one.line} {said(one)}" for one in edits),
     ]
 
@@ -20,7 +20,12 @@ def heading(edits: Sequence[PatchEdit], file: str, lines: range) -> str:
 
 
 def said(edit: PatchEdit) -> str:
-    return f"{edit.key}={in_words(edit.value)}" + (f": {edit.contribution}" if edit.contribution else "")
+    return changed(edit) + (f": {edit.contribution}" if edit.contribution else "")
+
+
+def changed(edit: PatchEdit) -> str:
+    """The setting with its value, or the finding."""
+    return edit.key if edit.value is None else f"{edit.key}={in_words(edit.value)}"
 
 
 def pull_request(patch: ProvedPatch, subject: str, machine: str, again: str) -> str:
@@ -28,9 +33,7 @@ def pull_request(patch: ProvedPatch, subject: str, machine: str, again: str) -> 
     gain = f"{patch.gain} as fast" if patch.gain else "faster settings"
     lines = [f"# {subject}: {gain}", "", f"{patch.where}; {patch.found}.", "", "| change | where | measured |"]
     lines += ["|---|---|---|"]
-    lines += [
-        f"| `{one.key}={in_words(one.value)}` | {one.file}:{one.line} | {one.contribution} |" for one in patch.edits
-    ]
+    lines += [f"| `{changed(one)}` | {one.file}:{one.line} | {one.contribution} |" for one in patch.edits]
     lines += ["", f"Measured on {machine}."]
     if patch.gain:
         lines[-1] += f" {patch.rounds} interleaved runs each, before and after; the interval is 95 %."

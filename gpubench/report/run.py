@@ -17,7 +17,7 @@ from gpubench.memory.batch_sizes import BatchSizes, Trades
 from gpubench.memory.footprint import Footprints
 from gpubench.metrics import DEFINITIONS, LATENCIES, Metric
 from gpubench.registry import kind_of
-from gpubench.report import comparison, perfetto, phrases, profile, quoted, run_figures
+from gpubench.report import comparison, patches, perfetto, phrases, profile, quoted, run_figures
 from gpubench.report.document import (
     EVERYWHERE,
     TEXT,
@@ -324,7 +324,8 @@ def _profile(run: RunEvidence, found: Profile, findings: Findings, arranged: Arr
     unit = profile.unit_of(run.kind, run.settings)
     opener = next((page for one in _traces(run) if (page := perfetto.page_of(one)).is_file()), None)
     address = quote(str(opener.relative_to(run.path))) if opener else ""
-    return profile.blocks(found, findings, trace, unit, own=True, arranged=arranged, opener=address)
+    made = profile.blocks(found, findings, trace, unit, own=True, arranged=arranged, opener=address)
+    return [*made, *patches.blocks(run.path, findings.patch)]
 
 
 def _diagnosis(run: RunEvidence, found: Profile, findings: Findings, arranged: Arrangement) -> list[Block]:

@@ -11,10 +11,8 @@ import msgspec
 from gpubench import units
 from gpubench.gain import Gain
 from gpubench.memory.batch_sizes import Trade, weigh
-from gpubench.patches.result import FILE as PATCH
-from gpubench.patches.result import ProvedPatch, apply_by
 from gpubench.registry import kind_of
-from gpubench.report import bar_charts, memory_figures, phrases
+from gpubench.report import bar_charts, memory_figures, patches, phrases
 from gpubench.report.document import (
     EVERYWHERE,
     UNASKED,
@@ -368,7 +366,7 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
         ]
         for code in codes:
             yield Command("in code", code)
-        yield from _patch(folder, tuning.patch)
+        yield from patches.blocks(folder, tuning.patch)
     again = f"gpubench tune --resume {shlex.quote(str(folder))}"
     if tuning.status == "interrupted":
         yield Command("to go on", again, "strong")
@@ -378,17 +376,6 @@ def _next_steps(folder: Path, tuning: Tuning) -> Iterator[Block]:
             yield Command("with more time", f"{again} --budget {math.ceil(seconds / 60)}m")
         elif tuning.most_runs:
             yield Command("with more runs", f"{again} --runs {MORE * tuning.most_runs}")
-
-
-def _patch(folder: Path, patch: ProvedPatch | None) -> Iterator[Block]:
-    if patch is None:
-        return
-    if patch.changed:
-        yield Command("patch", f"{folder / PATCH}, {patch.where}; {patch.found}", "strong")
-        yield Command("apply it", apply_by(folder))
-    yield Paragraph(patch.remarks, "warning", "patch: ")
-    by_hand = [f"{key}: {sentence}" for key, sentence in patch.left.items()]
-    yield Paragraph(by_hand, label="not in the patch: ", listed=True)
 
 
 def _facts(folder: Path, tuning: Tuning) -> dict[str, dict[str, str]]:

@@ -17,6 +17,8 @@ from gpubench.tuning.result import Tuning
 BAR_WIDTH = 40  # characters
 NOTABLE = 0.02  # the smallest change of the peak memory that is shown
 
+PATCHING = "the settings are written into the program, and the patched program is run beside that as it was"
+
 
 class SearchDrawing:
     """Describes the current run as `inner` does, with the state of the search. See `host.live.Drawing`."""
@@ -53,6 +55,10 @@ class SearchDrawing:
         numbers = f"run {first}" if first == last else f"runs {first} to {last}"
         return f"{self._stage}, {numbers}{self._of}: {self._why}"
 
+    def show_patch(self) -> None:
+        """Sets the state after the search, in which the patched program is run beside that as it was."""
+        self._stage, self._why, self._runs = "patch", PATCHING, range(0)
+
     def describe(self, progress: Any) -> str:
         return f"{self._place(progress)}  {self._inner.describe(progress)}"
 
@@ -63,12 +69,19 @@ class SearchDrawing:
         for row in self._table:
             table.add_row(*map(Text, row))
         head = Text(self._place(progress), style="bold")
+        if not self._runs:
+            return Group(head, Text(self._why, style="dim"), table, self._inner.draw("", progress))
         number = self._runs[max(0, min(self._begun, len(self._runs)) - 1)]
         bar = ProgressBar(total=self._total, completed=number - 1, width=BAR_WIDTH)
         return Group(head, bar, Text(), Text(self._why, style="dim"), table, self._inner.draw("", progress))
 
     def _place(self, progress: Any) -> str:
-        """Returns the stage and the number of the run, which is the next one if `progress` is a new one."""
+        """Returns the stage and the number of the run, which is the next one if `progress` is a new one.
+
+        The runs of a patch have no number, because their own progress says which repeat of which version it is.
+        """
+        if not self._runs:
+            return self._stage
         if progress is not self._progress:
             self._progress = progress
             self._begun += 1

@@ -7,16 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from patched_programs import PLAIN
 from recorded_runs import write_run
+from reports import on_terminal
 
 from gpubench import proof
 from gpubench.bench import Bench
+from gpubench.compare.intervals import MetricSample, ratio
 from gpubench.errors import Interrupted, ProgramFailed
 from gpubench.gain import Gain
 from gpubench.patches.diff import applied
-from gpubench.patches.result import ProvedPatch, in_words
+from gpubench.patches.result import ProvedPatch
+from gpubench.report import patches
+from gpubench.report.document import Document
 from gpubench.settings.programs import CommandSettings
 
 SIDES: Any = [SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))] * 2
@@ -89,10 +94,10 @@ def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
     assert found.gain.low <= 2.0 <= found.gain.high
     assert found.found.startswith("run as patched: 2.0")
     assert not found.remarks
-    lines = in_words(found, tmp_path)
-    assert lines[0].startswith(f"patch: {tmp_path}/best.patch, 1 line in train.py; run as patched: ")
-    assert lines[1].startswith(f"apply it: git apply {tmp_path}/best.patch ")
-    assert lines[2].startswith("not in the patch: performance.sdpa: ")
+    shown = on_terminal(Document("", list(patches.blocks(tmp_path, found))), 1000)
+    assert f"patch: {tmp_path}/best.patch, 1 line in train.py; run as patched: " in shown
+    assert f"apply it: git apply {tmp_path}/best.patch " in shown
+    assert "not in the patch: performance.sdpa: " in shown
 
 
 def test_an_edit_without_effect_is_named(tmp_path: Path) -> None:
@@ -123,3 +128,26 @@ def test_a_patch_is_run_as_often_as_there_is_time(seconds: float | None, rounds:
 def test_a_patch_that_was_not_run_says_so(tmp_path: Path) -> None:
     patch = msgspec.structs.replace(made(tmp_path), reason="the time limit left none for it")
     assert patch.found == "not run: the time limit left none for it"
+
+
+def gain_of(log_ratio: float, sigma: float, rounds: int, rng: np.random.Generator) -> Gain:
+    """The gain in interleaved runs of two simulated programs that differ by `log_ratio`."""
+    sides = (MetricSample(np.exp(rng.normal(rate, sigma, rounds))) for rate in (0.0, log_ratio))
+    found = ratio(*sides, paired=True)
+    assert found
+    return Gain(found.estimate, *found.interval)
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+@pytest.mark.parametrize("rounds", [5, 12])
+def test_a_patch_with_the_gain_of_its_settings_is_hardly_ever_said_to_differ(sigma: float, rounds: int) -> None:
+    rng = np.random.default_rng(1)
+    trials = [(gain_of(0.4, sigma, rounds, rng), gain_of(0.4, sigma, proof.ROUNDS, rng)) for _ in range(400)]
+    assert np.mean([ProvedPatch(changed={}, settings_gain=one, gain=patch).differs for one, patch in trials]) <= 0.05
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+def test_a_patch_of_which_an_edit_has_no_effect_is_said_to_differ(sigma: float) -> None:
+    rng = np.random.default_rng(2)
+    trials = [(gain_of(0.4, sigma, 12, rng), gain_of(0.1, sigma, proof.ROUNDS, rng)) for _ in range(400)]
+    assert np.mean([ProvedPatch(changed={}, settings_gain=one, gain=patch).differs for one, patch in trials]) >= 0.95

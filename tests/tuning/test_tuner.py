@@ -335,6 +335,21 @@ def test_the_live_table_gives_each_of_its_lines_a_row_and_no_gain_of_what_was_ne
     assert [" x [" in row for row in rows].count(True) == 1
 
 
+def test_the_progress_of_a_patch_says_what_is_run() -> None:
+    inner: Any = SimpleNamespace(
+        draw=lambda experiment, progress: Text("the run"), describe=lambda progress: "patched, repeat 2 of 6"
+    )
+    drawing = SearchDrawing(inner)
+    drawing.show_patch()
+    assert [drawing.describe(object()) for _ in range(3)] == ["patch  patched, repeat 2 of 6"] * 3
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(drawing.draw("", object()))
+    lines = console.export_text().splitlines()
+    assert lines[0] == "patch"
+    assert "the patched program is run beside that as it was" in " ".join(lines)
+    assert lines[-1] == "the run"
+
+
 @pytest.mark.parametrize("damage", ["another order", "too many"])
 def test_a_search_that_this_version_would_not_have_made_is_not_continued(tmp_path: Path, damage: str) -> None:
     state = searched(tmp_path, Program(tmp_path, planted), most_runs=12)
