@@ -42,7 +42,7 @@ lint-and-tests: $(VENV)/ready-for-development
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 
 most-tests: $(VENV)/ready-for-development
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
 
 test-cuda: $(CUDA_VENV)/ready
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
@@ -57,7 +57,7 @@ cuda-coverage: export COVERAGE_PROCESS_START := $(abspath pyproject.toml)
 cuda-coverage: export COVERAGE_FILE := $(abspath .coverage)
 cuda-coverage: $(CUDA_VENV)/ready
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not stress and not alone and not frameworks"
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
 	$(BIN)/coverage combine -q
 	$(BIN)/python tests/cuda_coverage.py

@@ -122,7 +122,7 @@ def _waits(case: ProfileCase, kind: CopyKind, phases: set[str] | None = None) ->
     return [
         wait
         for wait in case.rank.synchronisations
-        if direction(case, wait) == kind and (phases is None or wait.phase in phases)
+        if not case.on_cpu and direction(case, wait) == kind and (phases is None or wait.phase in phases)
     ]
 
 

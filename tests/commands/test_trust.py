@@ -122,6 +122,7 @@ def test_the_configuration_of_a_received_run_runs_nothing(
 ) -> None:
     config = run_of(tmp_path / "received", content, writer)
     options = ("--device", "cpu") if content != PROGRAMS else ()
+    (tmp_path / "taken.py").write_text("def taken():\n    pass\n\nopen('taken', 'x')\n")
     said, hint = complaint(command_line(command, "--config", config, *options))
     assert said.startswith(f"{config} names code that you have not run here before: {named}")
     assert said.endswith(f", in {tmp_path}")
