@@ -3,11 +3,13 @@ every setting and every metric.
 
 python tests/reference.py        # writes the table, and the parts of docs/ into the pages, between two markers
 
-The command line reads the table as it is imported, so this module imports it only once the table is written.
+The command line reads the tables as it is imported, so the pages are made by another process once they are written.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -276,8 +278,18 @@ def _bounds(node: Mapping[str, Any]) -> Iterator[str]:
             yield f"{sign} {node[name]:.12g}"
 
 
-if __name__ == "__main__":
+PAGES = "pages"
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments == [PAGES]:
+        for path, make in pages().items():
+            path.write_text(refreshed(path.read_text(), make()))
+        return
     TABLE.write_text(table())
     ROLES_TABLE.write_text(roles())
-    for path, make in pages().items():
-        path.write_text(refreshed(path.read_text(), make()))
+    subprocess.run([sys.executable, __file__, PAGES], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -90,8 +90,12 @@ CHANGED = (
 WITHOUT_THOSE = "; set --training.warmup_steps to {} or more, if the steps before it are not to be measured"
 AHEAD_SECONDS = 2.0
 """The time in which the host tells all ranks how many steps rank 0 has decided on."""
+LONG_SECONDS = 1e-3
+"""The time of a step from which on steps are measured as they end: all of them together at a flush would make one step
+in some dozens seem slow. Of shorter ones a flush is in fewer than one in a hundred, and they take less time together.
+"""
 AFTER_EACH = 2
-"""The steps that are measured after each update at most: one more than an update ends, to catch up with the device."""
+"""The long steps that are measured after an update at most: one more than it ends, to catch up with the device."""
 HELD_SECONDS = 1.0
 """The time after which the host is told again what steps the updates that are held back would make: a program that is
 killed while it is unknown which updates make a step keeps these."""
@@ -253,6 +257,8 @@ class Probe:
         None where that may not be changed, as other ranks count on it, or the user has set it."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
+        self._told_at = 0.0
+        """When the last part ended, on the monotonic clock."""
         self._measured: list[str] = []
         """The measured steps that are not yet sent, in JSON."""
         self._time = self._elapsed = self._evaluated = 0
@@ -957,11 +963,14 @@ class Probe:
             self._record(self._recording, self._timeline.complete)
         self._end_if_complete()
         if self._host:
-            self._measure_steps(AFTER_EACH)
+            now = monotonic()
+            if now - self._told_at > LONG_SECONDS:
+                self._measure_steps(AFTER_EACH)
+            self._told_at = now
             if self._timeline.ended <= MOST_WARMUP or self._host.due():
                 self._send_steps()
-            if self._host.gone:
-                self._end_without_host()
+                if self._host.gone:
+                    self._end_without_host()
         if self._seconds and self._host and not self._recording:
             self._decide(self._host, self._seconds)
             self._end_if_complete()
@@ -1200,10 +1209,7 @@ class Probe:
             )
 
     def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
-        """Measures the next steps that the device has finished, at most so many; `ended` after the last one.
-
-        All steps since the last flush at once would make that one step of the program seem slow.
-        """
+        """Measures the next steps that the device has finished, at most so many; `ended` after the last one."""
         self._measured += [self._step(parts).json() for parts in islice(self._timeline.steps(ended=ended), most)]
 
     def _send_steps(self, *, ended: bool = False) -> None:
@@ -1218,8 +1224,7 @@ class Probe:
                 "several threads of the program update parameters; the updates of the one that began are measured, and "
                 "those of the others are not counted"
             )
-        if ended:
-            self._measure_steps(ended=True)
+        self._measure_steps(ended=ended)
         steps, self._measured = self._measured, []
         if steps:
             self._host.put_encoded("stepsmeasured", "steps", steps)

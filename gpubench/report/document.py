@@ -70,7 +70,10 @@ def raised(blocks: Iterable[Block]) -> list[Block]:
 
 @dataclass(frozen=True)
 class Paragraph(Block):
-    """One sentence, or several lines that belong together. `label` stands before each line, as in "warning: ..."."""
+    """One sentence, or several lines that belong together.
+
+    `label` stands before each line, as in "next: ...". A page leaves out that of a warning, which it draws as one.
+    """
 
     lines: str | Sequence[str]
     tone: Tone = "plain"

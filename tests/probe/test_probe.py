@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.probe import hooks, observed, rhythm, timeline
+from gpubench.probe.hooks import AFTER_EACH, LONG_SECONDS, Probe
+from gpubench.probe.host import FLUSH_SECONDS
 from gpubench.probe.timeline import Timeline, period
 
 
@@ -76,6 +78,32 @@ def test_what_a_class_makes_of_the_methods_of_modules_is_not_used(
     assert found.code == 0
     assert found.events["modelbuilt"]["parameters"] == 8
     assert {step["samples"] for step in found.steps} <= {4}
+
+
+def test_long_steps_are_measured_as_they_end(tmp_path: Path) -> None:
+    """Those since the last flush all at once would make one step in some dozens seem slow."""
+    at_once = tmp_path / "at_once"
+
+    class Counting(Probe):
+        def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
+            before = self._sent
+            super()._measure_steps(most, ended=ended)
+            with at_once.open("a") as file:
+                print(self._sent - before, file=file)
+
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(100):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).mean().backward()
+            optimizer.step()
+            time.sleep(2 * LONG_SECONDS + 2 * FLUSH_SECONDS / 100)
+
+    assert len(probed(tmp_path, loop, probe=Counting).steps) == 100
+    counts = [int(line) for line in at_once.read_text().split()]
+    assert sum(counts) == 100
+    assert max(counts) <= AFTER_EACH
 
 
 def test_a_loss_that_has_diverged_beyond_32_bits_ends_no_run(tmp_path: Path) -> None:

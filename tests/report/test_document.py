@@ -370,3 +370,11 @@ def test_a_terminal_shows_no_heap_of_empty_lines_and_no_space_at_the_end_of_a_li
         assert "\n\n\n" not in text
         assert not re.search(r" \n", text)
         assert text == text.strip("\n") + "\n"
+
+
+def test_a_page_has_the_label_of_each_line_but_that_of_a_warning() -> None:
+    assert Page(page.render(whole(Paragraph("commit it", label="next: ")))).words.count("Next: commit it.") == 1
+    several = Page(page.render(whole(Paragraph(["commit it", "go on"], label="next: ")))).words
+    assert "Next: commit it." in several
+    assert "Next: go on." in several
+    assert "arning:" not in Page(page.render(whole(Paragraph("it is noisy", "warning", label="warning: ")))).words
