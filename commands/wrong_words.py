@@ -92,6 +92,10 @@ STARTERS = (
     *("mpirun", "jupyter"),
 )
 """Programs that start others, by which the command of a program is recognised."""
+EXAMPLE = ("python", "train.py")
+"""A program, where the user has given none."""
+OF_COMMITS = {"train-bench": "--vs-ref", "judge": "--base"}
+"""The options that take a commit, by command."""
 TRACES, SNAPSHOTS, CONFIGS = (".json", ".json.gz"), (".pickle", ".pkl"), (".yaml", ".yml")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
@@ -155,6 +159,11 @@ def quoted(word: str) -> str:
     )
 
 
+def behind(program: Sequence[str] | None) -> list[str]:
+    """The end of a command line with a program: `--` and its words; nothing without one."""
+    return [] if program is None else ["--", *program]
+
+
 def own_options(command: Any) -> dict[str, Any]:
     """The options of a command by each of their names."""
     parameters = (one for one in command.params if one.param_type_name != "argument")
@@ -190,15 +199,16 @@ def one_dash(
     owners: Owners,
     help_options: Sequence[str],
     takes_settings: bool = False,
+    program: Sequence[str] | None = None,
 ) -> Complaint | None:
     """What to say about a long option with one dash, such as -steps, or an unknown letter; None without one.
 
-    `help_options` are the options that every command has for its help.
+    `help_options` are the options that every command has for its help, and `program` are the words after `--`.
     """
     known = own_options(command)
     short = {name[1:] for name in (*known, *help_options) if len(name) == 2}
     for at, word, is_option in positions(command, args, takes_settings=takes_settings):
-        whole, rest = path.split()[1:], args[at + 1 :]
+        whole, rest = path.split()[1:], [*args[at + 1 :], *behind(program)]
         if word.startswith("-- "):
             return Complaint(
                 f"{word!r} is one word, because it is quoted", line([*whole, *args[:at], *_split(word), *rest])
@@ -225,12 +235,15 @@ def unknown_option(
     owners: Owners,
     settings: Container[str] = (),
     closest: str | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> str:
     """The hint for an option that a command does not have; "" if nothing is like it.
 
     `owners` says which commands have it. In a command that takes `settings` as options too, `closest` is the setting
-    whose name is most like it.
+    whose name is most like it. Options in `refused` cannot be given here; these are the hints that say what to do
+    instead.
     """
+    refused = refused or {}
     own = {option.lstrip("-").replace("-", "_"): option for option in own_options(command) if option.startswith("--")}
     bare = name.lstrip("-").replace("-", "_").casefold()
     if bare == "html" and settings:
@@ -243,17 +256,23 @@ def unknown_option(
         return offer([f"--{VALUES[bare]}"])
     for meant in (*(["html"] if bare in OF_OUTPUT and not settings else ()), *OPTIONS.get(bare, ())):
         if meant in own or meant in settings:
-            return offer([own.get(meant, f"--{meant}")])
+            return refused.get(meant, offer([own.get(meant, f"--{meant}")]))
     if elsewhere := owners(name):
         return f"it is an option of {listed(elsewhere)}"
     close = alike(bare, [*own, *([closest] if closest else [])])
     if closest and not close:
         close = [closest]
-    return offer([own.get(one) or f"--{one if '.' in one else one.replace('_', '-')}" for one in close[:1]])
+    found = offer([own.get(one) or f"--{one if '.' in one else one.replace('_', '-')}" for one in close[:1]])
+    return refused.get(close[0], found) if close else found
 
 
-def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str]) -> str:
-    """The hint for a word that is not a command of gpubench; `of_runs` are the subcommands of gpubench runs."""
+def unknown_command(
+    word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str], of_programs: Container[str]
+) -> str:
+    """The hint for a word that is not a command of gpubench.
+
+    `of_runs` are the subcommands of gpubench runs, and `of_programs` the commands that a program can follow.
+    """
     meant = alike(word, known, cutoff=0.75)
     if word.casefold() == "run" and rest and rest[0] in (*of_runs, *OF_RUNS):
         return line(["runs", *rest])
@@ -262,9 +281,11 @@ def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_run
             return line(["runs", word, *rest])
         if started := as_program([word, *rest]):
             return line(["train-bench", "--", *started])
+    meant = [COMMANDS[word.casefold()]] if word.casefold() in COMMANDS else meant or alike(word, known)
+    if meant and rest and meant[0] in of_programs and (started := as_program(rest)):
+        return line([*meant, "--", *started])
     if word.casefold() in COMMANDS:
-        return line([COMMANDS[word.casefold()], *rest])
-    meant = meant or alike(word, known)
+        return line([*meant, *rest])
     return line([*meant, *rest]) if meant and rest else f"{offer(meant)} gpubench --help lists all commands".lstrip()
 
 
@@ -347,8 +368,7 @@ class Stray(NamedTuple):
 
     def instead(self, *words: str) -> str:
         """The whole command line with other words in place of this one."""
-        behind = [] if self.program is None else ["--", *self.program]
-        return line([self.command, *self.before, *words, *self.after, *behind])
+        return line([self.command, *self.before, *words, *self.after, *behind(self.program)])
 
 
 def stray(found: Stray) -> Complaint:
@@ -405,6 +425,11 @@ def _name(found: Stray) -> Complaint | None:
         return Complaint(f"{found.message}: a setting is an option", found.instead(f"--{word}"))
     if RUN.fullmatch(word) or (Path(word) / RUN_FILE).exists():
         return Complaint(f"{found.message}: {found.command} makes a new run", line(["runs", "show", word]))
+    if found.command == "pipe-infer" and Path(word).is_dir():
+        return Complaint(f"{found.message}: a model is given by --model", found.instead("--model", word))
+    if (option := OF_COMMITS.get(found.command)) and is_commit(Path(), word):
+        whole = found._replace(program=found.program or [*EXAMPLE])
+        return Complaint(f"{found.message}: a commit is given by {option}", whole.instead(option, word))
     if found.command == "memory" and (device := _device(word)):
         what = f"{found.message}: a GPU is given by --device-model"
         return Complaint(what, found.instead("--predict", "--device-model", device))

@@ -147,6 +147,8 @@ RUN_KINDS: Mapping[str, RunKind] = {kind.command: kind for kind in _rows()}
 """The kinds by command."""
 OF_PROGRAMS = frozenset(command for command, kind in RUN_KINDS.items() if kind.work == PROGRAM)
 """The commands of the runs of a user's program."""
+NOT_OF_PROGRAMS = "leave it out, or give the program an argument of its own after --"
+"""The hint for a setting that a program has itself, if it has it."""
 COMMANDS = (*dict.fromkeys(kind.run_by for kind in RUN_KINDS.values()), TUNE)
 """The commands of gpubench that make runs."""
 

@@ -27,7 +27,7 @@ from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, alike, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
 from gpubench.ranks import launched_by_torchrun
-from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.registry import NOT_OF_PROGRAMS, OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.commands import COMMANDS
@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 
 NEGATION = re.compile(r"(^|\.)no")
 SHOWN_BY = "--print-config shows every setting"
+LIMITS = {"greater_than_equal": "ge", "less_than_equal": "le"}
+"""The errors of pydantic about a number beyond a limit that is itself allowed, and what they call the limit."""
+KINDS_OF_VALUES = {
+    "int_parsing": ("it is a whole number", "20"),
+    "float_parsing": ("it is a number", "0.5"),
+    "bool_parsing": ("it is true or false", "true"),
+}
+"""The errors of pydantic about text that is no value of its type: what it is, and an example without a default."""
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
@@ -464,7 +472,7 @@ def parse_argument(text: str) -> Any:
 
 def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
     """Parses `["precision=fp32"]` into {"precision": "fp32"}. Raises UsageError for a missing `=`."""
-    assignments = [assignment.lstrip("-") for assignment in assignments]
+    assignments = ["=".join(map(str.strip, one.strip().lstrip("-").split("=", 1))) for one in assignments]
     for assignment in assignments:
         if "=" not in assignment.strip("="):
             key, colon, value = assignment.partition(":")
@@ -574,7 +582,10 @@ def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Seq
 
 
 def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
-    """The hint for a value that is not among the allowed words, or not a whole number; "" if it resembles none."""
+    """The hint for a value that is not allowed: the value that was perhaps meant, or one that is allowed; "" for none.
+
+    A number beyond a limit may have been meant as the limit.
+    """
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
@@ -591,6 +602,12 @@ def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""
+    if limit := LIMITS.get(problem["type"]):
+        return offer([f"{problem['ctx'][limit]:g}"])
+    if kind := KINDS_OF_VALUES.get(problem["type"]):
+        default = fields(cls)[".".join(map(str, problem["loc"]))].get_default()
+        what, example = kind
+        return f"{what}, such as {example if default is None else str(default).lower()}"
     if problem["type"] not in ("literal_error", "enum"):
         return ""
     known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
@@ -607,7 +624,7 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
             hint = f"for example {keys[0]}"
         elif (others := owners(key)) and cls.command in OF_PROGRAMS and not set(others) <= OF_PROGRAMS:
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
-            hint = "leave it out, or give the program an argument of its own after --"
+            hint = NOT_OF_PROGRAMS
         elif others:
             named = [other for other in others if other not in OF_PROGRAMS]
             named = named or ["train-bench -- PROGRAM"]

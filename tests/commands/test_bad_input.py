@@ -17,21 +17,29 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["--steps", "x"], "training.steps = 'x': input should be a valid integer", "--print-config"),
+        (["--steps", "x"], "training.steps = 'x': input should be a valid integer", "a whole number, such as 20"),
         (
             ["--training.learning_rate=fast"],
             "training.learning_rate = 'fast': input should be a valid number",
-            "--print",
+            "it is a number, such as ",
         ),
-        (["--logging.wandb=maybe"], "logging.wandb = 'maybe': input should be a valid boolean", "--print-config"),
+        (
+            ["--logging.wandb=maybe"],
+            "logging.wandb = 'maybe': input should be a valid boolean",
+            "true or false, such as false",
+        ),
         (
             ["--precision", "fp8"],
             "precision = 'fp8': input should be 'fp32', 'tf32', 'amp' or 'bf16'",
             "--print-config",
         ),
         (["--device", "gpu"], "device = 'gpu': input should be 'cpu' or 'cuda'", "did you mean 'cuda'?"),
-        (["--batch-size", "0"], "training.batch_size = '0': input should be greater than or equal to 1", "--print"),
-        (["--repeats", "-1"], "measurement.repeats = '-1'", "--print-config"),
+        (
+            ["--batch-size", "0"],
+            "training.batch_size = '0': input should be greater than or equal to 1",
+            "did you mean '1'?",
+        ),
+        (["--repeats", "-1"], "measurement.repeats = '-1'", "did you mean '1'?"),
         (["--steps", "5", "--epochs", "3"], "training.steps and training.epochs both say when to stop", "--print"),
         (["--stps", "5"], "there is no option --stps", "did you mean '--steps'?"),
         (["--training.epoch=5"], "there is no option --training.epoch", "did you mean '--training.epochs'?"),
