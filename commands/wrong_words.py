@@ -16,6 +16,7 @@ from gpubench.errors import alike, did_you_mean, offer
 from gpubench.foreign_files import RUN as RUN_FILE
 from gpubench.foreign_files import opened
 from gpubench.git import is_commit
+from gpubench.registry import STARTERS
 from gpubench.units import listed
 from gpubench.zoo import MODELS
 
@@ -87,11 +88,6 @@ PAGE = "the page of a run is report.html in its directory: gpubench runs open la
 
 STARTED_WITH = {".py": ["python"], ".sh": ["bash"], ".ipynb": ["jupyter", "nbconvert", "--to", "notebook", "--execute"]}
 """What starts a file that is not a program by itself, by its suffix."""
-STARTERS = (
-    *("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "uv", "poetry", "srun"),
-    *("mpirun", "jupyter"),
-)
-"""Programs that start others, by which the command of a program is recognised."""
 EXAMPLE = ("python", "train.py")
 """A program, where the user has given none."""
 OF_COMMITS = {"train-bench": "--vs-ref", "judge": "--base"}

@@ -310,6 +310,7 @@ def test_sentences_begin_with_a_capital_and_end_with_a_full_stop_and_names_stay_
     assert page.sentence("gpubench/a.py has it").startswith("gpubench/")
     assert page.heading("sd, fp32, 20 steps of PNDMScheduler") == "sd, fp32, 20 steps of PNDMScheduler"
     assert page.sentence("sd, PNDMScheduler") == "sd, PNDMScheduler."
+    assert page.heading("env A=1 python train.py") == "env A=1 python train.py"
     assert page.sentence("steady, then slow") == "Steady, then slow."
 
 
