@@ -65,6 +65,7 @@ _MEANT = (
     ("guidance_scale", ("cfg", "guidance")),
     ("samples", ("num_images", "images")),
     ("print_config", ("dry_run", "show_config", "list_settings", "dump_config")),
+    ("profiling.enabled", ("profile", "profiler", "with_profile")),
     ("quiet", ("no_progress", "silent", "s")),
     ("verbose", ("debug", "full", "details")),
     ("against vs", ("compare", "versus", "against", "baseline", "ab")),
@@ -81,7 +82,12 @@ _MEANT = (
 )
 OPTIONS = {word: meant.split() for meant, words in _MEANT for word in words}
 """Options of other tools, and those of gpubench that do the same. Of several, a command offers the first it has."""
-VALUES = {name: f"precision {name}" for name in ("amp", "bf16", "fp32", "tf32")} | {"fp16": "precision amp"}
+VALUES = {
+    **{name: ("precision", name) for name in ("amp", "bf16", "fp32", "tf32")},
+    **{name: ("format", name) for name in ("csv", "markdown", "terminal")},
+    "fp16": ("precision", "amp"),
+    "md": ("format", "markdown"),
+}
 """Options of other tools that have a value with gpubench."""
 WHICH_GPU = "the variable CUDA_VISIBLE_DEVICES chooses the GPU: CUDA_VISIBLE_DEVICES=0 gpubench ..."
 PAGE = "the page of a run is report.html in its directory: gpubench runs open latest"
@@ -248,8 +254,8 @@ def unknown_option(
         return WHICH_GPU
     if bare == "metric" and any(one.metavar == "[METRIC]" for one in command.params):
         return f"the metric is not an option: {path} step_time"
-    if bare in VALUES and "precision" in own:
-        return offer([f"--{VALUES[bare]}"])
+    if bare in VALUES and VALUES[bare][0] in own:
+        return offer([f"--{' '.join(VALUES[bare])}"])
     for meant in (*(["html"] if bare in OF_OUTPUT and not settings else ()), *OPTIONS.get(bare, ())):
         if meant in own or meant in settings:
             return refused.get(meant, offer([own.get(meant, f"--{meant}")]))

@@ -560,10 +560,11 @@ OTHER_WORDS = {
     "mixed": ("amp",),
 }
 """Values of other tools, and those of gpubench that mean the same; of several, the first that a setting has."""
-SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+"), re.compile(r"\d{1,3}(,\d{3})+")
+SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+,?"), re.compile(r"\d{1,3}(,\d{3})+")
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|secs|seconds?|m|min|mins|minutes?)")
 GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
-MEANT = ": did you mean "
+WHAT_TO_DO = re.compile(": (?=did you mean |write )")
+"""What the error of a value has between what is wrong and its hint."""
 
 
 def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
@@ -571,8 +572,7 @@ def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Seq
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    message, meant, named = message.partition(MEANT)
-    hint = f"{meant[2:]}{named}"
+    message, hint = (*WHAT_TO_DO.split(message, maxsplit=1), "")[:2]
     if problem["type"] == "value_error":
         error = problem["ctx"]["error"]
         return (message, error.keys, hint) if isinstance(error, Conflict) else (f"{key}: {message}", [key], hint)
@@ -589,7 +589,7 @@ def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
-        return f"give one value; several are tried by: gpubench tune --try {key}={given}"
+        return f"give one value; several are tried by: gpubench tune --try {key}={given.rstrip(',')}"
     if problem["loc"] == ("training", "steps") and (time := TIME.fullmatch(given)):
         seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
         return (
@@ -614,7 +614,7 @@ def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
     if "cuda" in known and (index := GPU_NUMBER.fullmatch(given)):
         return f"{offer(['cuda'])} CUDA_VISIBLE_DEVICES={index[1]} before the command chooses the GPU"
     other = [word for word in OTHER_WORDS.get(given.casefold(), ()) if word in known]
-    return offer(other[:1] or alike(given, known))
+    return offer(other[:1] or alike(given, known)) or f"for example {known[0]}"
 
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (
             ["--precision", "fp8"],
             "precision = 'fp8': input should be 'fp32', 'tf32', 'amp' or 'bf16'",
-            "--print-config",
+            "for example fp32",
         ),
         (["--device", "gpu"], "device = 'gpu': input should be 'cpu' or 'cuda'", "did you mean 'cuda'?"),
         (
@@ -77,7 +77,7 @@ CPU = ("--device", "cpu", "--model", "gpt2-tiny")
         (["--precision", "tf32"], "precision=tf32", "use fp32 or bf16"),
         (["--vs", "precision"], "'precision' is not KEY=VALUE", "for example precision=fp32"),
         (["--vs", "precison=fp32"], "unknown setting 'precison' (from --vs)", "did you mean 'precision'?"),
-        (["--vs", "precision=fp8"], "precision = 'fp8': input should be", "--print-config"),
+        (["--vs", "precision=fp8"], "precision = 'fp8': input should be", "for example fp32"),
         (["--vs", "precision=tf32"], "precision=tf32", "use fp32 or bf16"),
         (["--vs", "model=resnet5"], "called 'resnet5'", "did you mean 'resnet50'?"),
         (["junk"], "unexpected argument 'junk'", "--section.key=value"),
