@@ -12,6 +12,7 @@ from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import NOT_OF_PROGRAMS, OF_PROGRAMS, RunKind, kind_of
+from gpubench.settings.options import options as of_settings
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
@@ -65,7 +66,7 @@ def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Con
     others = fields(of_models).keys() - fields(cls)
     if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
         raise UsageError(*_refusal(foreign[0], kind))
-    refused = [name for name in options.options(str(ctx.info_name)) if canonical(of_models, name) in others]
+    refused = [name for name in of_settings(str(ctx.info_name)) if canonical(of_models, name) in others]
     given = options.overrides(ctx, cls, {name: _refusal(name, kind)[1] for name in refused})
     if words is None:
         return load(cls, config, given)

@@ -110,13 +110,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             history.document(histories(catalogue(results)), results / directory.HISTORY),
         ),
     }
-    for page, document in kept.values():
+    for page, report in kept.values():
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render(document))
+        page.write_text(render(report))
     alone = {f"{name} alone": results / "alone" / f"{number}.html" for number, name in enumerate(KINDS)}
     (results / "alone").mkdir()
-    for page, document in zip(alone.values(), KINDS.values(), strict=True):
-        page.write_text(render(document()))
+    for page, made_alone in zip(alone.values(), KINDS.values(), strict=True):
+        page.write_text(render(made_alone()))
     reports = {name: path / directory.REPORT for name, path in {"training": pair[0], **made}.items()}
     return {
         "index": results / index.INDEX,

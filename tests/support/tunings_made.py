@@ -2,7 +2,8 @@
 
 import math
 
-from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Gain, Rung, Spread, TriedCombination
+from gpubench.gain import Gain
+from gpubench.tuning.conclusion import Conclusion, Contribution, Dropped, Rung, Spread, TriedCombination
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.result import RunBlock, SearchRun, Tuning
 from gpubench.tuning.treatments import Treatment, Untried
