@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpubench import git
-from gpubench.commands import amounts, options, output, program
+from gpubench.commands import amounts, options, output, program, wrong_words
 from gpubench.commands import loss_margin as of_losses
 from gpubench.commands.options import option
 from gpubench.commands.running import print_configurations
@@ -159,7 +159,8 @@ def _variants(
     from gpubench.settings.loading import complete_all
 
     if not program.is_given(ctx, config):
-        raise UsageError("judge needs a program", "gpubench judge -- python train.py")
+        words = ["judge", *options.own_words(ctx), "--", *wrong_words.EXAMPLE]
+        raise UsageError("judge needs a program", wrong_words.line(words))
     kind = kind_of(PROGRAM)
     given = program.configuration(ctx, config, kind)
     if wrong := next((key for key in CHOSEN if given.origins.get(key) == "command line"), None):

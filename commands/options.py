@@ -16,6 +16,7 @@ from gpubench.commands.parsing import ParsedCommand, owners_of, path_of, refuse_
 from gpubench.configs import presets
 from gpubench.errors import ProgramFailed, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.registry import NOT_OF_PROGRAMS
 from gpubench.settings.options import MEASUREMENT, MODEL, OUTPUT, YOUR_PROGRAM, Option, options
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class TakesSettings(ParsedCommand):
             if program is not None:
                 ctx.meta[YOUR_PROGRAM] = program
         if not ctx.resilient_parsing:
-            refuse_one_dash(self, ctx, own, takes_settings=True)  # before its value counts as a stray word
+            refuse_one_dash(
+                self, ctx, own, takes_settings=True, program=program
+            )  # before its value counts as a stray word
             self._refuse_stray(ctx, own, program)
         return super().parse_args(ctx, own if self.takes_program else args)
 
@@ -316,9 +319,10 @@ PrintConfig = Annotated[
 ]
 
 
-def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
+def overrides(ctx: typer.Context, cls: "type[RunSettings]", refused: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The settings of `cls` on the command line: named options, `--section.key=value`, `--section.no-key`.
 
+    `refused` are options of the command that cannot be given here, each with the hint that says what to do instead.
     Raises UsageError for an unknown option, or one that contradicts torchrun.
     """
     from gpubench.settings.loading import parse_unknown_overrides
@@ -326,12 +330,17 @@ def overrides(ctx: typer.Context, cls: "type[RunSettings]") -> dict[str, Any]:
     known = options(str(ctx.info_name))
     named = {name: value for name, value in given(ctx).items() if name in known}
     settings = parse_unknown_overrides(ctx.args, cls)
-    _refuse_unknown(ctx, cls, settings)
+    _refuse_unknown(ctx, cls, settings, refused)
     found = named | settings
     return found | _world_size(found) if launched_by_torchrun() else found
 
 
-def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iterable[str]) -> None:
+def _refuse_unknown(
+    ctx: typer.Context,
+    cls: "type[RunSettings]",
+    settings: Iterable[str],
+    refused: Mapping[str, str] | None = None,
+) -> None:
     """Raises UsageError for an option that is not a setting of any command. Its hint says what was perhaps meant."""
     from gpubench.settings.commands import COMMANDS
     from gpubench.settings.field import declared_key, fields
@@ -344,9 +353,24 @@ def _refuse_unknown(ctx: typer.Context, cls: "type[RunSettings]", settings: Iter
         option = f"--{key}" if "." in key else f"--{key.replace('_', '-')}"
         closest = nearest(cls, key, negated=f".{key}".rfind(".no_") >= 0)
         hint = wrong_words.unknown_option(
-            ctx.command, path_of(ctx), option, partial(owners_of, ctx), fields(cls), closest
+            ctx.command, path_of(ctx), option, partial(owners_of, ctx), fields(cls), closest, refused
         )
-        raise UsageError(f"there is no option {option}", hint or NO_SUCH_OPTION)
+        if hint in ("", NOT_OF_PROGRAMS):
+            hint = _as_an_argument(ctx, option) or NO_SUCH_OPTION
+        raise UsageError(f"there is no option {option}", hint)
+
+
+def _as_an_argument(ctx: typer.Context, option: str) -> str:
+    """The hint that an option may be an argument of the program; "" without a program."""
+    own, words = own_words(ctx), program(ctx)
+    at = next((at for at, word in enumerate(own) if word.partition("=")[0] == option), None)
+    if at is None or words is None:
+        return ""
+    end = at + 1
+    if "=" not in own[at] and own[end : end + 1] and not own[end].startswith("-"):
+        end += 1
+    moved = [str(ctx.info_name), *own[:at], *own[end:], *wrong_words.behind(words), *own[at:end]]
+    return f"an argument of the program comes after it: {wrong_words.line(moved)}"
 
 
 def refuse_beside(ctx: typer.Context, cls: "type[RunSettings]", file: str, *allowed: str) -> None:

@@ -44,7 +44,8 @@ class AllCommands(PlainGroup):
         if args[0] in self.commands or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         of_runs = list(getattr(self.commands["runs"], "commands", ()))
-        hint = wrong_words.unknown_command(args[0], args[1:], list(self.commands), of_runs)
+        of_programs = {name for name, command in self.commands.items() if getattr(command, "takes_program", False)}
+        hint = wrong_words.unknown_command(args[0], args[1:], list(self.commands), of_runs, of_programs)
         raise UsageError(f"there is no command {args[0]!r}", hint)
 
 
@@ -69,7 +70,9 @@ class OfRuns(PlainGroup):
         raise UsageError(f"gpubench runs has no command {args[0]!r}", hint)
 
 
-def refuse_one_dash(command: Any, ctx: Any, args: list[str], *, takes_settings: bool = False) -> None:
+def refuse_one_dash(
+    command: Any, ctx: Any, args: list[str], *, takes_settings: bool = False, program: list[str] | None = None
+) -> None:
     """Raises UsageError for a long option with one dash, and for a letter that is not an option."""
     path = path_of(ctx)
     if wrong := wrong_words.one_dash(
@@ -79,6 +82,7 @@ def refuse_one_dash(command: Any, ctx: Any, args: list[str], *, takes_settings: 
         owners=partial(owners_of, ctx),
         help_options=ctx.help_option_names,
         takes_settings=takes_settings,
+        program=program,
     ):
         raise UsageError(*wrong)
 

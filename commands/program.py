@@ -11,7 +11,8 @@ from gpubench.commands import options, program_words
 from gpubench.configs import presets
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
-from gpubench.registry import OF_PROGRAMS, RunKind, kind_of
+from gpubench.registry import NOT_OF_PROGRAMS, OF_PROGRAMS, RunKind, kind_of
+from gpubench.settings.options import options as of_settings
 
 if TYPE_CHECKING:
     from gpubench.settings.loading import Configuration
@@ -45,7 +46,7 @@ def _refusal(name: str, kind: RunKind) -> tuple[str, str]:
         start = f"gpubench {kind.run_by} -- torchrun --nproc-per-node 2 train.py"
         return f"{option}: a program starts its ranks itself", start
     configures = f"{option} configures a model of gpubench, not a program"
-    return configures, "leave it out, or give the program an argument of its own after --"
+    return configures, NOT_OF_PROGRAMS
 
 
 def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Configuration[Any]":
@@ -65,7 +66,8 @@ def configuration(ctx: typer.Context, config: str | None, kind: RunKind) -> "Con
     others = fields(of_models).keys() - fields(cls)
     if foreign := [name for name in options.given(ctx) if canonical(of_models, name) in others]:
         raise UsageError(*_refusal(foreign[0], kind))
-    given = options.overrides(ctx, cls)
+    refused = [name for name in of_settings(str(ctx.info_name)) if canonical(of_models, name) in others]
+    given = options.overrides(ctx, cls, {name: _refusal(name, kind)[1] for name in refused})
     if words is None:
         return load(cls, config, given)
     name, own = str(ctx.info_name), options.own_words(ctx)

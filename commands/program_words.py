@@ -12,8 +12,9 @@ from shutil import which
 from typing import Any, NamedTuple
 
 from gpubench.commands import wrong_words
-from gpubench.commands.wrong_words import OPERATORS, STARTED_WITH, STARTERS, as_program, line, near_file
+from gpubench.commands.wrong_words import OPERATORS, STARTED_WITH, as_program, line, near_file
 from gpubench.errors import GpubenchError, UsageError, alike
+from gpubench.registry import STARTERS
 
 PYTHON = re.compile(r"(pypy|python)[\d.]*")
 EXAMPLE = ("python", "train.py")

@@ -16,6 +16,7 @@ from gpubench.errors import alike, did_you_mean, offer
 from gpubench.foreign_files import RUN as RUN_FILE
 from gpubench.foreign_files import opened
 from gpubench.git import is_commit
+from gpubench.registry import STARTERS
 from gpubench.units import listed
 from gpubench.zoo import MODELS
 
@@ -64,6 +65,7 @@ _MEANT = (
     ("guidance_scale", ("cfg", "guidance")),
     ("samples", ("num_images", "images")),
     ("print_config", ("dry_run", "show_config", "list_settings", "dump_config")),
+    ("profiling.enabled", ("profile", "profiler", "with_profile")),
     ("quiet", ("no_progress", "silent", "s")),
     ("verbose", ("debug", "full", "details")),
     ("against vs", ("compare", "versus", "against", "baseline", "ab")),
@@ -80,18 +82,22 @@ _MEANT = (
 )
 OPTIONS = {word: meant.split() for meant, words in _MEANT for word in words}
 """Options of other tools, and those of gpubench that do the same. Of several, a command offers the first it has."""
-VALUES = {name: f"precision {name}" for name in ("amp", "bf16", "fp32", "tf32")} | {"fp16": "precision amp"}
+VALUES = {
+    **{name: ("precision", name) for name in ("amp", "bf16", "fp32", "tf32")},
+    **{name: ("format", name) for name in ("csv", "markdown", "terminal")},
+    "fp16": ("precision", "amp"),
+    "md": ("format", "markdown"),
+}
 """Options of other tools that have a value with gpubench."""
 WHICH_GPU = "the variable CUDA_VISIBLE_DEVICES chooses the GPU: CUDA_VISIBLE_DEVICES=0 gpubench ..."
 PAGE = "the page of a run is report.html in its directory: gpubench runs open latest"
 
 STARTED_WITH = {".py": ["python"], ".sh": ["bash"], ".ipynb": ["jupyter", "nbconvert", "--to", "notebook", "--execute"]}
 """What starts a file that is not a program by itself, by its suffix."""
-STARTERS = (
-    *("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "uv", "poetry", "srun"),
-    *("mpirun", "jupyter"),
-)
-"""Programs that start others, by which the command of a program is recognised."""
+EXAMPLE = ("python", "train.py")
+"""A program, where the user has given none."""
+OF_COMMITS = {"train-bench": "--vs-ref", "judge": "--base"}
+"""The options that take a commit, by command."""
 TRACES, SNAPSHOTS, CONFIGS = (".json", ".json.gz"), (".pickle", ".pkl"), (".yaml", ".yml")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
@@ -155,6 +161,11 @@ def quoted(word: str) -> str:
     )
 
 
+def behind(program: Sequence[str] | None) -> list[str]:
+    """The end of a command line with a program: `--` and its words; nothing without one."""
+    return [] if program is None else ["--", *program]
+
+
 def own_options(command: Any) -> dict[str, Any]:
     """The options of a command by each of their names."""
     parameters = (one for one in command.params if one.param_type_name != "argument")
@@ -190,15 +201,16 @@ def one_dash(
     owners: Owners,
     help_options: Sequence[str],
     takes_settings: bool = False,
+    program: Sequence[str] | None = None,
 ) -> Complaint | None:
     """What to say about a long option with one dash, such as -steps, or an unknown letter; None without one.
 
-    `help_options` are the options that every command has for its help.
+    `help_options` are the options that every command has for its help, and `program` are the words after `--`.
     """
     known = own_options(command)
     short = {name[1:] for name in (*known, *help_options) if len(name) == 2}
     for at, word, is_option in positions(command, args, takes_settings=takes_settings):
-        whole, rest = path.split()[1:], args[at + 1 :]
+        whole, rest = path.split()[1:], [*args[at + 1 :], *behind(program)]
         if word.startswith("-- "):
             return Complaint(
                 f"{word!r} is one word, because it is quoted", line([*whole, *args[:at], *_split(word), *rest])
@@ -225,12 +237,15 @@ def unknown_option(
     owners: Owners,
     settings: Container[str] = (),
     closest: str | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> str:
     """The hint for an option that a command does not have; "" if nothing is like it.
 
     `owners` says which commands have it. In a command that takes `settings` as options too, `closest` is the setting
-    whose name is most like it.
+    whose name is most like it. Options in `refused` cannot be given here; these are the hints that say what to do
+    instead.
     """
+    refused = refused or {}
     own = {option.lstrip("-").replace("-", "_"): option for option in own_options(command) if option.startswith("--")}
     bare = name.lstrip("-").replace("-", "_").casefold()
     if bare == "html" and settings:
@@ -239,21 +254,27 @@ def unknown_option(
         return WHICH_GPU
     if bare == "metric" and any(one.metavar == "[METRIC]" for one in command.params):
         return f"the metric is not an option: {path} step_time"
-    if bare in VALUES and "precision" in own:
-        return offer([f"--{VALUES[bare]}"])
+    if bare in VALUES and VALUES[bare][0] in own:
+        return offer([f"--{' '.join(VALUES[bare])}"])
     for meant in (*(["html"] if bare in OF_OUTPUT and not settings else ()), *OPTIONS.get(bare, ())):
         if meant in own or meant in settings:
-            return offer([own.get(meant, f"--{meant}")])
+            return refused.get(meant, offer([own.get(meant, f"--{meant}")]))
     if elsewhere := owners(name):
         return f"it is an option of {listed(elsewhere)}"
     close = alike(bare, [*own, *([closest] if closest else [])])
     if closest and not close:
         close = [closest]
-    return offer([own.get(one) or f"--{one if '.' in one else one.replace('_', '-')}" for one in close[:1]])
+    found = offer([own.get(one) or f"--{one if '.' in one else one.replace('_', '-')}" for one in close[:1]])
+    return refused.get(close[0], found) if close else found
 
 
-def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str]) -> str:
-    """The hint for a word that is not a command of gpubench; `of_runs` are the subcommands of gpubench runs."""
+def unknown_command(
+    word: str, rest: Sequence[str], known: Sequence[str], of_runs: Sequence[str], of_programs: Container[str]
+) -> str:
+    """The hint for a word that is not a command of gpubench.
+
+    `of_runs` are the subcommands of gpubench runs, and `of_programs` the commands that a program can follow.
+    """
     meant = alike(word, known, cutoff=0.75)
     if word.casefold() == "run" and rest and rest[0] in (*of_runs, *OF_RUNS):
         return line(["runs", *rest])
@@ -262,9 +283,11 @@ def unknown_command(word: str, rest: Sequence[str], known: Sequence[str], of_run
             return line(["runs", word, *rest])
         if started := as_program([word, *rest]):
             return line(["train-bench", "--", *started])
+    meant = [COMMANDS[word.casefold()]] if word.casefold() in COMMANDS else meant or alike(word, known)
+    if meant and rest and meant[0] in of_programs and (started := as_program(rest)):
+        return line([*meant, "--", *started])
     if word.casefold() in COMMANDS:
-        return line([COMMANDS[word.casefold()], *rest])
-    meant = meant or alike(word, known)
+        return line([*meant, *rest])
     return line([*meant, *rest]) if meant and rest else f"{offer(meant)} gpubench --help lists all commands".lstrip()
 
 
@@ -347,8 +370,7 @@ class Stray(NamedTuple):
 
     def instead(self, *words: str) -> str:
         """The whole command line with other words in place of this one."""
-        behind = [] if self.program is None else ["--", *self.program]
-        return line([self.command, *self.before, *words, *self.after, *behind])
+        return line([self.command, *self.before, *words, *self.after, *behind(self.program)])
 
 
 def stray(found: Stray) -> Complaint:
@@ -405,6 +427,11 @@ def _name(found: Stray) -> Complaint | None:
         return Complaint(f"{found.message}: a setting is an option", found.instead(f"--{word}"))
     if RUN.fullmatch(word) or (Path(word) / RUN_FILE).exists():
         return Complaint(f"{found.message}: {found.command} makes a new run", line(["runs", "show", word]))
+    if found.command == "pipe-infer" and Path(word).is_dir():
+        return Complaint(f"{found.message}: a model is given by --model", found.instead("--model", word))
+    if (option := OF_COMMITS.get(found.command)) and is_commit(Path(), word):
+        whole = found._replace(program=found.program or [*EXAMPLE])
+        return Complaint(f"{found.message}: a commit is given by {option}", whole.instead(option, word))
     if found.command == "memory" and (device := _device(word)):
         what = f"{found.message}: a GPU is given by --device-model"
         return Complaint(what, found.instead("--predict", "--device-model", device))

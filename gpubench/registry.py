@@ -151,6 +151,13 @@ RUN_KINDS: Mapping[str, RunKind] = {kind.command: kind for kind in _rows()}
 """The kinds by command."""
 OF_PROGRAMS = frozenset(command for command, kind in RUN_KINDS.items() if kind.work == PROGRAM)
 """The commands of the runs of a user's program."""
+NOT_OF_PROGRAMS = "leave it out, or give the program an argument of its own after --"
+"""The hint for a setting that a program has itself, if it has it."""
+STARTERS = (
+    *("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "uv", "poetry", "srun"),
+    *("mpirun", "jupyter"),
+)
+"""Programs that start others, by which the command of a user's program is recognised."""
 COMMANDS = (*dict.fromkeys(kind.run_by for kind in RUN_KINDS.values()), TUNE)
 """The commands of gpubench that make runs."""
 

@@ -314,11 +314,11 @@ def find(name: str) -> ModelSpec:
     """Raises ModelError for a name that is not a built-in model's."""
     if name in MODELS:
         return MODELS[name]
-    guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)}"
+    guess = did_you_mean(name.lower(), MODELS) or f"choose one of {', '.join(MODELS)};"
     if name.endswith(".py"):
-        guess = f"for a function in that file, give {Path(name).stem}:FUNCTION"
+        guess = f"for a function in that file, give {Path(name).stem}:FUNCTION;"
     raise ModelError(
         f"model.name: there is no built-in model, and no folder, called {name!r}",
-        f"{guess}; a model of your own is module:callable, or a folder holding config.json",
+        f"{guess} a model of your own is module:callable, or a folder holding config.json",
         keys=["model.name"],
     )

@@ -18,7 +18,7 @@ from gpubench.compare.comparability import PER_DEVICE
 from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm, two_sided
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
-from gpubench.errors import UsageError, did_you_mean, one_of
+from gpubench.errors import UsageError, alike, did_you_mean, one_of
 from gpubench.metrics import DEFINITIONS
 
 METRICS_SHOWN_BY = "gpubench runs --json shows the metrics of every run"
@@ -108,7 +108,11 @@ def _impossible(condition: Condition, metric: str) -> UsageError:
 def _condition_like(text: str) -> str:
     """Returns a hint with the condition that a text may have been meant as."""
     found = _ALMOST.fullmatch(text.strip())
-    return f'did you mean --fail-on "{found[1]}>{found[2] or 2}%"?' if found else EXAMPLE
+    if found is None:
+        return EXAMPLE
+    own = found[1] in DEFINITIONS or found[1].startswith("phase_")
+    near = [found[1]] if own else alike(found[1], DEFINITIONS, cutoff=0.75)
+    return f'did you mean --fail-on "{near[0]}>{found[2] or 2}%"?' if near else EXAMPLE
 
 
 class Withheld(UsageError):

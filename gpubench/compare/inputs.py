@@ -380,6 +380,8 @@ def _another(run: RunEvidence, sides: Sequence[Side]) -> str:
     """Returns the hint for a run that is named twice: what `latest` stands for, if that is one of its names."""
     if not run.record or not any(counts_back(side.label) for side in sides):
         return "compare it with another run"
+    if {side.label for side in sides} == {"latest"}:
+        return "gpubench compare latest~1 latest compares the two newest runs"
     command = kind_of(run.record.command).run_by
     hint = f"beside a run of {command}, latest is the newest run of {command}"
     return hint if command == "train-bench" else f"{hint}: latest:train-bench is that of train-bench"

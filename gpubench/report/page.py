@@ -15,6 +15,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 
 from gpubench import __version__, foreign_files
+from gpubench.registry import STARTERS
 from gpubench.report.charts import hue
 from gpubench.report.document import Block, Document, Heading, Medium, NestedDocument
 from gpubench.text import shorten, spelled_out, typeset
@@ -24,8 +25,6 @@ GENERATOR = Markup('<meta name="generator" content="gpubench">')
 MANY = 5  # sections, about two screens: a page with so many has a list of them
 LONGEST = 96  # characters of a name in a table: a kernel's mangled name can have thousands
 _WORD = re.compile(r"[^\W\d_]+(?=[,:;.!?()]*(?:\s|$))")  # not a name with digits, dots or signs
-_COMMANDS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "uv", "sh", "bash"})
-"""Commands with which the headline of a user's program may begin."""
 _OF_A_MODEL = re.compile(r"[^\s,]+, (?:fp32|tf32|fp16|bf16|amp|\?|\w+Scheduler)(?![\w-])")
 """The beginning of a text with the name of a model, which may be that of a folder such as sd."""
 _OPTION = re.compile(r"(--[a-z][a-z.-]{1,30})")
@@ -109,7 +108,7 @@ def heading(text: str, names: Sequence[str] = ()) -> str:
 def _capital(text: str, names: Sequence[str]) -> str:
     """Returns the text with a capital first letter, unless its first word is a command, or a name such as gpt2-tiny."""
     first = _WORD.match(text)
-    named = first is None or first[0] in _COMMANDS or first[0] in names or _OF_A_MODEL.match(text)
+    named = first is None or first[0] in STARTERS or first[0] in names or _OF_A_MODEL.match(text)
     return text if named else f"{text[:1].upper()}{text[1:]}"
 
 

@@ -159,6 +159,7 @@ MEANT: Mapping[str, Sequence[str]] = {
     "latency": ("latency_p50", "step_time"),
     "memory": ("peak_memory_total", "peak_memory_reserved", "peak_memory_rss"),
     "loss": ("final_loss",),
+    **dict.fromkeys(("age", "date", "newest", "created", "run"), ("started",)),
 }
 """The metrics that a word may mean. A listing offers the first that its runs have."""
 
@@ -177,7 +178,7 @@ def ordered(entries: Sequence[Entry], by: str) -> list[Entry]:
     if not entries:
         return []
     known = dict.fromkeys(name for entry in entries for name in entry.metrics)
-    if meant := [name for name in MEANT.get(by, ()) if name in known]:
+    if meant := [name for name in MEANT.get(by, ()) if name in known or name in WORDS]:
         raise UsageError(f"--sort: no run has a metric or setting {by!r}", offer(meant[:1]))
     if "." not in by and (hint := did_you_mean(by, [*WORDS, *known], cutoff=0.75)):
         raise UsageError(f"--sort: no run has a metric or setting {by!r}", hint)
@@ -224,6 +225,8 @@ def _readable(name: str, entries: Sequence[Entry]) -> tuple[str, Callable[[Entry
     """Returns the whole name of what a condition is about, and a function that reads it from a run."""
     if name in LABELS:
         return name, LABELS[name]
+    if any(name in entry.metrics for entry in entries):
+        raise UsageError(f"--where: {name} is a metric, not a setting", f"the list is ordered by it: --sort {name}")
     key = key_of(name, entries, "--where")
     return key, lambda entry: value_of(entry, key)
 

@@ -6,7 +6,10 @@ A label is made once, when the run is opened. Listings, pages, progress and comp
 """
 
 import os
+import re
+import shlex
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from gpubench.settings.field import fields, setting
@@ -14,6 +17,7 @@ from gpubench.settings.keys import COMMAND, FILLED_IN, REF, THE_RUN, TRIAL, VARI
 from gpubench.settings.loading import Configuration
 from gpubench.settings.schema import RunSettings
 
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 BASELINE, WORKING_TREE = "baseline", "working tree"
 
 
@@ -31,7 +35,14 @@ def asked(configuration: Configuration[Any]) -> dict[str, Any]:
         given = origin not in (THE_RUN, TRIAL) and not origin.startswith(FILLED_IN)
         if counts and given and value is not None and value != field.get_default():
             found[key] = value
-    return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    own = _own_variables(str(found.get(COMMAND, "")))
+    return found | {name: os.environ[name] for name in VARIABLES if name in os.environ and name not in own}
+
+
+def _own_variables(command: str) -> set[str]:
+    """The variables that a command such as `env A=1 python train.py` sets itself, whatever gpubench's own are."""
+    first, *rest = shlex.split(command) or [""]
+    return {word.partition("=")[0] for word in takewhile(ASSIGNMENT.match, rest)} if first == "env" else set()
 
 
 def label_of(configuration: Configuration[Any]) -> str:

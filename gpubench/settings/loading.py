@@ -27,7 +27,7 @@ from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, alike, did_you_mean, offer
 from gpubench.foreign_files import RUN, SEARCH, TRIALS
 from gpubench.ranks import launched_by_torchrun
-from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.registry import NOT_OF_PROGRAMS, OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.commands import COMMANDS
@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 
 NEGATION = re.compile(r"(^|\.)no")
 SHOWN_BY = "--print-config shows every setting"
+LIMITS = {"greater_than_equal": "ge", "less_than_equal": "le"}
+"""The errors of pydantic about a number beyond a limit that is itself allowed, and what they call the limit."""
+KINDS_OF_VALUES = {
+    "int_parsing": ("it is a whole number", "20"),
+    "float_parsing": ("it is a number", "0.5"),
+    "bool_parsing": ("it is true or false", "true"),
+}
+"""The errors of pydantic about text that is no value of its type: what it is, and an example without a default."""
 
 
 def canonical(cls: type[RunSettings], key: str) -> str:
@@ -464,7 +472,7 @@ def parse_argument(text: str) -> Any:
 
 def parse_assignments(cls: type[RunSettings], assignments: Sequence[str]) -> dict[str, Any]:
     """Parses `["precision=fp32"]` into {"precision": "fp32"}. Raises UsageError for a missing `=`."""
-    assignments = [assignment.lstrip("-") for assignment in assignments]
+    assignments = ["=".join(map(str.strip, one.strip().lstrip("-").split("=", 1))) for one in assignments]
     for assignment in assignments:
         if "=" not in assignment.strip("="):
             key, colon, value = assignment.partition(":")
@@ -552,10 +560,11 @@ OTHER_WORDS = {
     "mixed": ("amp",),
 }
 """Values of other tools, and those of gpubench that mean the same; of several, the first that a setting has."""
-SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+"), re.compile(r"\d{1,3}(,\d{3})+")
+SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+,?"), re.compile(r"\d{1,3}(,\d{3})+")
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|secs|seconds?|m|min|mins|minutes?)")
 GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
-MEANT = ": did you mean "
+WHAT_TO_DO = re.compile(": (?=did you mean |write )")
+"""What the error of a value has between what is wrong and its hint."""
 
 
 def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Sequence[str], str]:
@@ -563,8 +572,7 @@ def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Seq
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    message, meant, named = message.partition(MEANT)
-    hint = f"{meant[2:]}{named}"
+    message, hint = (*WHAT_TO_DO.split(message, maxsplit=1), "")[:2]
     if problem["type"] == "value_error":
         error = problem["ctx"]["error"]
         return (message, error.keys, hint) if isinstance(error, Conflict) else (f"{key}: {message}", [key], hint)
@@ -574,11 +582,14 @@ def _describe(cls: type[RunSettings], problem: "ErrorDetails") -> tuple[str, Seq
 
 
 def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
-    """The hint for a value that is not among the allowed words, or not a whole number; "" if it resembles none."""
+    """The hint for a value that is not allowed: the value that was perhaps meant, or one that is allowed; "" for none.
+
+    A number beyond a limit may have been meant as the limit.
+    """
     given = str(problem["input"]).strip()
     if SEVERAL.fullmatch(given) and not THOUSANDS.fullmatch(given):
         key = ".".join(map(str, problem["loc"]))
-        return f"give one value; several are tried by: gpubench tune --try {key}={given}"
+        return f"give one value; several are tried by: gpubench tune --try {key}={given.rstrip(',')}"
     if problem["loc"] == ("training", "steps") and (time := TIME.fullmatch(given)):
         seconds = float(time[1]) * (60 if time[2].startswith("m") else 1)
         return (
@@ -591,13 +602,19 @@ def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""
+    if limit := LIMITS.get(problem["type"]):
+        return offer([f"{problem['ctx'][limit]:g}"])
+    if kind := KINDS_OF_VALUES.get(problem["type"]):
+        default = fields(cls)[".".join(map(str, problem["loc"]))].get_default()
+        what, example = kind
+        return f"{what}, such as {example if default is None else str(default).lower()}"
     if problem["type"] not in ("literal_error", "enum"):
         return ""
     known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
     if "cuda" in known and (index := GPU_NUMBER.fullmatch(given)):
         return f"{offer(['cuda'])} CUDA_VISIBLE_DEVICES={index[1]} before the command chooses the GPU"
     other = [word for word in OTHER_WORDS.get(given.casefold(), ()) if word in known]
-    return offer(other[:1] or alike(given, known))
+    return offer(other[:1] or alike(given, known)) or f"for example {known[0]}"
 
 
 def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -607,7 +624,7 @@ def refuse_unknown(cls: type[RunSettings], values: Mapping[str, Any], origins: M
             hint = f"for example {keys[0]}"
         elif (others := owners(key)) and cls.command in OF_PROGRAMS and not set(others) <= OF_PROGRAMS:
             message = f"{key!r} is a setting of {listed(others)}, and a program has its own"
-            hint = "leave it out, or give the program an argument of its own after --"
+            hint = NOT_OF_PROGRAMS
         elif others:
             named = [other for other in others if other not in OF_PROGRAMS]
             named = named or ["train-bench -- PROGRAM"]

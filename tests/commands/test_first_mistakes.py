@@ -86,6 +86,11 @@ MISTAKES = [
     Mistake("tune --time 10m", "no option --time", "did you mean '--budget'?"),
     Mistake("profile --vs precision=bf16", "no option --vs", "it is an option of gpubench train-bench, gpubench pipe-infer", leads_on=False),
     Mistake("profile --traces x", "no option --traces", "did you mean '--trace'?", leads_on=False),
+    Mistake("train-bench -steps 20 -- python train.py", "two dashes", "gpubench train-bench --steps 20 -- python train.py"),
+    Mistake("train-bench --lr 3 -- python train.py", "no option --lr", "comes after it: gpubench train-bench -- python train.py --lr 3"),
+    Mistake("train-bench --bs=4 --steps 9 -- python train.py", "no option --bs", "gpubench train-bench --steps 9 -- python train.py --bs=4"),
+    Mistake("train-bench --data.batch_size 8 -- python train.py", "no option --data.batch_size", "-- python train.py --data.batch_size 8"),
+    Mistake("train-bench --gpus 2 -- python train.py", "no option --gpus", "-- torchrun --nproc-per-node 2 train.py"),
     Mistake("train-bench --training.epoch=5", "no option --training.epoch", "did you mean '--training.epochs'?"),
     Mistake("history --metric step_time", "no option --metric", "gpubench history step_time"),
     Mistake("compare one two --metrics step_time", "no option --metrics", "did you mean '--metric'?"),
@@ -106,6 +111,7 @@ MISTAKES = [
     Mistake("profile --steps 2min -- python train.py", "training.steps = '2min'", "it counts steps: --steps 20", leads_on=False),
     Mistake("memory --steps 5s", "memory.steps = '5s'", "did you mean '5'?"),
     Mistake("memory --device-memory 24", "'24' has no unit", "did you mean 24GiB?"),
+    Mistake("memory --device-memory -1GiB", "'-1GiB' is not a size", "write 80GiB, 80GB or bytes", leads_on=False),
     Mistake("memory --device-memory 24g", "'24g' is not a size", "did you mean 24GiB?"),
     Mistake("tune --memory 22 -- python train.py", "--memory: '22' has no unit", "did you mean '--memory 22GiB'?"),
     Mistake("tune --budget 4 -- python train.py", "--budget '4' has no unit", "did you mean '--budget 4m' or '--budget 4h'?"),
@@ -122,6 +128,21 @@ MISTAKES = [
     Mistake("history stepp_time", "no run has a metric 'stepp_time'", "did you mean 'step_time'"),
     Mistake("runs --since 30", "neither an age nor a date", "did you mean '--since 30d'?"),
     Mistake("runs --command train", "not a command of a run", "did you mean 'train-bench'?"),
+    Mistake("train-bench --repeats 0", "repeats = '0'", "did you mean '1'?"),
+    Mistake("pipe-infer --steps=-1", "sampling.steps = '-1'", "did you mean '1'?", leads_on=False),
+    Mistake("train-bench --steps ten", "training.steps = 'ten'", "it is a whole number, such as ", leads_on=False),
+    Mistake("train-bench --profiling.enabled=maybe", "profiling.enabled = 'maybe'", "it is true or false, such as false", leads_on=False),
+    Mistake("train-bench --model gpt2-xxl", "called 'gpt2-xxl'", "did you mean 'gpt2'? a model of your own is module:callable"),
+    Mistake("compare one two --fail-on slower", "not METRIC>X%", 'such as --fail-on "step_time>2%"', leads_on=False),
+    Mistake("compare one two --fail-on throughptu", "not METRIC>X%", 'did you mean --fail-on "throughput>2%"?'),
+    Mistake("memory --batch-size 8,16,", "training.batch_size = '8,16,'", "gpubench tune --try training.batch_size=8,16"),
+    Mistake("pipe-infer --unet big", "model.unet = 'big'", "for example dummy", leads_on=False),
+    Mistake("train-bench --profile -- python train.py", "no option --profile", "did you mean '--profiling.enabled'?"),
+    Mistake("compare one two --csv", "no option --csv", "did you mean '--format csv'?"),
+    Mistake("compare one two --md", "no option --md", "did you mean '--format markdown'?"),
+    Mistake("runs --where 'throughput>100'", "throughput is a metric", "--sort throughput", leads_on=False),
+    Mistake("runs --sort age", "no run has a metric or setting 'age'", "did you mean 'started'?"),
+    Mistake("compare latest latest", "is on two sides", "gpubench compare latest~1 latest", leads_on=False),
     # a file or a folder of another kind
     Mistake("profile trace.json", "a trace is given by --trace", "gpubench profile --trace trace.json", leads_on=False),
     Mistake("profile memory.pickle", "--snapshot", "gpubench memory --snapshot memory.pickle", leads_on=False),
@@ -133,6 +154,8 @@ MISTAKES = [
     Mistake("train-bench --config mine.yml", "no preset or file 'mine.yml'", "did you mean 'mine.yaml'?"),
     Mistake("train-bench gpt2-tiny", "a model is given by --model", "gpubench train-bench --model gpt2-tiny"),
     Mistake("memory h100", "a GPU is given by --device-model", "gpubench memory --predict --device-model h100"),
+    Mistake("pipe-infer src", "a model is given by --model", "gpubench pipe-infer --model src", leads_on=False),
+    Mistake("judge --base HEAD~1", "needs a program", "gpubench judge --base HEAD~1 -- python train.py", leads_on=False),
     Mistake("history one", "one names runs", "gpubench history --experiment one"),
     Mistake("tune --resume nowhere", "nowhere does not exist", "there is no search in results", leads_on=False),
     Mistake("runs show train.py", "a file, not a run directory", "give a run directory", leads_on=False),
@@ -157,6 +180,8 @@ MISTAKES = [
     Mistake("show latest", "there is no command 'show'", "gpubench runs show latest"),
     Mistake("python train.py", "there is no command 'python'", "gpubench train-bench -- python train.py"),
     Mistake("train.py", "there is no command 'train.py'", "gpubench train-bench -- python train.py"),
+    Mistake("run train.py", "there is no command 'run'", "gpubench train-bench -- python train.py"),
+    Mistake("trian-bench python train.py", "there is no command 'trian-bench'", "gpubench train-bench -- python train.py"),
     Mistake("run -- python train.py", "there is no command 'run'", "gpubench train-bench -- python train.py"),
     Mistake("trian-bench --steps 5", "there is no command 'trian-bench'", "gpubench train-bench --steps 5"),
     Mistake("diff one two", "there is no command 'diff'", "gpubench compare one two"),
@@ -277,6 +302,7 @@ def _tried(words: list[str]) -> list[str]:
         "train-bench --print-config -- bash -c 'cd src && python train.py'",
         "train-bench --print-config -- python -m train",
         "train-bench --print-config --config settings.json",
+        "train-bench --print-config --vs 'data.workers = 2' -- python train.py",
         "tune --print-config --budget '1h 30min' --memory 22GiB --only 'data.workers precision'",
     ],
 )
@@ -334,6 +360,19 @@ def test_a_commit_that_does_not_exist_is_named_with_the_nearest(
     assert error == f"there is no commit '{ref}' in the repository of {tmp_path}"
     assert hint in said
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("command", ["judge --base", "train-bench --vs-ref"])
+def test_a_commit_without_its_option_is_answered_with_the_option(
+    tmp_path: Path, command_line: Callable[..., Finished], command: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    for words in ("init -q -b main", "add train.py", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(["git", "-C", tmp_path, *words.split()], check=True)
+    name, option = command.split()
+    error, hint = complaint(command_line(name, "main"))
+    assert error == f"unexpected argument 'main': a commit is given by {option}"
+    assert hint == f"gpubench {command} main -- python train.py"
 
 
 def test_a_repository_without_the_commit_says_why(tmp_path: Path, command_line: Callable[..., Finished]) -> None:

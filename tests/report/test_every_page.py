@@ -3,16 +3,25 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+import footprints_made
+import profiles_made
 import pytest
-from recorded_runs import write_run
+from browser import PHONE, found_in, needs_browser
+from decisions_made import KEPT
+from recorded_runs import edit, write_memory_run, write_run
 from reports import Page, sound
 from test_golden import DOCUMENTS
+from test_pipeline_page import write_run as write_pipeline
 from test_report_footprint import REPORTS as FOOTPRINTS
 from test_report_profile import REPORTS as PROFILES
+from test_report_trying import looked, reported, tried
+from tunings_made import TUNED
 
-from gpubench.compare.history import Histories, Series, SeriesPoint
-from gpubench.report import after_run, history, index, perfetto
+from gpubench.compare.history import Histories, Series, SeriesPoint, histories
+from gpubench.registry import PROGRAM
+from gpubench.report import after_run, decision, history, index, perfetto, tuning
 from gpubench.report.document import Document
 from gpubench.report.page import part, render
 from gpubench.runs import directory
@@ -47,7 +56,95 @@ KINDS: dict[str, Callable[[], Document]] = {
     **{name: lambda name=name: PROFILES[name] for name in PROFILES},  # type: ignore[misc]
     **{name: lambda name=name: FOOTPRINTS[name] for name in FOOTPRINTS},  # type: ignore[misc]
     "history": of_history,
+    "memory-tried": lambda: reported(looked(), tried()),
+    "tune": lambda: tuning.document(Path("results/tune-1"), TUNED),
+    "judge": lambda: decision.document(KEPT),
 }
+
+
+WIDE = """
+  [...document.querySelectorAll("body *")].filter(one => {
+    const box = one.getBoundingClientRect(), scrolls = (at) => at && (
+      ["auto", "scroll"].includes(getComputedStyle(at).overflowX) || scrolls(at.parentElement));
+    return box.width > 0 && Math.floor(box.right) > innerWidth && !scrolls(one.parentElement);
+  }).map(one => one.outerHTML.slice(0, 200))
+"""
+"""The elements that reach beyond the screen, where nothing around them scrolls."""
+LINKS = '[...document.querySelectorAll("a[href]")].map(one => new URL(one.getAttribute("href"), document.baseURI).href)'
+LOADED = 'performance.getEntriesByType("resource").map(one => one.name)'
+OPEN = 'document.querySelectorAll("details").forEach(one => { one.open = true; })'
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A results folder with a page of every kind, each in the place where its command writes it."""
+    results = tmp_path_factory.mktemp("pages") / "results"
+    pair = [write_run(results, pace=pace, steps=20) for pace in (1.0, 0.5)]
+    for path, other, variant in zip(pair, reversed(pair), ("baseline", "workers=2"), strict=True):
+        edit(path / directory.RUN, interleaved_with=[other.name], variant=variant)
+    made = {
+        "program": write_run(results, "program", steps=20),
+        "profile": write_run(results, "profile", steps=20),
+        "memory": write_memory_run(results, footprints_made.predicted()),
+        "pipeline": write_pipeline(results),
+    }
+    edit(made["program"] / directory.RUN, command=PROGRAM)
+    (made["program"] / directory.CONFIG).write_text("program: {command: python train.py --learning-rate 0.1}\n")
+    edit(made["profile"] / directory.RUN, command="profile")
+    directory.write_document(made["profile"] / directory.PROFILE, profiles_made.profile(2))
+    directory.write_document(made["profile"] / directory.FINDINGS, profiles_made.findings())
+    trace = made["profile"] / directory.TRACES / "rank0.pt.trace.json"
+    trace.parent.mkdir()
+    trace.write_text('{"traceEvents": []}')
+    (results / directory.HISTORY).touch()
+    for path in (*pair, *made.values()):
+        after_run.write_up(path)
+    found = after_run.judge_pair(pair)
+    assert found is not None
+    assert after_run.keep_pair(pair, found)
+    assert index.refresh(results)
+    kept = {
+        "tune": (results / "tune-1" / directory.REPORT, tuning.document(results / "tune-1", TUNED)),
+        "history": (
+            results / directory.HISTORY,
+            history.document(histories(catalogue(results)), results / directory.HISTORY),
+        ),
+    }
+    for page, report in kept.values():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(render(report))
+    alone = {f"{name} alone": results / "alone" / f"{number}.html" for number, name in enumerate(KINDS)}
+    (results / "alone").mkdir()
+    for page, made_alone in zip(alone.values(), KINDS.values(), strict=True):
+        page.write_text(render(made_alone()))
+    reports = {name: path / directory.REPORT for name, path in {"training": pair[0], **made}.items()}
+    return {
+        "index": results / index.INDEX,
+        "comparison": pair[1] / directory.COMPARISON_PAGE,
+        "trace": perfetto.page_of(trace),
+        **{name: page for name, (page, _) in kept.items()},
+        **reports,
+        **alone,
+    }
+
+
+@needs_browser
+def test_in_a_browser_a_page_of_every_kind_fits_on_a_phone_loads_nothing_and_has_no_dead_link(
+    pages: dict[str, Path],
+) -> None:
+    seen = found_in(list(pages.values()), PHONE, f"({OPEN}, [{WIDE}, {LINKS}, {LOADED}])")
+    for name, page in pages.items():
+        wide, links, loaded = seen[page]
+        assert not wide, (name, wide)
+        assert not loaded, (name, loaded)
+        if name in {f"{kind} alone" for kind in KINDS}:  # the files beside it are of no run
+            continue
+        own = page.with_name(f"{page.stem}-probed.html").as_uri()
+        files = [one.partition("#")[0].replace(own, page.as_uri()) for one in links if one.startswith("file:")]
+        dead = [one for one in files if not Path(unquote(urlsplit(one).path)).is_file()]
+        assert not dead, (name, dead)
+        assert files, name
+        assert not [one for one in links if not one.startswith(("file:", "data:", perfetto.VIEWER))]
 
 
 @pytest.mark.parametrize("name", KINDS)

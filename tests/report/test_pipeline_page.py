@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import PHONE, needs_browser, width_on_a_phone
 from PIL import Image
 from piped import Line, sequential, verified
 from reports import HOSTILE
@@ -174,11 +173,6 @@ def test_nothing_to_draw_is_no_drawing() -> None:
     assert gantt.drawing([], 3) is None
     assert gantt.drawing(gantt.joined_bars([span(9, 0, 0, 0.0)]), 3) is None
     assert gantt.shares([]) is None
-
-
-@needs_browser
-def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path: Path) -> None:
-    assert width_on_a_phone(page_of(write_run(tmp_path)), tmp_path) <= PHONE
 
 
 def test_only_intact_images_that_the_run_lists_are_on_its_page(tmp_path: Path) -> None:

@@ -43,6 +43,17 @@ def test_variables_that_change_the_work_are_part_of_what_was_asked(monkeypatch: 
     assert label_of(BASE) == "OMP_NUM_THREADS=1"
 
 
+def test_a_variable_that_the_command_sets_itself_has_not_the_value_that_gpubench_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    own = BASE.with_overrides({"program.command": "env OMP_NUM_THREADS=2 python train.py"}, "command line")
+    assert label_of(own) == ""
+    assert asked(own) == {"program.command": "env OMP_NUM_THREADS=2 python train.py"}
+    other = BASE.with_overrides({"program.command": "env A=2 python train.py OMP_NUM_THREADS=2"}, "command line")
+    assert label_of(other) == "OMP_NUM_THREADS=1"
+
+
 def test_many_settings_are_counted() -> None:
     more = {
         "data.workers": 2,

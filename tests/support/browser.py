@@ -1,9 +1,13 @@
 """A real browser, where one is installed: what it makes of a page."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,12 +46,31 @@ def wide_tables(source: str, folder: Path, width: int) -> int:
 
 def _measured(source: str, folder: Path, width: int, expression: str) -> str:
     """A number that a script finds in the page."""
-    inner, outer = folder / "inner.html", folder / "outer.html"
-    inner.write_text(probed(source, f"parent.document.body.dataset.found = {expression}"))
+    page = folder / "inner.html"
+    page.write_text(source)
+    return str(found_in([page], width, expression)[page])
+
+
+def found_in(pages: Sequence[Path], width: int, expression: str) -> dict[Path, Any]:
+    """What a script finds in each of the pages on a screen of `width` pixels, all in one start of the browser.
+
+    A copy of each page is opened beside it, so that its links and pictures are its own. Asserts that no page asked for
+    anything that its policy refuses.
+    """
+    copies = [page.with_name(f"{page.stem}-probed.html") for page in pages]
     # A window of the browser is never narrower than 500 pixels; a frame is.
-    frame = f'<iframe src="{inner.as_uri()}" style="width:{width}px;height:900px;border:0"></iframe>'
-    outer.write_text(f"<body>{frame}")
-    done = browse(outer, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--dump-dom")
-    found = re.search(r'data-found="(\d+)"', done.stdout)
-    assert found
-    return found[1]
+    style = f"width:{width}px;height:900px;border:0"
+    frames = [f'<iframe src="{copy.as_uri()}" style="{style}"></iframe>' for copy in copies]
+    for number, (page, copy) in enumerate(zip(pages, copies, strict=True)):
+        keep = f"parent.document.body.dataset.found{number} = JSON.stringify({expression})"
+        copy.write_text(probed(page.read_text(), keep))
+    outer = pages[0].with_name("outer.html")
+    outer.write_text(f"<body>{''.join(frames)}")
+    try:
+        done = browse(outer, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--dump-dom")
+    finally:
+        for path in (*copies, outer):
+            path.unlink()
+    assert not [line for line in done.stderr.splitlines() if "Content Security Policy" in line]
+    found = dict(re.findall(r' data-found(\d+)="([^"]*)"', done.stdout))
+    return {page: json.loads(html.unescape(found[str(number)])) for number, page in enumerate(pages)}
