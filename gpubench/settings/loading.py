@@ -563,6 +563,7 @@ OTHER_WORDS = {
 SEVERAL, THOUSANDS = re.compile(r"[\w.-]+(,[\w.-]+)+,?"), re.compile(r"\d{1,3}(,\d{3})+")
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|secs|seconds?|m|min|mins|minutes?)")
 GPU_NUMBER = re.compile(r"(?:cuda:|gpu:?)?(\d+)")
+NOT_FINITE = frozenset({"nan", "inf", "infinity"})
 WHAT_TO_DO = re.compile(": (?=did you mean |write )")
 """What the error of a value has between what is wrong and its hint."""
 
@@ -602,8 +603,8 @@ def _meant(cls: type[RunSettings], problem: "ErrorDetails") -> str:
         with suppress(ValueError, OverflowError):
             number = float(given.replace(",", ""))
             return offer([str(int(number))]) if number == int(number) else ""
-    if limit := LIMITS.get(problem["type"]):
-        return offer([f"{problem['ctx'][limit]:g}"])
+    if (limit := LIMITS.get(problem["type"])) and given.casefold().lstrip("+-") not in NOT_FINITE:
+        return offer([f"{problem['ctx'][limit]:.12g}"])
     if kind := KINDS_OF_VALUES.get(problem["type"]):
         default = fields(cls)[".".join(map(str, problem["loc"]))].get_default()
         what, example = kind
