@@ -100,7 +100,9 @@ def test_a_pipeline_of_two_ranks_makes_what_diffusers_makes(device: str, tmp_pat
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_settings_are_searched(device: str, tmp_path: Path) -> None:
-    options = (*TINY, f"--device={device}", "--only=training.optimizer_impl", "--budget=2m")
+    options = (*TINY, f"--device={device}", "--only=training.optimizer_impl", "--runs=9")
     run("tune", *options, *SHORT[:2], results=tmp_path)
     (folder,) = (path.parent for path in tmp_path.glob(f"*/{FILE}"))
-    assert [next(iter(one.levels[0])) for one in read(folder).treatments] == ["training.optimizer_impl"]
+    found = read(folder)
+    tried = {next(iter(one.levels[0])) for one in found.treatments}
+    assert tried | {one.name for one in found.untried} >= {"training.optimizer_impl"}
