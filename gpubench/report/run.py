@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -159,7 +160,8 @@ def page(
         *_recorded(run),
     ]  # reads files, and what cannot be read is among the warnings before it
     known = Paragraph(_rests_on(run) if run.metrics and not run.untimed else "", "quiet", on=Medium.PAGE)
-    made = [known, *_error(run), *_since(run, previous, earlier), *found]
+    lead = list(takewhile(lambda block: isinstance(block, Paragraph), found))  # which belongs to the headline
+    made = [known, *_error(run), *lead, *_since(run, previous, earlier), *found[len(lead) :]]
     return Document(
         headline(run),
         made,
