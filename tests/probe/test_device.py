@@ -48,6 +48,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Events]]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=index))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (0, index, 1), raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Events)
     monkeypatch.setattr(Events, "now", 0.0)
     monkeypatch.setattr(Events, "fails", "")
@@ -64,6 +65,28 @@ def places(timing: Timing) -> int:
 def parameter_on(index: int) -> torch.Tensor:
     """Stands in for a parameter on a GPU."""
     return SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))  # type: ignore[return-value]
+
+
+def test_the_object_of_a_stream_is_made_once(events: type[Events], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def stream_of(index: int) -> object:
+        made.append(index)
+        return SimpleNamespace(cuda_stream=index)
+
+    current = {0: (0, 0, 1)}
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", current.get)
+    timing = Timing()
+    for _ in range(3):
+        timing.mark()
+    assert made == [0]
+    current[0] = (7, 0, 1)
+    timing.mark()
+    assert made == [0, 0], "another stream is current"
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentStream")
+    assert isinstance(timing.mark(), Mark)
+    assert made == [0, 0, 0], "a release of PyTorch without that function"
 
 
 def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
