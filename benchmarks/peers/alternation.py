@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from subject import BATCHES, LEARNING_RATE, Subject, settle
@@ -47,7 +48,8 @@ def main(units: int, steps: int) -> None:
     settings = settings_for(subject, steps)
     with tempfile.TemporaryDirectory() as folder:
         listener, address, _ = listen(Path(folder))
-        reader = multiprocessing.get_context("spawn").Process(target=read, args=(listener, settings), daemon=True)
+        sent = settings.model_dump(mode="json")  # as a worker gets them; a model of pydantic cannot be pickled
+        reader = multiprocessing.get_context("spawn").Process(target=read, args=(listener, sent), daemon=True)
         reader.start()
         channel, _ = Channel.connect(address, rank=0, world_size=1, activity=Activity())
         bare, ours = loops(subject, settings, channel)
@@ -116,13 +118,13 @@ def loops(subject: Subject, settings: CompletedTrainSettings, channel: Channel) 
     return bare, ours
 
 
-def read(listener: socket.socket, settings: CompletedTrainSettings) -> None:
+def read(listener: socket.socket, settings: dict[str, Any]) -> None:
     """The host: answers the worker's hello, and reads all that follows."""
     connection, _ = listener.accept()
     job = events.Job(
         worker="",
         lighter="",
-        settings=settings.model_dump(mode="json"),
+        settings=settings,
         repeats=[0],
         clock=(time.time(), time.monotonic()),
         machine=machine(),
