@@ -64,6 +64,11 @@ def _is_of(value: Any, kinds: set[str]) -> bool:
     return kind in kinds or (kind == "int" and "float" in kinds)
 
 
+def how_to_write() -> str:
+    """The hint for the name of a callable that cannot be imported."""
+    return f"write package.module:callable, without .py; the current directory {Path.cwd()} is searched first"
+
+
 def refuse_missing(setting: str, name: str, refused: type[UsageError], keys: Sequence[str]) -> None:
     """Raises `refused` if there is no module of the callable `name`, or if its source shows that it has no such name.
 
@@ -74,10 +79,9 @@ def refuse_missing(setting: str, name: str, refused: type[UsageError], keys: Seq
     attribute = path.partition(".")[0]
     package = module.partition(".")[0]
     if _is_missing(package):
-        written = "write package.module:callable, without .py; the current directory"
         raise refused(
             f"{setting} {name!r} cannot be imported: ModuleNotFoundError: No module named {package!r}",
-            f"{did_you_mean(package, _modules_here())} {written} {Path.cwd()} is searched first".lstrip(),
+            f"{did_you_mean(package, _modules_here())} {how_to_write()}".lstrip(),
             keys=keys,
         )
     try:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from gpubench.errors import GpubenchError, ModelError, did_you_mean
-from gpubench.settings.callables import check_arguments
+from gpubench.settings.callables import check_arguments, how_to_write
 
 USER_ERRORS = (Exception, SystemExit)
 """The exceptions that code of the user may raise."""
@@ -58,7 +58,7 @@ def _imported(setting: str, name: str, refused: type[GpubenchError]) -> Callable
     except USER_ERRORS as error:
         raise refused(
             f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}",
-            f"write package.module:callable, without .py; the current directory {here} is searched first",
+            how_to_write(),
         ) from error
     try:
         found = operator.attrgetter(attribute)(imported)
