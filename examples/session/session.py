@@ -46,6 +46,7 @@ class Step:
 MEASURE = Step("measure", "gpubench train-bench -- python train.py")
 FINDINGS = Step("findings", "gpubench profile --verify --repeats 5 -- python train.py", until="part of a profiled step")
 CONFIRM = Step("confirm", "gpubench train-bench --vs-ref HEAD -- python train.py")
+TUNE = Step("tune", "gpubench tune --budget 7m -- python train.py")
 GATE = Step("gate", 'gpubench compare latest latest~1 --metric throughput --fail-on "throughput>2%"')
 
 
@@ -54,9 +55,11 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder:
         program = check_in(Path(folder))
+        run(TUNE.arguments, program)
+        pull_request(newest(program / "results", "tune-*") / "best.md")
         for step in (MEASURE, FINDINGS, CONFIRM, GATE):
             if step is CONFIRM:
-                photograph(newest(program / "results" / "profile") / "report.html", PICTURES / "report.png")
+                photograph(newest(program / "results" / "profile", "*") / "report.html", PICTURES / "report.png")
                 edit(program)
             shown = run(step.arguments, program, codes=(3,) if step is GATE else (0,))
             picture(step.command, cut(shown, step), PICTURES / f"{step.name}.svg")
@@ -114,6 +117,17 @@ def picture(title: str, shown: str, path: Path) -> None:
     path.write_text(svg)
 
 
+def pull_request(path: Path) -> None:
+    """Draws the text that a search has written for a pull request."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(force_terminal=True, width=WIDTH, color_system="truecolor", file=io.StringIO())
+    with console.capture() as drawn:
+        console.print(Markdown(path.read_text()))
+    picture(path.name, drawn.get().strip("\n"), PICTURES / "pull_request.svg")
+
+
 def photograph(page: Path, path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -123,9 +137,9 @@ def photograph(page: Path, path: Path) -> None:
     subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True)
 
 
-def newest(experiment: Path) -> Path:
-    """Returns the newest run directory of an experiment."""
-    return max(experiment.iterdir(), key=lambda path: path.name)
+def newest(folder: Path, pattern: str) -> Path:
+    """Returns the newest directory in a folder whose name matches the pattern."""
+    return max(folder.glob(pattern), key=lambda path: path.name)
 
 
 if __name__ == "__main__":
