@@ -12,6 +12,7 @@ from gpubench.commands import (
     compare,
     history,
     judge,
+    loader,
     mcp,
     memory,
     options,
@@ -50,6 +51,9 @@ app.command("pipe-infer", cls=options.TakesSettings, epilog=pipe_infer.EPILOG, c
 )
 app.command("profile", cls=options.TakesProgram, epilog=profile.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     profile.profile
+)
+app.command("loader", cls=options.TakesProgram, epilog=loader.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
+    loader.loader
 )
 app.command("memory", cls=options.TakesProgram, epilog=memory.EPILOG, context_settings=SETTINGS_AS_OPTIONS)(
     memory.memory

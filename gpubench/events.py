@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gpubench.loader_record import LoaderRecord
 from gpubench.sampled import Calls, Sampled
 from gpubench.surrogates import without_surrogates
 
@@ -487,6 +488,20 @@ class TraceRecorded(Event, frozen=True):
     """Whether this is the last part of the file."""
 
 
+class LoaderDrawn(Event, frozen=True):
+    """What was seen of the DataLoader of a program whose batches were drawn alone."""
+
+    repeat: RepeatNumber
+    loader: LoaderRecord
+
+
+class LoaderRefused(Event, frozen=True):
+    """Why no batch of a program can be drawn alone."""
+
+    reason: Words
+    hint: Words
+
+
 class CodeSampled(Event, frozen=True):
     """The samples of the code of a program, in the repeat that is recorded."""
 
@@ -702,8 +717,9 @@ Greeting = Hello | Seen
 OfRank = (
     Heartbeat | Log | EnvironmentCaptured | ModelBuilt | TreatmentsMissed | GraphsCompiled | Planned | StepsMeasured
     | StepsHeld
-    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | CodeSampled | MemoryFollowed
-    | MemoryRecorded | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured
+    | FlopsCounted | PeakMeasured | GraphTraced | RepeatDone | TraceRecorded | CodeSampled | LoaderDrawn
+    | LoaderRefused | MemoryFollowed | MemoryRecorded
+    | BatchSizesFound | ReferenceWorkloadTimed | PipelineBuilt | SpansMeasured | HandoffMeasured
     | SampleFinished | StageDone | BaselineMeasured | Verified | Failed | Done
 )  # fmt: skip
 """What a rank sends after its greeting."""

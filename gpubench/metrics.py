@@ -1,5 +1,6 @@
 """The types of metrics, and the definition of every metric: what it measures, its unit and its better direction."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -305,14 +306,36 @@ DEFINITIONS: dict[str, Definition] = {
         "s", "lower", "time of the slowest rank if every rank makes its share of the samples from noise to the end"
     ),
     "replicas_speedup": Definition("x", "higher", "replicas_makespan / makespan of the same repeat"),
+    "first_batch_time": Definition(
+        "s",
+        "lower",
+        "time from the start of the first pass over the data to its first batch, with the start of workers",
+    ),
+    "pass_start_time": Definition(
+        "s", "lower", "mean time from the end of a pass over the data to the first batch of the next one"
+    ),
+    "sample_cpu_time": Definition(
+        "s", "lower", "CPU time of all processes that make batches / samples, while nothing but batches is made"
+    ),
+    "worker_memory": Definition(
+        "B", "lower", "mean proportional share of memory of a worker of the DataLoader, at the last batch"
+    ),
     "verified_samples": Definition(
         "fraction", "higher", "share of samples whose final latent is bit-identical to that of single-process diffusers"
     ),
 }
 
 
+def stage_metric(kind: str, name: str) -> str:
+    """The name of the metric of a stage in which batches are made."""
+    return "stage_" + re.sub(r"\W+", "_", " ".join(filter(None, (kind, name)))).strip("_")
+
+
 def definition_of(name: str) -> Definition:
-    """The definition of a metric, also that of a phase that a program has named itself."""
+    """The definition of a metric, also that of a phase or a stage that has a name of the program."""
+    if name.startswith("stage_"):
+        stage = name.removeprefix("stage_").replace("_", " ")
+        return Definition("s", "lower", f"mean time for one sample in the stage {stage!r} of making batches")
     if name.startswith("phase_") and name not in DEFINITIONS:
         region = name.removeprefix("phase_")
         return Definition("s", "lower", f"mean time per steady step in the program's own region {region!r}", "step")

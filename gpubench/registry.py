@@ -11,6 +11,8 @@ from typing import Any
 PROGRAM, PROGRAM_PROFILE, PROGRAM_MEMORY = "program", "program-profile", "program-memory"
 """The commands in the run.json of a program that was measured, of one that was diagnosed, and of one whose memory was
 followed."""
+LOADER = "loader"
+"""The command that draws the batches of a program without its training."""
 TUNE = "tune"
 """The command of a search, which is an entry of its own beside those of its runs."""
 JUDGE = "judge"
@@ -145,11 +147,23 @@ def _rows() -> Iterable[RunKind]:
         timed=False,
         steps=False,
     )
+    yield RunKind(
+        LOADER,
+        LOADER,
+        LOADER,
+        settings="gpubench.settings.programs:LoaderSettings",
+        worker=PROBE,
+        completed_by="gpubench.kinds.program.defaults:complete_program",
+        recorded_by="gpubench.kinds.loader.recorder:LoaderRecorder",
+        described_by="gpubench.kinds.loader.headline",
+        shown_by="gpubench.kinds.loader.report",
+        unit="batch",
+    )
 
 
 RUN_KINDS: Mapping[str, RunKind] = {kind.command: kind for kind in _rows()}
 """The kinds by command."""
-OF_PROGRAMS = frozenset(command for command, kind in RUN_KINDS.items() if kind.work == PROGRAM)
+OF_PROGRAMS = frozenset(command for command, kind in RUN_KINDS.items() if kind.worker == PROBE)
 """The commands of the runs of a user's program."""
 NOT_OF_PROGRAMS = "leave it out, or give the program an argument of its own after --"
 """The hint for a setting that a program has itself, if it has it."""

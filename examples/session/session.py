@@ -55,7 +55,7 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder:
         program = check_in(Path(folder))
-        run(TUNE.arguments, program)
+        run(TUNE.arguments, program, codes=(0,))
         pull_request(newest(program / "results", "tune-*") / "best.md")
         for step in (MEASURE, FINDINGS, CONFIRM, GATE):
             if step is CONFIRM:

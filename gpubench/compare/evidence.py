@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpubench.data_cost import DataCost
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import Span
 from gpubench.findings import Findings
@@ -21,6 +22,7 @@ from gpubench.runs.directory import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    LOADER,
     MEMORY,
     RUNNING,
     STEPS,
@@ -230,6 +232,11 @@ class RunEvidence:
     def trades(self) -> Trades | None:
         """The costs and savings of the run's fixes; None if none was tried."""
         return self.files.optional(TRADES, Trades, in_trades) if self.files else None
+
+    @cached_property
+    def data_cost(self) -> DataCost | None:
+        """What the data of a program costs; None if that was not measured."""
+        return self.files.optional(LOADER, DataCost) if self.files else None
 
     @cached_property
     def _slowest_rank(self) -> list[StepTable]:

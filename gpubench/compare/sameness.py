@@ -14,7 +14,7 @@ from gpubench.compare.losses import Claim, Margin
 from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import CountedWork, counts, in_words, skips, undrawn, work_of
 from gpubench.runs import clocks as clock
-from gpubench.settings.keys import COMMAND
+from gpubench.settings.keys import CACHED, COMMAND
 from gpubench.settings.roles import ROLES
 
 STRATEGY = "distributed.strategy"
@@ -26,6 +26,11 @@ OTHER_STEPS = LossFound(
     outcome="unknown",
     reason="a step has other samples, so that the losses of the steps cannot be compared; a number that the program "
     "prints can, by --watch",
+)
+KEPT_BATCHES = LossFound(
+    name="loss",
+    outcome="unknown",
+    reason=f"with {CACHED} the first batches are given again and again, so that the losses mean nothing",
 )
 
 
@@ -51,8 +56,13 @@ def judge(
     tokens = lengths(baseline, candidate)
     counted = counts(ours, theirs, scaled=scaled, resharded=layouts[0] != layouts[1], tokens=tokens)
     workload = [one.key for one in comparable.differences if one.kind == "workload"]
-    judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
-    judged += _watched(sides[0], sides[1], margin)
+    kept = any(one.key == CACHED for one in comparable.differences)
+    if kept:
+        counted = [one for one in counted if one.kind != "contents"]
+        judged = [KEPT_BATCHES]
+    else:
+        judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
+        judged += _watched(sides[0], sides[1], margin)
     skipped = skips(ours, theirs)
     clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
     refusals = list(_wrong_clocks(sides, clocks))

@@ -191,23 +191,32 @@ class DrawnBatches:
     def take(self, iterator: Any, batch: Any, *, counts: bool) -> None:
         """Notes a batch that has arrived; without `counts` its samples are known already."""
         data_pass = self._pass_of(iterator)
-        known = data_pass.sizes.popleft() if data_pass.sizes else None
-        rows = _rows(batch) if known == 1 and data_pass.loader.rows is not None else 0
-        if rows and _makes_batches(data_pass, rows):
-            size, data_pass.loader.counted = rows, ROWS
-        elif iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
-            size, data_pass.loader.counted = _agreeing(batch, known), CONSTANT
-        elif known is not None:
-            size, data_pass.loader.counted = known, INDICES
-        else:
-            size, data_pass.loader.counted = size_of(batch), DIMENSION
-            data_pass.loader.doubtful = data_pass.loader.doubtful or _disagree(batch)
+        size = _samples_in(data_pass, iterator, batch)
         data_pass.drawn += 1
         if data_pass.ahead:
             size, data_pass.held = data_pass.held, size
         if self._waiting and counts:
             self._waiting[-1].samples += size
             self._waiting[-1].latest = size
+
+    def is_known_to_train(self, iterator: Any) -> bool:
+        """Tells whether the DataLoader of an iterator is known to train."""
+        return self._pass_of(iterator).loader.trains
+
+    def expected(self, iterator: Any) -> int | None:
+        """Returns the number of indices that were drawn for the next batch to arrive; None if that is unknown."""
+        sizes = self._pass_of(iterator).sizes
+        return sizes[0] if sizes else None
+
+    def expect(self, iterator: Any, size: int | None) -> None:
+        """Notes that the next batch has as many samples, and that none arrives that was asked for before."""
+        sizes = self._pass_of(iterator).sizes
+        sizes.clear()
+        sizes.append(size)
+
+    def size_of_next(self, iterator: Any, batch: Any) -> int:
+        """Returns the number of samples in a batch that has arrived, about which nothing else is noted."""
+        return _samples_in(self._pass_of(iterator), iterator, batch)
 
     def end_pass(self) -> None:
         """Notes that a pass over the data has ended instead of giving another batch."""
@@ -426,6 +435,22 @@ class DrawnBatches:
             except TypeError:
                 continue
         return Loader(sampler=id(sampler))
+
+
+def _samples_in(data_pass: DataPass, iterator: Any, batch: Any) -> int:
+    """Returns the number of samples in the next batch of a pass, and keeps how they are counted."""
+    known = data_pass.sizes.popleft() if data_pass.sizes else None
+    rows = _rows(batch) if known == 1 and data_pass.loader.rows is not None else 0
+    if rows and _makes_batches(data_pass, rows):
+        size, data_pass.loader.counted = rows, ROWS
+    elif iterator._dataset_kind == _DatasetKind.Iterable and known is not None:
+        size, data_pass.loader.counted = _agreeing(batch, known), CONSTANT
+    elif known is not None:
+        size, data_pass.loader.counted = known, INDICES
+    else:
+        size, data_pass.loader.counted = size_of(batch), DIMENSION
+        data_pass.loader.doubtful = data_pass.loader.doubtful or _disagree(batch)
+    return size
 
 
 def in_words(found: Sequence[tuple[str, str]]) -> str:

@@ -34,6 +34,7 @@ from torch.utils.data._utils import worker
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, SAMPLED_VARIABLE, TREATMENTS_VARIABLE
 from .batches import OF_MODEL, DrawnBatches, in_words
+from .cached import CachedBatches
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .device import loss_of
 from .facts import facts, open_store, peak_rss, place
@@ -51,7 +52,7 @@ from .recording import ProbeRecording, is_profiled
 from .sampling import StackSampler, sample_worker
 from .spot_checks import SpotChecks
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
-from .treatments import Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
+from .treatments import CACHED, Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
     from .following import Following
@@ -161,6 +162,8 @@ class Probe:
         """The part, and the marks before it, of the first call in evaluation mode with gradients since one without."""
         self._again = False
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
+        self._cached = CachedBatches() if self._treatments.keeps_batches else None
+        """What gives batches of training again; None where all are made."""
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._graphs_of_cuda = Graphs(self._begin_capture, self._end_capture, self._replay)
@@ -274,6 +277,9 @@ class Probe:
             atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._begin_in_fork)
         stand_in(dataloader.DataLoader, "__init__", self._make_loader)
+        if self._cached:  # inside of the hook of the next batch, so that one that is given again counts as any other
+            stand_in(dataloader._BaseDataLoaderIter, "__next__", self._give_batch)
+            stand_in(dataloader.DataLoader, "_get_iterator", self._get_iterator)
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(dataloader._BaseDataLoaderIter, "_next_index", self._next_index)
         stand_in(dataloader._BaseDataLoaderIter, "_reset", self._begin_pass)
@@ -370,6 +376,20 @@ class Probe:
             self._sample_shape = self._sample_shape or samples_in(batch)[1]
         return batch
 
+    def _give_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
+        """Makes the next batch, or gives one again that was kept."""
+        if not self._watches() or self._cached is None:
+            return call(iterator)
+        batch, kept = self._cached.next(iterator, lambda: call(iterator), self._drawn)
+        if kept:
+            self._treatments.note(CACHED)
+        return batch
+
+    def _get_iterator(self, call: Callable[..., Any], loader: Any) -> Any:
+        """Makes an iterator without workers of a DataLoader whose batches are kept."""
+        ready = self._cached.ready(loader) if self._cached and self._watches() else None
+        return call(loader) if ready is None else ready
+
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
         found = call(iterator)
         self._drawn.index(iterator, found)
@@ -377,6 +397,8 @@ class Probe:
 
     def _begin_pass(self, call: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
         self._drawn.begin_pass(iterator)
+        if self._cached:
+            self._cached.begin_pass(iterator)
         call(iterator, *args, **kwargs)
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

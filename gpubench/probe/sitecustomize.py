@@ -19,7 +19,8 @@ from typing import Any
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = "_gpubench_probe"
 ADDRESS_VARIABLE = "_GPUBENCH_PROBE"
-INFERENCE_VARIABLE = "_GPUBENCH_INFERENCE"
+PROBES = {"_GPUBENCH_INFERENCE": "calls", "_GPUBENCH_LOADER": "alone"}
+"""The modules that measure something else than training, by the environment variables that are set for it."""
 NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 """The host may stop to listen at any time, and the program may have set SIGPIPE to its default, which ends it."""
 
@@ -49,7 +50,7 @@ class _WaitForTorch(MetaPathFinder):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 _tell("torch")
-                _load("calls" if INFERENCE_VARIABLE in os.environ else "hooks").install(os.environ)
+                _load(next((name for key, name in PROBES.items() if key in os.environ), "hooks")).install(os.environ)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

@@ -36,8 +36,10 @@ ARGUMENTS_OF_DDP = {
 ON_GPU = ("performance.cudnn_benchmark", "performance.expandable_segments")
 ALWAYS = ("performance.cpu_threads", "performance.matmul_precision", "seed")
 """Treatments that apply to any program: the number of threads, and settings of PyTorch as a whole."""
+CACHED = "data.cached"
 NO_GPU = "the program uses no GPU"
 NOTHING = {
+    CACHED: "no DataLoader of the program trains, or too few batches were drawn from it",
     "data": "the program makes no DataLoader of a map-style dataset",
     "distributed": "the program makes no DistributedDataParallel",
     "precision=bf16": "no outermost module was called in training",
@@ -105,7 +107,7 @@ class Treatments:
     def _change_arguments(self) -> None:
         """Changes the arguments with which the program makes its objects."""
         values = self._values
-        if any(key.startswith("data.") for key in values):
+        if any(key.startswith("data.") for key in values.keys() - {CACHED}):
             self._change(DataLoader, self._loader)
         if "training.optimizer_impl" in values:
             for cls in vars(torch.optim).values():
@@ -157,6 +159,15 @@ class Treatments:
             found = call(module, *args, **kwargs)
         return _widened(found) if self._widens else found
 
+    @property
+    def keeps_batches(self) -> bool:
+        """Whether the first batches of training are kept and given again."""
+        return bool(self._values.get(CACHED))
+
+    def note(self, key: str) -> None:
+        """Notes that a treatment was applied elsewhere."""
+        self._applied.add(key)
+
     def draw(self, sampler: int) -> None:
         """Notes that training draws from the DataLoader whose sampler has this identity."""
         self._applied.update(self._loaders.pop(sampler, ()))
@@ -186,7 +197,8 @@ class Treatments:
 
     def _loader(self, given: Arguments) -> list[str]:
         """Changes the arguments of a DataLoader. The samples of an IterableDataset depend on its workers."""
-        values = {key.partition(".")[2]: value for key, value in self._values.items() if key.startswith("data.")}
+        own = self._values.keys() - {CACHED}
+        values = {key.partition(".")[2]: self._values[key] for key in own if key.startswith("data.")}
         if isinstance(given.get("dataset"), IterableDataset):
             reason = "the samples of an IterableDataset depend on its workers"
             self._obstruct(reason, *(f"data.{each}" for each in values))

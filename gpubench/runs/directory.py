@@ -59,6 +59,8 @@ FINDINGS = "findings.json"
 MEMORY = "memory.json"
 BATCH_SIZES = "batch_sizes.json"
 TRADES = "trades.json"
+LOADER = "loader.json"
+"""What the data of a program costs."""
 
 TRACES = "profiler_traces"
 TRACE_FILES = "*.pt.trace.json*"

@@ -32,8 +32,9 @@ class FromOutside:
     """The code that does the same, by value or with the value as {}."""
     place: Place
     """Where in the program the code belongs."""
-    numbers: Literal["same", "rounding", "type"]
-    """What it changes about the computed numbers: nothing, their last digits, or the type that they are computed in."""
+    numbers: Literal["same", "rounding", "type", "data"]
+    """What it changes about the computed numbers: nothing, their last digits, the type that they are computed in, or
+    the data that they are computed from, after which the losses mean nothing."""
     meaning: str | None = None
     """What the setting means for a program; None if its description says so."""
 

@@ -16,6 +16,8 @@ VARIABLES = (
 """Variables of the environment that change how fast PyTorch does the same work, whichever program it is."""
 COMMAND, REF, PATCH = "program.command", "program.ref", "program.patch"
 """The settings that name a program of the user, and the commit of it or the patch that it is run with."""
+CACHED = "data.cached"
+"""The setting by which training gets its first batches again and again: other data, and losses that mean nothing."""
 MACHINE = "host.name"
 """The fact of the environment that is the name of the machine."""
 UNNAMED = frozenset({COMMAND, "device", "program.directory", "model.name", "model.unet", "data.source", "seed"})

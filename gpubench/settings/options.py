@@ -37,11 +37,11 @@ def options(command: str) -> dict[str, Option]:
 
 # fmt: off
 ROWS: list[tuple[str, list[str], Option]] = [
-    ('experiment', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune', 'judge'], Option(panel='Output', metavar='NAME', help='Subdirectory of results that groups runs.', found_by='experiments')),
-    ('results', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune', 'judge'], Option(panel='Output', metavar='DIR', help='Directory for run directories.')),
-    ('repeats', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune', 'judge'], Option(panel='Measurement', metavar='N', help='Number of repeats of the measurement, each in fresh processes.')),
-    ('target_precision', ['train-bench', 'pipe-infer', 'profile', 'memory', 'tune', 'judge'], Option(panel='Measurement', metavar='P%', help='Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.')),
-    ('watch', ['train-bench', 'profile', 'memory', 'tune', 'judge'], Option(panel='Your program', metavar='REGEX', help="Judge a number too that the program prints, such as 'val_loss=([0-9.]+)'.")),
+    ('experiment', ['train-bench', 'pipe-infer', 'profile', 'memory', 'loader', 'tune', 'judge'], Option(panel='Output', metavar='NAME', help='Subdirectory of results that groups runs.', found_by='experiments')),
+    ('results', ['train-bench', 'pipe-infer', 'profile', 'memory', 'loader', 'tune', 'judge'], Option(panel='Output', metavar='DIR', help='Directory for run directories.')),
+    ('repeats', ['train-bench', 'pipe-infer', 'profile', 'memory', 'loader', 'tune', 'judge'], Option(panel='Measurement', metavar='N', help='Number of repeats of the measurement, each in fresh processes.')),
+    ('target_precision', ['train-bench', 'pipe-infer', 'profile', 'memory', 'loader', 'tune', 'judge'], Option(panel='Measurement', metavar='P%', help='Repeat until the 95 % interval of the throughput is within P % of it, in place of --repeats.')),
+    ('watch', ['train-bench', 'profile', 'memory', 'loader', 'tune', 'judge'], Option(panel='Your program', metavar='REGEX', help="Judge a number too that the program prints, such as 'val_loss=([0-9.]+)'.")),
     ('inference', ['train-bench', 'profile', 'memory', 'tune', 'judge'], Option(panel='Measurement', help='Measure inference instead of training: latency and throughput of forward passes.')),
     ('samples_per_step', ['train-bench', 'profile', 'tune', 'judge'], Option(panel='Your program', metavar='N', help='Samples of one rank in each step of the program, where they are counted otherwise.')),
     ('precision', ['train-bench', 'profile', 'memory', 'tune', 'judge'], Option(panel='Model and data', metavar='fp32|tf32|amp|bf16', help='Arithmetic of the forward and backward pass.')),
@@ -74,4 +74,5 @@ ROWS: list[tuple[str, list[str], Option]] = [
     ('device_model', ['memory'], Option(panel='Measurement', metavar='NAME', help='GPU to predict for, such as h200 or a100-80gb.', found_by='devices')),
     ('spare', ['memory'], Option(panel='Measurement', metavar='P%', help='Share of memory that this batch must leave free; 5% by default.')),
     ('find_batch_size', ['memory'], Option(panel='Measurement', help='Find the largest batch size that fits.')),
+    ('steps', ['loader'], Option(panel='Measurement', metavar='N', help='Batches drawn in each repeat.')),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Never, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
+from gpubench.registry import LOADER, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 from gpubench.settings.field import (
     AS_THE_PROGRAM,
     Conflict,
@@ -25,7 +25,7 @@ from gpubench.settings.field import (
     untaken,
 )
 from gpubench.settings.keys import PATCH, REF
-from gpubench.settings.options import YOUR_PROGRAM, Option
+from gpubench.settings.options import MEASUREMENT, YOUR_PROGRAM, Option
 from gpubench.settings.schema import (
     Device,
     RecordedSettings,
@@ -156,6 +156,15 @@ class ProgramData(Section):
     )
 
 
+class CachedData(ProgramData):
+    cached: bool | None = treatment(
+        None,
+        "keep the first batches of training and give them again, so that data is always ready; the losses mean nothing",
+        training_only=True,
+        from_outside=FromOutside("batches that are kept in memory", "loader", "data"),
+    )
+
+
 class ProgramArithmetic(Section):
     channels_last: bool | None = of_program(PerformanceSettings, "channels_last")
     cudnn_benchmark: bool | None = of_program(PerformanceSettings, "cudnn_benchmark")
@@ -209,7 +218,7 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
     program: CommandSettings = CommandSettings()
     inference: bool = inference_instead()
     training: ProgramTraining = ProgramTraining()
-    data: ProgramData = ProgramData()
+    data: CachedData = CachedData()
     precision: Literal["fp32", "bf16"] | None = of_program(TrainSettings, "precision")
     performance: ProgramPerformance = ProgramPerformance()  # type: ignore[assignment]  # no setting is filled in
     distributed: ProgramDistributed = ProgramDistributed()  # type: ignore[assignment]
@@ -267,5 +276,38 @@ class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
     profiling: ProfilingSettings = untaken(ProfilingSettings())
 
 
+class DrawnBatches(HasWarmup):
+    steps: Positive | None = protocol(
+        None,
+        "batches that are drawn in each repeat; default: as many as fit in about a minute for all repeats",
+        alias="steps",
+        option=Option(MEASUREMENT, "N", "Batches drawn in each repeat."),
+    )
+    warmup_steps: Natural | None = warmup_steps()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of batches is not set, and follows from the time that they take."""
+        return self.steps is None
+
+
+class RecordedLoader(ProfilingSettings):
+    enabled: bool = uncompared(True, "sample the code in an additional repeat, and make slow samples again")
+
+
+class LoaderSettings(ProgramSettings[Open], Generic[Open]):
+    """Settings of `gpubench loader -- PROGRAM`, which draws the batches of a program without its training."""
+
+    command: ClassVar[str] = LOADER
+    FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
+    experiment: FolderName = experiment_named("loader")
+    training: DrawnBatches = DrawnBatches()  # type: ignore[assignment]  # nothing is trained
+    data: ProgramData = ProgramData()  # type: ignore[assignment]  # nothing is cached
+    profiling: RecordedLoader = RecordedLoader()
+    inference: bool = untaken(False)
+    precision: Literal["fp32", "bf16"] | None = untaken(None)
+
+
 CompletedProgramSettings = ProgramSettings[Never]
+CompletedLoaderSettings = LoaderSettings[Never]
 CompletedProgramMemorySettings = ProgramMemorySettings[Never]

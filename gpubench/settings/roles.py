@@ -25,6 +25,7 @@ class Declared(NamedTuple):
 
 # fmt: off
 ROLES: dict[str, Declared] = {
+    'data.cached': Declared(role='treatment'),
     'data.image_size': Declared(role='workload', depends_on=('device',), superseded_by='sample_shape'),
     'data.path': Declared(role='workload'),
     'data.persistent_workers': Declared(role='treatment'),

@@ -15,8 +15,9 @@ from gpubench.settings.roles import ROLES
 
 Changes = Mapping[str, Any]
 """Values by dot-key."""
-Numbers = Literal["same", "rounding", "type", "batch"]
-"""What a treatment changes: nothing that is computed, its last digits, the type it is computed in, or the batch."""
+Numbers = Literal["same", "rounding", "type", "batch", "data"]
+"""What a treatment changes: nothing that is computed, its last digits, the type it is computed in, the batch, or the
+data."""
 
 LITTLE = 0.01
 """Loading data faster can matter if the loop waits for at least this fraction of a step."""

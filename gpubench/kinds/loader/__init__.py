@@ -1,0 +1,1 @@
+"""The runs that draw the batches of a program without its training."""

@@ -1,0 +1,91 @@
+"""What it would take to feed training: how many workers, and what keeps more of them from helping."""
+
+from dataclasses import dataclass
+
+from gpubench import units
+from gpubench.data_cost import DataCost, WithWorkers
+from gpubench.loader_record import SlowSample
+
+ENOUGH = 0.98
+"""The share of what training takes that a loader has to make to feed it."""
+BUSY_CORES = 0.85
+"""The share of the cores from which on these limit."""
+BUSY_MAIN = 0.8
+"""The share of the time from which on the process that draws limits."""
+WAITS = 0.5
+"""The share of the time of a sample from which on it waits for more than it computes."""
+SLOW = 5.0
+"""A sample is slow if it takes so many times the median."""
+SLOW_AGAIN = 0.5
+"""It is slow again if it takes this share of its first time again, and SLOW medians."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Samples that are much slower than usual."""
+
+    samples: list[SlowSample]
+    again: bool
+    """Whether they were slow when they were made again, too."""
+
+
+def enough(found: DataCost) -> WithWorkers | None:
+    """The smallest number of workers with which the loader makes as much as training takes; None if none does."""
+    if found.ceiling is None:
+        return None
+    wanted = ENOUGH * found.ceiling.ready.value
+    return next((one for one in found.scaling if one.throughput and one.throughput.value >= wanted), None)
+
+
+def fastest(found: DataCost) -> WithWorkers | None:
+    """The number of workers with the highest throughput."""
+    known = [one for one in found.scaling if one.throughput]
+    return max(known, key=lambda one: one.throughput.value if one.throughput else 0.0, default=None)
+
+
+def sentence(found: DataCost) -> str:
+    """Says how many workers feed training, or why none do; "" if that is not known."""
+    best = fastest(found)
+    if best is None or found.ceiling is None or len(found.scaling) < 2:
+        return ""
+    feeding = enough(found)
+    if feeding:
+        if feeding.workers == 0:
+            return "the loader feeds training without workers, if it runs beside it"
+        make = "makes" if feeding.workers == 1 else "make"
+        return f"{units.counted(feeding.workers, 'worker')} {make} enough to feed it"
+    cores, wanted = found.record.cores, found.ceiling.ready.value
+    if best.cpu and cores:
+        most = cores / best.cpu
+        cost = (
+            f"a sample costs {units.seconds(best.cpu)} of CPU, so that {units.counted(cores, 'core')} make "
+            f"{units.rate(most, 'samples/s')} at most"
+        )
+        return f"no number of workers does: {cost}" if most < wanted else f"none of these numbers does; {cost}"
+    return "none of these numbers of workers does"
+
+
+def limit(one: WithWorkers, found: DataCost) -> str:
+    """Says what keeps the loader from being faster with as many workers; "" if more of them may help."""
+    cores = found.record.cores
+    if one.cores is not None and cores and one.cores >= BUSY_CORES * cores and one.workers >= cores - 1:
+        return f"all {units.counted(cores, 'core')} are busy"
+    if one.main is not None and one.main >= BUSY_MAIN and one.workers:
+        return f"the main process is busy {units.whole_percent(one.main)} of the time, receiving batches"
+    if one.workers and found.sample > 0 and found.sample_cpu < WAITS * found.sample:
+        waits = units.whole_percent(1 - found.sample_cpu / found.sample)
+        return f"samples wait {waits} of their time, so that more workers may help"
+    return ""
+
+
+def slow_samples(found: DataCost) -> Slow | None:
+    """The samples that are much slower than the median; None if there are none."""
+    times = found.times
+    if times is None or times.number < 8:
+        return None
+    middle = times.quantiles[50]
+    slow = [one for one in times.slowest if one.seconds > SLOW * middle]
+    if not slow:
+        return None
+    repeated = [one for one in slow if one.again and min(one.again) > max(SLOW * middle, SLOW_AGAIN * one.seconds)]
+    return Slow(repeated or slow, bool(repeated))

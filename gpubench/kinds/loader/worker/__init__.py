@@ -1,0 +1,1 @@
+"""What runs in place of a program whose dataset alone is given."""

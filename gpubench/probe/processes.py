@@ -1,0 +1,61 @@
+"""Reads what the workers of a DataLoader use, from /proc. What the system does not tell is None."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Dict, Iterable, Optional
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def cpu_seconds(workers: Iterable[int]) -> float:
+    """Returns the CPU time of this process, of its children that have ended, and of `workers`, which are pids."""
+    found = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        found += used.ru_utime + used.ru_stime
+    for pid in workers:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                user, system = file.read().rpartition(b")")[2].split()[11:13]
+        except (OSError, ValueError):  # it has ended, or the system is not Linux
+            continue
+        found += (int(user) + int(system)) / _TICKS
+    return found
+
+
+def memory(pid: int) -> Optional[Dict[str, int]]:
+    """Returns the bytes of memory of a process: "pss", its share of what it holds; "private", what it alone holds;
+    "shared", what others hold too; "shm", its share of shared memory, in which batches are handed over."""
+    found: Dict[str, int] = {}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                name, _, rest = line.partition(b":")
+                words = rest.split()
+                if len(words) == 2 and words[1] == b"kB":
+                    found[name.decode()] = int(words[0]) * 1024
+    except (OSError, ValueError):
+        return None
+    if "Pss" not in found:
+        return None
+    return {
+        "pss": found["Pss"],
+        "private": found.get("Private_Clean", 0) + found.get("Private_Dirty", 0),
+        "shared": found.get("Shared_Clean", 0) + found.get("Shared_Dirty", 0),
+        "shm": found.get("Pss_Shmem", 0),
+    }
+
+
+def read_bytes(pid: Optional[int] = None) -> Optional[Dict[str, int]]:
+    """Returns the bytes that a process has read so far: "asked" by its calls, and from the "disk"."""
+    found = {}
+    try:
+        with open(f"/proc/{pid or 'self'}/io", "rb") as file:
+            for line in file:
+                name, _, number = line.partition(b":")
+                found[name.decode()] = int(number)
+        return {"asked": found["rchar"], "disk": found["read_bytes"]}
+    except (OSError, ValueError, KeyError):
+        return None

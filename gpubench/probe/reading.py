@@ -1,0 +1,55 @@
+"""Times the calls that read files, which are written in C and cannot be replaced, by the profile function of Python.
+
+A call in C is not slowed by it, while Python code around the call is. So only some batches of a repeat that is not
+measured are made under it.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter_ns, thread_time_ns
+from typing import Any, Dict, List
+
+from .stages import Stages
+
+NAMES = frozenset(
+    {"read", "read1", "readall", "readinto", "readinto1", "readline", "readlines", "open", "pread", "preadv"}
+)
+"""The names of the functions that open or read files."""
+MODULES = frozenset({"_io", "io", "posix", "nt", "mmap"})
+
+
+class ReadTimes:
+    """The time of the calls that read files, by the stage in which they are."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.found: Dict[str, List[int]] = {}
+        """Wall time and CPU time in nanoseconds, by stage."""
+        self._stages = stages
+        self._began = self._cpu = 0
+        self._before: Any = None
+
+    def start(self) -> None:
+        self._before = sys.getprofile()
+        if self._before is None:  # the program has none of its own
+            sys.setprofile(self._see)
+
+    def stop(self) -> None:
+        if self._before is None:
+            sys.setprofile(None)
+
+    def _see(self, frame: Any, event: str, call: Any) -> None:
+        if event == "c_call":
+            if call.__name__ in NAMES and _module_of(call) in MODULES:
+                self._began, self._cpu = perf_counter_ns(), thread_time_ns()
+        elif self._began and event[:2] == "c_" and call.__name__ in NAMES and _module_of(call) in MODULES:
+            wall, cpu = perf_counter_ns() - self._began, thread_time_ns() - self._cpu
+            self._began = 0
+            total = self.found.setdefault(self._stages.current, [0, 0, 0])
+            total[0] += wall
+            total[1] += cpu
+            total[2] += 1
+
+
+def _module_of(call: Any) -> str:
+    return str(getattr(call, "__module__", None) or type(getattr(call, "__self__", None)).__module__)
