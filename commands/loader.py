@@ -1,5 +1,7 @@
 """gpubench loader"""
 
+import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +11,7 @@ from gpubench.commands.running import finish, print_configurations
 from gpubench.commands.trying import check_trial_name, record
 from gpubench.errors import UsageError
 from gpubench.registry import LOADER, kind_of
-from gpubench.settings.options import MEASUREMENT
+from gpubench.settings.options import MEASUREMENT, MODEL
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
@@ -42,6 +44,23 @@ Alone = Annotated[
 ]
 
 
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="MODULE:CALLABLE",
+        help="Draw from a dataset, a DataLoader or batches that a callable returns, without a program.",
+        rich_help_panel=MODEL,
+    ),
+]
+BatchSize = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-size", metavar="N", help="With --data: samples in a batch; 32 by default.", rich_help_panel=MODEL
+    ),
+]
+
+
 SETTINGS = {"trust": ("steps", "repeats", "target_precision"), "quiet": ("experiment", "results")}
 
 
@@ -49,6 +68,8 @@ SETTINGS = {"trust": ("steps", "repeats", "target_precision"), "quiet": ("experi
 def loader(
     ctx: typer.Context,
     config: options.Config = None,
+    data: Data = None,
+    batch_size: BatchSize = None,
     trust: options.Trust = False,
     alone: Alone = False,
     name: options.Name = None,
@@ -62,9 +83,7 @@ def loader(
     from gpubench.commands.variants import Versus
 
     shown, kind = options.Shown(json=json, quiet=quiet, verbose=verbose), kind_of(LOADER)
-    if not program.is_given(ctx, config):
-        raise UsageError("loader needs a program", "gpubench loader -- python train.py")
-    base = program.configuration(ctx, config, kind)
+    base = _of_data(ctx, config, data, batch_size) if data or batch_size else _of_program(ctx, config)
     (run,) = options.labelled(ctx, Versus().variants(base, kind.complete))
     check_trial_name(run)
     if print_config:
@@ -75,13 +94,46 @@ def loader(
 
     bench = Bench(kind, shown.terminal())
     (outcome,) = bench.run([run])
-    stopped = None if alone or outcome.error else _go_on(run, outcome, bench)
+    stopped = None if alone or outcome.error else _go_on(run, outcome, bench, trains=not data)
     finish([outcome], None, bench.terminal, json=json)
     if stopped:
         raise stopped
 
 
-def _go_on(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench") -> Exception | None:
+def _of_program(ctx: typer.Context, config: str | None) -> "Configuration[Any]":
+    if not program.is_given(ctx, config):
+        raise UsageError(
+            "loader needs a program that trains, or its data",
+            "gpubench loader -- python train.py, or gpubench loader --data my_data:dataset --batch-size 64",
+        )
+    return program.configuration(ctx, config, kind_of(LOADER))
+
+
+def _of_data(ctx: typer.Context, config: str | None, data: str | None, batch_size: str | None) -> "Configuration[Any]":
+    """The settings of a run without a program. Raises UsageError and DataError for what cannot be drawn from."""
+    from gpubench.errors import DataError
+    from gpubench.kinds.loader.headline import OWN_DATA
+    from gpubench.settings.callables import refuse_missing
+    from gpubench.settings.commands import COMMANDS
+    from gpubench.settings.data_sources import names_callable
+    from gpubench.settings.loading import load
+
+    if options.program(ctx) is not None:
+        name = "--data" if data else "--batch-size"
+        raise UsageError(f"{name} takes the place of a program, and a program after -- has its own", "leave one out")
+    if data is None:
+        raise UsageError("--batch-size needs --data", "gpubench loader --data my_data:dataset --batch-size 64")
+    if batch_size is not None and not (batch_size.isdecimal() and int(batch_size)):
+        raise UsageError(f"--batch-size takes a whole number of 1 or more, not {batch_size!r}", "for example 64")
+    if not names_callable(data):
+        raise UsageError(f"--data {data!r} is not module:callable", "for example my_data:dataset, of my_data.py")
+    refuse_missing("--data", data, DataError, [])
+    words = [sys.executable, "-m", OWN_DATA, data, batch_size or "-"]
+    cls = COMMANDS[LOADER]
+    return load(cls, config, options.overrides(ctx, cls) | {"program.command": shlex.join(words)})
+
+
+def _go_on(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench", *, trains: bool) -> Exception | None:
     """Tries other numbers of workers, and trains with data that is always ready. Returns the error that ended it."""
     from gpubench import feeding
     from gpubench.kinds.loader.recorder import LoaderRecorder
@@ -95,6 +147,6 @@ def _go_on(run: "Configuration[Any]", outcome: "Outcome", bench: "Bench") -> Exc
         recorder.keep_cost(found)
 
     stopped = record(feeding.with_workers(run, outcome, bench), keep, recorder)
-    if stopped or not last:
+    if stopped or not last or not trains:
         return stopped
     return record(feeding.with_ready_data(run, last[-1], bench.terminal), keep, recorder)

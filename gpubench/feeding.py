@@ -9,9 +9,9 @@ import msgspec
 from gpubench import devices
 from gpubench.bench import Bench, stop_if_interrupted
 from gpubench.data_cost import Ceiling, DataCost, Estimate, Proposed, WithWorkers
+from gpubench.diagnosis import data_needs as needs
 from gpubench.errors import GpubenchError
 from gpubench.host.schedule import Outcome
-from gpubench.kinds.loader import needs
 from gpubench.kinds.loader.recorder import LoaderRecorder
 from gpubench.registry import PROGRAM, kind_of
 from gpubench.settings.commands import COMMANDS
@@ -22,17 +22,23 @@ WORKERS = "data.workers"
 FIX = "loader"
 MOST_TRIED = 6
 """The largest number of numbers of workers that are tried."""
+MOST_WAITING = 32
+"""The largest number of workers that is tried of its own accord."""
 REPEATS = 3
 
 
-def numbers(own: int, cores: int) -> list[int]:
-    """Returns the numbers of workers to try: that of the program, none, and powers of two up to the cores."""
+def numbers(own: int, cores: int, *, waits: bool = False) -> list[int]:
+    """Returns the numbers of workers to try: that of the program, none, and powers of two up to the cores.
+
+    Workers whose samples wait for more than they compute do not need a core each, so that more of them are tried.
+    """
+    most = min(4 * cores, MOST_WAITING) if waits else cores
     powers = [1]
-    while 2 * powers[-1] < cores:
+    while 2 * powers[-1] < most:
         powers.append(2 * powers[-1])
-    found = sorted({0, *powers, cores, own})
+    found = sorted({0, *powers, most, own})
     while len(found) > MOST_TRIED:
-        found.remove(next(one for one in found[2:] if one not in (own, cores)))
+        found.remove(next(one for one in found[2:] if one not in (own, most)))
     return found
 
 
@@ -50,7 +56,8 @@ def with_workers(run: Configuration[Any], outcome: Outcome, bench: Bench) -> Ite
     if record.style == "iterable" and record.workers == 0:
         tried = []  # its samples depend on the workers, among which it may not divide them
     else:
-        tried = numbers(record.workers, record.cores or devices.physical_cores())
+        waits = cost.sample_cpu < needs.WAITS * cost.sample
+        tried = numbers(record.workers, record.cores or devices.physical_cores(), waits=waits)
     others = [number for number in tried if number != record.workers]
     if not others:
         return

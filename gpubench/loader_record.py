@@ -123,6 +123,10 @@ class LoaderRecord(Struct, frozen=True, kw_only=True):
     """The threads with which PyTorch computes in the process that makes samples."""
     cores: Count | None
     """The cores that the process may use."""
+    gpus: Count | None = None
+    """The GPUs that PyTorch sees."""
+    decoders: Annotated[list[Text], Few] = []
+    """The installed packages that decode pictures."""
     batches: Count
     """The batches after the warm-up; `samples` are those in them."""
     samples: Count

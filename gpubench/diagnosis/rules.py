@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpubench import units
+from gpubench.data_cost import DataCost
+from gpubench.diagnosis import data_making
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
@@ -204,6 +206,20 @@ def advise(footprint: Footprint, settings: Mapping[str, Any] | None) -> Findings
     if footprint.peak.level.total >= WORTH_SAVING or not found.findings:
         return found
     return msgspec.structs.replace(found, withheld=f"no advice below a peak of {units.size(WORTH_SAVING)}")
+
+
+def of_data(cost: DataCost, code: SampledCode | None) -> Findings:
+    """Returns the findings on how a program makes its batches. `code` is what was sampled of it; None if nothing was.
+
+    The number of workers that training was run with has its measured saving.
+    """
+    case = data_making.DataCase(cost=cost, code=code, settings=data_making.settings_of(cost.record))
+    found = _apply(data_making.RULES, case)
+    return msgspec.structs.replace(
+        found,
+        headline=data_making.headline(case),
+        findings=[data_making.tried(one, cost) for one in found.findings],
+    )
 
 
 CaseT = TypeVar("CaseT", bound=Case)

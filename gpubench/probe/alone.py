@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from multiprocessing import queues, reduction
 from threading import Lock, get_ident
 from time import monotonic_ns, perf_counter_ns, process_time, thread_time_ns
@@ -47,8 +48,12 @@ MOST_SLOW, MADE_AGAIN = 8, 2
 """The slowest samples that are made again, each so many times."""
 RECORDED_SECONDS = 10.0
 """The time after which slow samples are not made again."""
+FEWEST_VALUES = 16
+"""The different values that tell a picture from a constant."""
 USUAL_SECONDS = 1.0
 """The time of a repeat if the host gives none."""
+DECODERS = ("PIL", "cv2", "torchvision", "turbojpeg", "simplejpeg", "imageio", "skimage")
+"""Packages that decode pictures."""
 ONE_IN = 4
 """Of so many batches in the repeat that is recorded, the calls that read are timed in one."""
 NO_LOADER = "the program trains without a DataLoader, in whose place nothing can be drawn alone"
@@ -59,12 +64,18 @@ NO_BATCH = "the DataLoader made no batch"
 NO_BATCH_HINT = "its dataset or its sampler is empty, or drop_last drops all: let it have one batch at least"
 
 
+installed: Optional[LoaderProbe] = None
+"""That of this process."""
+
+
 class LoaderProbe(Probe):
     """The measurement of the DataLoader of this process."""
 
     def __init__(self, address: str, treatments: dict[str, Any]) -> None:
         super().__init__(address, treatments)
         self._fetchers = Fetchers(os.path.dirname(address), self._places)
+        self._stands_in = False
+        """Whether no program of the user makes the DataLoader."""
         self._loaders: Dict[int, Callable[[], Any]] = {}
         """The DataLoaders of the program, by the identities of their samplers."""
 
@@ -95,7 +106,7 @@ class LoaderProbe(Probe):
             return
         self._over = True  # nothing of the training is measured any more
         if not loaders:
-            self._refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if found else (NO_LOADER, NO_LOADER_HINT)))
+            self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if found else (NO_LOADER, NO_LOADER_HINT)))
         self._end_pass_of(loaders[0])
         self.draw(loaders[0], self._places.remembered.get(samplers[0], ""), others=len(loaders) - 1)
 
@@ -106,7 +117,7 @@ class LoaderProbe(Probe):
         drawing = Drawing(self, loader, self._fetchers, recorded=self._repeat == host.job["profiled"])
         found = drawing.run()
         if not drawing.steps:
-            self._refuse(NO_BATCH, NO_BATCH_HINT)
+            self.refuse(NO_BATCH, NO_BATCH_HINT)
         if missed := self._treatments.missed():
             host.put("treatmentsmissed", repeat=self._repeat, missed=missed)
         host.put("loaderdrawn", repeat=self._repeat, loader={**found, "place": place, "others": others})
@@ -137,14 +148,14 @@ class LoaderProbe(Probe):
             tokens_per_sample=None,
             seconds=None,
             settings=self._facts,
-            places={name: place for name, place in self._found.items() if name == "loader"},
+            places={} if self._stands_in else {key: place for key, place in self._found.items() if key == "loader"},
         )
 
     def join(self) -> None:
         """Makes this process a rank of the run, in which nothing trains."""
         self._thread = get_ident()
-        self._timeline = self._new_timeline()
-        self._timeline.part.marks.clear()
+        self._stands_in = True
+        _ = self._timeline.part  # which begins the time of the process
         self._join()
         self._over = True
 
@@ -157,7 +168,7 @@ class LoaderProbe(Probe):
         self._host.put("planned", repeat=self._repeat, **length._asdict())
         self._host.flush()
 
-    def _refuse(self, reason: str, hint: str) -> NoReturn:
+    def refuse(self, reason: str, hint: str) -> NoReturn:
         assert self._host
         self._host.put("loaderrefused", reason=reason, hint=hint)
         self._host.put("done")
@@ -648,7 +659,9 @@ class Summed:
 
 def install(variables: Mapping[str, str]) -> None:
     """Installs the probe as `hooks.install` does."""
-    LoaderProbe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}"))).install()
+    global installed
+    installed = LoaderProbe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}")))
+    installed.install()
 
 
 def _shut_down(iterator: Any) -> None:
@@ -673,6 +686,8 @@ def _described(loader: Any) -> Dict[str, Any]:
         "pin_memory": bool(loader.pin_memory),
         "threads": 1 if loader.num_workers else torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": torch.cuda.device_count(),
+        "decoders": [name for name in DECODERS if find_spec(name)],
     }
 
 
@@ -745,6 +760,8 @@ def _is_of_bytes(tensor: torch.Tensor) -> bool:
         return False
     part = tensor.reshape(-1)[:4096].double()
     if part.min() < 0 or part.max() > 255:
+        return False
+    if len(part.unique()) < FEWEST_VALUES:
         return False
     scaled = part if part.max() > 1 else part * 255
     return bool((scaled - scaled.round()).abs().max() < 1e-3)

@@ -8,6 +8,7 @@ import msgspec
 
 from gpubench import events, probe
 from gpubench.data_cost import DataCost, stages_of
+from gpubench.diagnosis.rules import of_data
 from gpubench.errors import GpubenchError, ProgramFailed
 from gpubench.findings import Findings
 from gpubench.kinds.program.recorder import ProgramRecorder
@@ -15,6 +16,7 @@ from gpubench.loader_record import LoaderRecord
 from gpubench.metrics import stage_metric
 from gpubench.runs.directory import FINDINGS, LOADER
 from gpubench.runs.summary import Summary, metric_of
+from gpubench.sampled import SampledCode
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedLoaderSettings
 
@@ -69,10 +71,6 @@ class LoaderRecorder(ProgramRecorder):
     def records(self) -> list[LoaderRecord]:
         """What was seen in the repeats that were measured."""
         return [record for number, record in sorted(self._records.items()) if number != self.profiled]
-
-    @property
-    def sampled(self) -> events.CodeSampled | None:
-        return self._code_sampled
 
     _code_sampled: events.CodeSampled | None = None
 
@@ -129,8 +127,11 @@ class LoaderRecorder(ProgramRecorder):
         )
 
     def keep_cost(self, found: DataCost) -> None:
-        """Writes what the data costs. Called again, it replaces it."""
+        """Writes what the data costs, and the findings on it. Called again, it replaces them."""
         self.writer.replace(LOADER, found)
+        code = self._code_sampled
+        sampled = SampledCode(code.main, code.workers, code.calls) if code else None
+        self.conclude(self.addressed(of_data(found, sampled)))
 
     @property
     def findings(self) -> Findings | None:

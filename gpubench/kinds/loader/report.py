@@ -8,7 +8,8 @@ import numpy as np
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
 from gpubench.data_cost import Ceiling, DataCost, Estimate, Stage, WithWorkers
-from gpubench.kinds.loader import needs
+from gpubench.diagnosis import data_needs as needs
+from gpubench.metrics import TOO_WIDE
 from gpubench.report import bar_charts, charts, findings, steps
 from gpubench.report.charts import Curve, Plane, hue
 from gpubench.report.document import (
@@ -80,8 +81,10 @@ def _rate(found: Estimate) -> str:
     said = units.rate(found.value, "samples/s")
     if not found.interval:
         return said
-    half = (found.interval[1] - found.interval[0]) / 2
-    return f"{said} +- {units.percent(half / found.value)}" if found.value else said
+    low, high = found.interval
+    if low <= 0 or high > TOO_WIDE * low:
+        return units.span(low, high, "samples/s")
+    return f"{said} +- {units.percent((high - low) / 2 / found.value)}"
 
 
 def before_metrics(run: RunEvidence) -> Iterator[Block]:
@@ -118,7 +121,7 @@ def _sure(run: RunEvidence, found: DataCost) -> str:
     size = f" of {units.counted(record.length, 'sample')}" if record.length else ""
     where = f", DataLoader at {record.place}" if record.place else ""
     others = f"; {units.counted(record.others, 'other DataLoader')} not drawn" if record.others else ""
-    return f"{what}{size}{where}{others}; {measured(run)}; {intervals(run.repeats)}"
+    return f"{what}{size}{where}{others}"
 
 
 def _stages(found: DataCost) -> Iterator[Block]:

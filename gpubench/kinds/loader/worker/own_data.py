@@ -1,0 +1,69 @@
+"""Stands in for a training program where only a dataset is given: makes a DataLoader of it, and has it drawn from.
+
+Run with the probe in it as `python -m gpubench.kinds.loader.worker.own_data MODULE:CALLABLE BATCH_SIZE`.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from gpubench.errors import DataError, GpubenchError
+from gpubench.worker.callables import find_callable
+
+PROBE = "_gpubench_probe.alone"
+WANTED = "return a Dataset, an IterableDataset, a DataLoader or (dataset, collate_fn) of torch.utils.data, or batches"
+
+
+class OwnBatches(IterableDataset[Any]):
+    """The batches that a generator of the user makes without a DataLoader."""
+
+    def __init__(self, source: str, first: Iterable[Any]) -> None:
+        self._source = source
+        self._first: Iterable[Any] | None = first
+
+    def __iter__(self) -> Iterator[Any]:
+        """Each pass calls the user's callable again, because a generator works only once."""
+        first, self._first = self._first, None
+        return iter(find_callable("data.source", self._source, DataError)() if first is None else first)
+
+
+def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[Any]:
+    """Returns the DataLoader of what a callable has returned. Raises DataError for anything else."""
+    size = batch_size or 32
+    match returned:
+        case DataLoader():
+            if batch_size is not None:
+                raise DataError(f"--data {source} returns a DataLoader, which has its own batch size", "leave it out")
+            return returned
+        case (Dataset() as dataset, collate) if callable(collate):
+            return _made(dataset, size, collate_fn=collate)
+        case Dataset():
+            return _made(returned, size)
+        case str() | bytes() | dict():
+            pass
+        case Iterable():
+            return DataLoader(OwnBatches(source, returned), batch_size=None)
+    kind = type(returned)
+    raise DataError(f"--data {source} returned {kind.__module__}.{kind.__qualname__}", WANTED)
+
+
+def _made(dataset: Dataset[Any], size: int, **more: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=size, shuffle=not isinstance(dataset, IterableDataset), **more)
+
+
+def main() -> None:
+    source, size = sys.argv[1:3]
+    probe = sys.modules[PROBE].installed
+    probe.join()
+    try:
+        returned = find_callable("data.source", source, DataError)()
+        loader = loader_of(source, returned, int(size) if size != "-" else None)
+    except GpubenchError as error:
+        probe.refuse(error.message, error.hint or "")
+    probe.draw(loader, "")
+
+
+if __name__ == "__main__":
+    main()
