@@ -16,6 +16,8 @@ WAITS = 0.5
 """The share of the time of a sample from which on it waits for more than it computes."""
 SLOW = 5.0
 """A sample is slow if it takes so many times the median."""
+NOTABLE_SECONDS = 1e-3
+"""Samples that take less are not called slow: a change of the process that runs takes as long."""
 SLOW_AGAIN = 0.5
 """It is slow again if it takes this share of its first time again, and SLOW medians."""
 
@@ -84,7 +86,7 @@ def slow_samples(found: DataCost) -> Slow | None:
     if times is None or times.number < 8:
         return None
     middle = times.quantiles[50]
-    slow = [one for one in times.slowest if one.seconds > SLOW * middle]
+    slow = [one for one in times.slowest if one.seconds > max(SLOW * middle, NOTABLE_SECONDS)]
     if not slow:
         return None
     repeated = [one for one in slow if one.again and min(one.again) > max(SLOW * middle, SLOW_AGAIN * one.seconds)]

@@ -1,6 +1,6 @@
 """Draws the batches of a program's DataLoader without anything else going on, and times how they are made.
 
-The program runs as it would until its first updates have shown which DataLoader trains. Then its batches are drawn one
+The program runs as it would until its first update has shown which DataLoader trains. Then its batches are drawn one
 after the other, in fresh passes over the data, and the program ends. Each batch is a step of the run. How its samples
 are made is timed by `stages`, in this process or in the workers, which leave their records in the host's folder.
 """
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
+import signal
 import sys
+import traceback
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing import queues, reduction
 from threading import Lock, get_ident
 from time import monotonic_ns, perf_counter_ns, process_time, thread_time_ns
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
-from weakref import ref
 
 import torch
 from torch.utils.data import IterableDataset, dataloader, get_worker_info
@@ -36,12 +38,12 @@ from .sampling import StackSampler, of_workers
 from .stages import INDEX, PIN, TRANSFER, Fetching, FileSink, StageFinder, Stages, records_in
 from .treatments import stand_in
 
-READY = 2
-"""The updates after which it is known which DataLoader trains."""
 PATIENCE = 50
 """The updates after which a program without a DataLoader that trains has none."""
 ALONE_VARIABLE = "_GPUBENCH_ALONE"
 """Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is."""
+MOST_LOADERS = 64
+"""The DataLoaders that are remembered until one of them is drawn from."""
 MOST_KEPT = 20_000
 """The samples whose times are kept."""
 MOST_SLOW, MADE_AGAIN = 8, 2
@@ -64,6 +66,14 @@ NO_BATCH = "the DataLoader made no batch"
 NO_BATCH_HINT = "its dataset or its sampler is empty, or drop_last drops all: let it have one batch at least"
 
 
+SHARED_MEMORY_HINT = (
+    "batches are handed over in /dev/shm: give the container more, as by docker run --shm-size=8g, or use fewer "
+    "workers, smaller batches or --data.prefetch=1"
+)
+KILLED_HINT = (
+    "output.log may tell why; the system kills for lack of memory, so that fewer workers or --data.prefetch=1 may help"
+)
+
 installed: Optional[LoaderProbe] = None
 """That of this process."""
 
@@ -76,8 +86,9 @@ class LoaderProbe(Probe):
         self._fetchers = Fetchers(os.path.dirname(address), self._places)
         self._stands_in = False
         """Whether no program of the user makes the DataLoader."""
-        self._loaders: Dict[int, Callable[[], Any]] = {}
-        """The DataLoaders of the program, by the identities of their samplers."""
+        self._loaders: Dict[int, Any] = {}
+        """The latest DataLoaders of the program, by the identities of their samplers. A program may keep only their
+        iterators, which do not lead to them."""
 
     def install(self) -> None:
         super().install()
@@ -87,7 +98,9 @@ class LoaderProbe(Probe):
         super()._make_loader(call, loader, *args, **kwargs)
         sampler = getattr(loader, "_index_sampler", None)
         if sampler is not None:
-            self._loaders[id(sampler)] = ref(loader)
+            self._loaders[id(sampler)] = loader
+            if len(self._loaders) > MOST_LOADERS:
+                self._loaders.pop(next(iter(self._loaders)))
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
         found = self._fetchers.index(call, iterator)
@@ -95,20 +108,23 @@ class LoaderProbe(Probe):
         return found
 
     def _tell(self) -> None:
-        """Begins to draw once the updates so far have shown which DataLoader trains."""
-        found = self._drawn.found
-        if self._timeline.ended < (READY if found else PATIENCE):
+        """Begins to draw once an update has shown which DataLoader trains."""
+        samplers = [sampler for _, sampler in self._drawn.found]
+        if not samplers and self._timeline.ended < PATIENCE:
             return
-        samplers = [sampler for _, sampler in found]
-        loaders = [loader for sampler in samplers if (loader := self._loaders.get(sampler, _nothing)()) is not None]
+        latest = self._noted()
+        drawn_last = id(latest._index_sampler) if latest is not None else 0
+        sampler = drawn_last if drawn_last in samplers else samplers[-1] if samplers else 0
+        loader = self._loaders.get(sampler)
         self._join()
         if self._host is None:
             return
         self._over = True  # nothing of the training is measured any more
-        if not loaders:
-            self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if found else (NO_LOADER, NO_LOADER_HINT)))
-        self._end_pass_of(loaders[0])
-        self.draw(loaders[0], self._places.remembered.get(samplers[0], ""), others=len(loaders) - 1)
+        if loader is None:
+            self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if samplers else (NO_LOADER, NO_LOADER_HINT)))
+        _shut_down(latest)  # its workers would compete with those of the passes to come
+        loader._iterator = None
+        self.draw(loader, self._places.remembered.get(sampler, ""), others=len(samplers) - 1)
 
     def draw(self, loader: Any, place: str, others: int = 0) -> NoReturn:
         """Draws from a DataLoader, sends what was seen, and ends the program."""
@@ -174,11 +190,6 @@ class LoaderProbe(Probe):
         self._host.put("done")
         self._host.flush()
         raise End(1, ALL_MEASURED)
-
-    def _end_pass_of(self, loader: Any) -> None:
-        """Ends the workers of the program's own pass, which would compete with those of the passes to come."""
-        _shut_down(self._noted())
-        loader._iterator = None
 
 
 class Fetchers:
@@ -394,7 +405,14 @@ class Drawing:
         self._fetchers.begin()
         if self._sampler:
             self._sampler.start()
-        self._draw()
+        try:
+            self._draw()
+        except Exception as error:
+            with suppress(AttributeError, ValueError):  # PyTorch's handler would raise the end of a worker again
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._send_steps()
+            traceback.print_exc()
+            self._probe.refuse(*failure(error, self.steps, self._loader))
         if self._sampler:
             self._sampler.stop()
         os.environ.pop(ALONE_VARIABLE)
@@ -459,6 +477,7 @@ class Drawing:
             self._send_steps()
 
     def _send_steps(self) -> None:
+        self._host.put("heartbeat", doing="drawing batches", step=self.steps)
         if self._unsent:
             self._host.put_encoded("stepsmeasured", "steps", self._unsent)
         self._unsent = []
@@ -699,6 +718,25 @@ def _until_end(iterator: Any) -> Iterator[Any]:
         except StopIteration:
             return
         yield batch
+
+
+def failure(error: Exception, drawn: int, loader: Any) -> Tuple[str, str]:
+    """Returns why no more batches can be drawn, and what to do."""
+    text = " ".join(str(error).split())
+    where = f"making batch {drawn + 1}"
+    if "bus error" in text.lower() or "shared memory" in text.lower():
+        return f"shared memory is full, {where}: {text}"[:900], SHARED_MEMORY_HINT
+    ended = isinstance(error, (ConnectionError, EOFError)) or "exited unexpectedly" in text or "killed by" in text
+    if ended and loader.num_workers:
+        return f"a worker of the DataLoader was killed or crashed, {where}"[:900], KILLED_HINT
+    sent = "pickle" in text.lower() or isinstance(error, pickle.PicklingError)
+    if sent and loader.num_workers and _start_method(loader) != "fork":
+        message = f"the dataset cannot be sent to workers that start by {_start_method(loader)}: {text}"
+        return message[:900], "define its classes and functions at the top of a module, or start the workers by fork"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory, {where}: {text}"[:900], KILLED_HINT
+    last = text.rpartition("Error: ")[2] if type(error).__name__ in text else text
+    return f"the data raised {type(error).__name__}, {where}: {last}"[:900], "output.log has the traceback"
 
 
 def _add(totals: Dict[str, List[int]], stage: str, more: Any) -> None:

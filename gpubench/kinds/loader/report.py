@@ -17,6 +17,7 @@ from gpubench.report.document import (
     Block,
     Breakdown,
     Figure,
+    Folded,
     Heading,
     Medium,
     Paragraph,
@@ -142,7 +143,7 @@ def _stages(found: DataCost) -> Iterator[Block]:
     parts = [_part(one) for one in stages]
     yield Breakdown("", "stage of a sample", "time", [one for one in parts if one.share >= SMALL], on=Medium.BRIEF)
     yield Breakdown("", "stage of a sample", "time", parts, on=Medium.PAGE)
-    yield _stage_table(stages)
+    yield Folded("What computes in each stage, and where it is", [_stage_table(stages)], on=UNASKED)
 
 
 def _read(found: DataCost) -> str:
@@ -172,7 +173,7 @@ def _stage_table(stages: Sequence[Stage]) -> Table:
         for one in stages
     ]
     note = "Times are of one sample, in all processes, each without the stages inside it."
-    return table("Stages of a sample", rows, ("where",), note=note, on=UNASKED)
+    return table("Stages of a sample", rows, ("where",), note=note)
 
 
 def _scaling(found: DataCost) -> Iterator[Block]:
@@ -188,7 +189,7 @@ def _scaling(found: DataCost) -> Iterator[Block]:
         if found.ceiling:
             curves.append(Curve(x, np.full(len(x), found.ceiling.ready.value), "b", "training"))
         said = "; ".join(f"{one.workers}: {_rate(one.throughput)}" for one in known if one.throughput)
-        plane = Plane("throughput over workers", said, "workers", "workers", "samples/s", from_zero=True)
+        plane = Plane("throughput over workers", said, "workers", "", "samples/s", from_zero=True)
         if (drawing := charts.over(plane, curves)) is not None:
             note = "Training: its throughput with data that is always ready." if found.ceiling else ""
             yield Figure("Throughput of the loader alone", drawing, note)
@@ -196,6 +197,7 @@ def _scaling(found: DataCost) -> Iterator[Block]:
         "The loader alone",
         [_with_workers(one, found) for one in scaling],
         ("why no more",),
+        sentences=("why no more",),
         expendable=("memory", "start of a pass", "first batch"),
         note="CPU is that of all processes for one sample. Memory is the proportional share of one worker.",
     )

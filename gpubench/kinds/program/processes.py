@@ -73,7 +73,7 @@ class ProgramProcesses(SpreadWorkers):
         self._wanted = wanted
         self._keep = keep
         self._more = variables
-        self._step = step_name(probe.INFERENCE_VARIABLE in variables)
+        self._step = "batch" if probe.LOADER_VARIABLE in variables else step_name(probe.INFERENCE_VARIABLE in variables)
         self._kept = 0
         self._address = ""
         self._seen: set[str] = set()
