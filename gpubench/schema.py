@@ -7,6 +7,7 @@ import msgspec
 
 from gpubench.compare.decision import Decision
 from gpubench.compare.result import Noise
+from gpubench.data_cost import DataCost
 from gpubench.events import Handoff, Sample, Span, Step
 from gpubench.findings import Findings
 from gpubench.host.loggers import Epoch
@@ -18,6 +19,7 @@ from gpubench.runs.directory import (
     EPOCHS,
     FINDINGS,
     HANDOFFS,
+    LOADER,
     MEMORY,
     NOISE,
     PROFILE,
@@ -49,6 +51,7 @@ FILES = {
     MEMORY: Footprints,
     BATCH_SIZES: BatchSizes,
     TRADES: Trades,
+    LOADER: DataCost,
     FINDINGS: Findings,
     DECISION: Decision,
 }

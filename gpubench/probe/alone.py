@@ -614,7 +614,10 @@ class Summed:
         self._totals = totals
         times = [(key, wall) for each in plain for key, wall, _ in each["samples"]]
         self._times = times[:MOST_KEPT]
-        self.slowest = sorted(self._times, key=lambda each: -each[1])[:MOST_SLOW]
+        longest: Dict[str, int] = {}
+        for key, wall in self._times:
+            longest[key] = max(wall, longest.get(key, 0))
+        self.slowest = sorted(longest.items(), key=lambda each: -each[1])[:MOST_SLOW]
 
     def _reading(self) -> Dict[str, List[int]]:
         """Returns the time of the calls that read by the stage that they are in, for as many samples as the stages."""

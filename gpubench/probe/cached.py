@@ -8,6 +8,7 @@ one that is the same: containers are new each time, and tensors are copied if th
 from __future__ import annotations
 
 import copy
+from time import monotonic
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,9 @@ from .batches import DrawnBatches
 
 MOST_BATCHES = 8
 MOST_BYTES = 512 * 2**20
-"""The batches that are kept of a DataLoader, and their largest size together; at least one is kept."""
+MOST_SECONDS = 2.0
+"""The batches that are kept of a DataLoader, their largest size together, and the time to make them after which no more
+are kept. One is kept in any case."""
 
 
 class KeptBatch:
@@ -60,6 +63,8 @@ class CachedBatches:
     def __init__(self) -> None:
         self._kept: Dict[int, List[KeptBatch]] = {}
         self._full: Dict[int, bool] = {}
+        self._seconds = 0.0
+        """The time in which batches were made."""
         self._passes: WeakKeyDictionary[Any, CachedPass] = WeakKeyDictionary()
 
     def next(self, iterator: Any, draw: Callable[[], Any], drawn: DrawnBatches) -> Tuple[Any, Optional[KeptBatch]]:
@@ -72,7 +77,9 @@ class CachedBatches:
         if known is None:
             known = self._passes[iterator] = CachedPass()
         if not self._full.get(sampler):
+            began = monotonic()
             batch = draw()
+            self._seconds += monotonic() - began
             known.given += 1
             if drawn.is_known_to_train(iterator):
                 self._keep(sampler, iterator, KeptBatch(batch, drawn.expected(iterator)))
@@ -104,7 +111,13 @@ class CachedBatches:
         size = sum(each.size for each in kept)
         length = _length(iterator)
         most = MOST_BATCHES if length is None else max(1, min(MOST_BATCHES, length))
-        self._full[sampler] = len(kept) >= most or size + kept[-1].size > MOST_BYTES
+        enough = len(kept) >= most or size + kept[-1].size > MOST_BYTES or self._seconds > MOST_SECONDS
+        self._full[sampler] = enough
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether batches are given again, of each DataLoader that trains."""
+        return bool(self._full) and all(self._full.values())
 
 
 def _length(iterator: Any) -> Optional[int]:

@@ -100,6 +100,8 @@ AFTER_EACH = 2
 HELD_SECONDS = 1.0
 """The time after which the host is told again what steps the updates that are held back would make: a program that is
 killed while it is unknown which updates make a step keeps these."""
+MOST_UNKEPT = 100
+"""The steps after which batches that are to be given again are no longer waited for."""
 SPREAD_STEPS = 50
 """The steps to measure on several machines where the user sets no number."""
 SPREAD_SAMPLED = 20
@@ -164,6 +166,10 @@ class Probe:
         """Whether an optimizer evaluates its closure once more, for samples that count already."""
         self._cached = CachedBatches() if self._treatments.keeps_batches else None
         """What gives batches of training again; None where all are made."""
+        self._unkept: int | None = None
+        """The steps until batches were given again; None before that."""
+        self._length: Length | None = None
+        """The length of the repeat, as far as it is known, without those."""
         self._timeline = self._new_timeline()
         self._regions = Regions(self._timeline_here)
         self._graphs_of_cuda = Graphs(self._begin_capture, self._end_capture, self._replay)
@@ -983,6 +989,8 @@ class Probe:
             self._join()
         if self._recording:
             self._record(self._recording, self._timeline.complete)
+        if self._cached and self._host:
+            self._skip_kept(self._host)
         self._end_if_complete()
         if self._host:
             now = monotonic()
@@ -1031,7 +1039,26 @@ class Probe:
                 self._late = monotonic() + OVERRUN * seconds - sum(durations[1:]), length
             self._plan(host, length)
 
+    def _skip_kept(self, host: Host) -> None:
+        """Leaves out of the measurement the steps whose batches were made, once batches are given again."""
+        complete = self._timeline.complete
+        if self._unkept is not None or self._cached is None:
+            return
+        if not self._cached.is_ready and complete < (MOST_UNKEPT if self._drawn.trained else MOST_WARMUP):
+            return
+        self._unkept = complete + 1  # the batch of the next step may have been made too
+        self._durations.clear()
+        if self._length:
+            self._plan(host, self._length)
+
     def _plan(self, host: Host, length: Length) -> None:
+        self._length = length
+        if self._cached and self._unkept is None:
+            self._seconds = None
+            return
+        if self._unkept is not None and length.warmup < self._unkept:
+            more = self._unkept - length.warmup
+            length = length._replace(warmup=self._unkept, steps=length.steps + more)
         self._wanted, self._seconds = length.steps, None
         if length.each_update:
             self._timeline.rhythm.longest = length.steps

@@ -12,6 +12,7 @@ import msgspec
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.result import Comparison, Comparisons
+from gpubench.data_cost import DataCost
 from gpubench.errors import GpubenchError, RunDirectoryError, StillRunning
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
@@ -40,7 +41,7 @@ from gpubench.report.document import (
 from gpubench.report.kind_report import KindReport, intervals, missing, report_of
 from gpubench.report.profile_tables import PLAIN, Arrangement
 from gpubench.runs import directory
-from gpubench.runs.directory import BATCH_SIZES, FINDINGS, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
+from gpubench.runs.directory import BATCH_SIZES, FINDINGS, LOADER, MEMORY, PROFILE, SUMMARY, TRACES, TRADES
 from gpubench.runs.reader import Run
 from gpubench.runs.steps import StepSamples
 from gpubench.runs.summary import LATENCY, NO_MEASUREMENTS, Summary
@@ -56,6 +57,7 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "memory": (MEMORY, Footprints),
     "batch_sizes": (BATCH_SIZES, BatchSizes),
     "trades": (TRADES, Trades),
+    "loader": (LOADER, DataCost),
 }
 """What stands beside the summary in --json: name, file and type."""
 MOST_LINKS = 6  # runs of one command that a page leads to
