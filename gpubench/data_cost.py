@@ -1,11 +1,13 @@
 """What the data of a program costs: the content of loader.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
 
 from gpubench.loader_record import LoaderRecord, SampleTimes, StageKind
+
+MOST_RATE, MOST_SECONDS = 1e18, 1e9
 
 NAMES: Mapping[StageKind, str] = {
     "index": "index and sampler",
@@ -33,7 +35,8 @@ class Stage(Struct, frozen=True):
     kind: StageKind
     name: str
     seconds: float
-    """Its time for one sample, without that of stages inside it; `cpu` is the part in which it computed."""
+    """Its time for one sample, without that of stages inside it; `cpu` is the part in which it computed, or waited for
+    a core that another process had."""
     cpu: float
     share: float
     """Its share of the time of all stages."""
@@ -114,6 +117,24 @@ class DataCost(Struct, frozen=True):
     proposed: Proposed | None = None
 
 
+def impossible(found: DataCost) -> Iterator[str]:
+    """Yields the values in what a file says that no run can produce."""
+    known = [one.throughput.value for one in found.scaling if one.throughput]
+    known += [found.ceiling.training.value, found.ceiling.ready.value] if found.ceiling else []
+    if any(not 0 < value < MOST_RATE for value in known):
+        yield "it has an impossible throughput"
+    if any(not (0 <= one.cpu <= one.seconds <= MOST_SECONDS and 0 <= one.share <= 1) for one in found.stages):
+        yield "it has an impossible stage"
+    if found.times and (not found.times.quantiles or found.times.quantiles != sorted(found.times.quantiles)):
+        yield "its times of samples are in no order"
+
+
+def scalars(found: DataCost) -> dict[str, float]:
+    """The time of each stage of a sample in seconds, and the throughput with each number of workers, by their tags."""
+    stages = {f"loader/stage/{one.called}": one.seconds for one in found.stages}
+    return stages | {f"loader/workers/{one.workers}": one.throughput.value for one in found.scaling if one.throughput}
+
+
 _Key = tuple[StageKind, str]
 _READ: _Key = ("read", "")
 
@@ -144,15 +165,18 @@ def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) ->
     of = list(records) or [one for one in [recorded] if one]
     for record in of:
         parts = len(of) * max(1, record.stage_samples)
+        delayed = _delayed(record)
         for one in record.stages:
             key = (one.kind, one.name)
             places[key] = places.get(key) or one.place
-            sums.setdefault(key, _Sum()).add(one.seconds / parts, one.cpu / parts, one.calls / parts)
+            cpu = one.cpu + delayed * (one.seconds - one.cpu)
+            sums.setdefault(key, _Sum()).add(one.seconds / parts, cpu / parts, one.calls / parts)
     for key, found in list(sums.items()):
         known = reading.get(key)
         if known and known.reading > 0 and key[0] not in ("read", "transfer"):
             seconds = found.seconds * known.reading / known.seconds
-            cpu = min(found.cpu, seconds * known.reading_cpu / known.reading)
+            computed = known.reading_cpu + _delayed(recorded or of[0]) * (known.reading - known.reading_cpu)
+            cpu = min(found.cpu, seconds * computed / known.reading)
             found.add(-seconds, -cpu, 0.0)
             sums.setdefault(_READ, _Sum()).add(seconds, cpu, 0.0)
     whole = sum(found.seconds for found in sums.values()) or 1.0
@@ -164,3 +188,9 @@ def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) ->
         if found.seconds > 0
     ]
     return sorted(stages, key=lambda stage: -stage.seconds)
+
+
+def _delayed(record: LoaderRecord) -> float:
+    """Returns the share of the time in which a stage did not compute that it waited for a core."""
+    idle = sum(one.seconds - one.cpu for one in record.stages)
+    return min(1.0, record.stage_delay / idle) if idle > 0 else 0.0

@@ -53,11 +53,8 @@ def with_workers(run: Configuration[Any], outcome: Outcome, bench: Bench) -> Ite
     own = _scaled(record.workers, outcome)
     cost = msgspec.structs.replace(cost, scaling=[own])
     yield cost
-    if record.style == "iterable" and record.workers == 0:
-        tried = []  # its samples depend on the workers, among which it may not divide them
-    else:
-        waits = cost.sample_cpu < needs.WAITS * cost.sample
-        tried = numbers(record.workers, record.cores or devices.physical_cores(), waits=waits)
+    waits = cost.sample_cpu < needs.WAITS * cost.sample
+    tried = numbers(record.workers, record.cores or devices.physical_cores(), waits=waits)
     others = [number for number in tried if number != record.workers]
     if not others:
         return
@@ -78,7 +75,7 @@ def with_ready_data(run: Configuration[Any], cost: DataCost, terminal: Any) -> I
     base = _training(run, {}, "as it is")
     changes: list[dict[str, Any]] = [{CACHED: True}]
     best = needs.fastest(cost)
-    if best and best.workers != cost.record.workers:
+    if best and best.workers != cost.record.workers and cost.record.style == "map":
         changes.append({WORKERS: best.workers})
     variants = [base, *(_training(run, change, _label(change)) for change in changes)]
     without, ready, *more = bench.run(variants, independent=True)

@@ -143,6 +143,8 @@ class LoaderRecord(Struct, frozen=True, kw_only=True):
     stages: Annotated[list[StageTime], Few]
     stage_samples: Count
     """The samples in whose batches the stages were timed."""
+    stage_delay: Seconds = 0.0
+    """The part of the time of the stages in which they waited for a core that another process had."""
     times: SampleTimes | None = None
     memory: Annotated[list[WorkerMemory], Few] = []
     same_numbers: Annotated[list[SameNumbers], Few] = []

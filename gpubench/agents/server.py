@@ -20,7 +20,7 @@ from gpubench.agents import answers
 from gpubench.agents.command_line import ERROR, HINT, CommandLine, Ended
 from gpubench.agents.folder import Folder, refuse_settings
 from gpubench.errors import GpubenchError, Interrupted
-from gpubench.registry import PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
+from gpubench.registry import LOADER, PROGRAM, PROGRAM_MEMORY, PROGRAM_PROFILE
 
 INSTRUCTIONS = """\
 gpubench measures PyTorch programs and decides whether a change made one faster. Measure the program, profile it, make \
@@ -121,6 +121,20 @@ class Tools:
         options = _options(steps=steps, verify=verify, vs_ref=vs_ref)
         options += _settings(PROGRAM_MEMORY, settings)
         return await self._measure(context, "memory", program, directory, options)
+
+    async def loader(
+        self,
+        context: Context,
+        program: Program,
+        directory: Directory = ".",
+        alone: Annotated[
+            bool, Field(description="Draw from the loader as it is, without training and other numbers of workers.")
+        ] = False,
+        settings: Settings = None,
+    ) -> CallToolResult:
+        """Find what the data of a program that trains costs, stage by stage, and what it takes not to wait for it."""
+        options = [*_options(alone=alone), *_settings(LOADER, settings)]
+        return await self._measure(context, "loader", program, directory, options)
 
     async def judge(
         self,
@@ -228,6 +242,7 @@ TOOLS = {
     "measure": "train-bench",
     "profile": "profile",
     "memory": "memory",
+    "loader": "loader",
     "judge": "judge",
     "tune": "tune",
     "compare": "compare",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpubench import data_cost
 from gpubench.data_cost import DataCost
 from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
 from gpubench.events import Span
@@ -236,7 +237,7 @@ class RunEvidence:
     @cached_property
     def data_cost(self) -> DataCost | None:
         """What the data of a program costs; None if that was not measured."""
-        return self.files.optional(LOADER, DataCost) if self.files else None
+        return self.files.optional(LOADER, DataCost, data_cost.impossible) if self.files else None
 
     @cached_property
     def _slowest_rank(self) -> list[StepTable]:

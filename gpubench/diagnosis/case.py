@@ -96,6 +96,14 @@ def severity(share: float | None) -> Severity:
     return "high" if share >= HIGH else "medium"
 
 
+class ReadyData(NamedTuple):
+    """How much faster a program is with data that is always ready."""
+
+    ratio: float
+    run: str
+    """The run that has measured it."""
+
+
 @dataclass(frozen=True)
 class ProfileCase(Case):
     """A profile of a program, and for a run of our own what its clean repeats measured without the profiler."""
@@ -109,6 +117,8 @@ class ProfileCase(Case):
     """The time of a recorded step over that of a clean one, less 1; None if no clean step does the same work."""
     others: float = 0.0
     """The CPU cores that other processes of the machine kept busy in the clean run."""
+    ready: ReadyData | None = None
+    """What `gpubench loader` has measured of the same program with data that is always ready; None if it has not."""
 
     @property
     def rank(self) -> RankProfile:

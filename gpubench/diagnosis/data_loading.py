@@ -25,10 +25,21 @@ def data_loading(case: ProfileCase) -> Answers:
         severity=severity(waiting),
         evidence=_evidence(case),
         cause=cause,
-        advice=advice,
-        expected=at_most(waiting),
+        advice=advice + _why(case),
+        expected=at_most(_bounded(case, waiting)),
         threshold=_threshold(case),
     )
+
+
+def _why(case: ProfileCase) -> str:
+    """Returns which command says more about a program of the user."""
+    own = case.setting("model.name") is not None
+    return "" if own else "; gpubench loader -- PROGRAM says what makes its samples slow"
+
+
+def _bounded(case: ProfileCase, saving: float) -> float:
+    """Returns a saving that is no larger than what data that is always ready has been measured to save."""
+    return min(saving, max(0.0, 1 - 1 / case.ready.ratio)) if case.ready else saving
 
 
 def restarted_workers(case: ProfileCase) -> Answers:
@@ -83,9 +94,10 @@ def _too_few(case: ProfileCase, workers: int, more: int, waiting: float) -> Find
         else f"{units.counted(workers, 'DataLoader worker')} cannot make batches as fast as the step needs them",
         advice=f"load batches in {units.counted(more, 'worker')} beside the step"
         + ("" if free else "; no core is free: they help as far as the loader waits, for example for a disk")
-        + _cheaper(case, "; or make {} faster"),
+        + _cheaper(case, "; or make {} faster")
+        + _why(case),
         fix=case.fix(data__workers=more),
-        expected=at_most(saving),
+        expected=at_most(_bounded(case, saving)),
         threshold=_threshold(case),
     )
 
@@ -178,6 +190,11 @@ def _evidence(case: ProfileCase) -> list[str]:
         evidence.append(
             f"a step without the profiler takes {units.seconds(step.estimate)} and waits {units.percent(clean)} of it "
             "for its batches" + (f"; {found.summary}" if found and found.summary else "")
+        )
+    if case.ready:
+        evidence.append(
+            f"with data that is always ready the program is {units.digits(case.ready.ratio)} times as fast, as "
+            f"gpubench loader has measured in {case.ready.run}"
         )
     evidence += [*code.sampled_evidence(found), *code.idle_workers(case)]
     evidence += case.idle_starts_evidence()

@@ -14,7 +14,7 @@ from gpubench.data_cost import DataCost
 from gpubench.diagnosis import data_making
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
-from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase
+from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase, ReadyData
 from gpubench.diagnosis.cloned import needless_clones
 from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
 from gpubench.diagnosis.compilation import graph_breaks, recompilation
@@ -95,11 +95,12 @@ def of_run(
     unit_time: float | None,
     others: float = 0.0,
     sampled: Mapping[int, SampledCode] = MappingProxyType({}),
+    ready: ReadyData | None = None,
 ) -> Diagnosis:
     """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
 
     `others` is the number of CPU cores that other processes kept busy meanwhile. `sampled` has the samples of the
-    program's own code by rank.
+    program's own code by rank, and `ready` is what is known of it with data that is always ready.
 
     `settings` is None if it is unknown how the run ran, so that findings propose no settings. `paths` are all traces of
     the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a clean step, in seconds.
@@ -112,7 +113,7 @@ def of_run(
     if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
     overhead = _overhead(profile, unit_time)
-    case = ProfileCase(profile, metrics, environment, overhead, others, settings=settings)
+    case = ProfileCase(profile, metrics, environment, overhead, others, ready, settings=settings)
     return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest, settings)
 
 

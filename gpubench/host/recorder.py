@@ -14,6 +14,7 @@ import msgspec
 
 from gpubench import devices, events, git, units
 from gpubench.configs import presets
+from gpubench.diagnosis.case import ReadyData
 from gpubench.diagnosis.rules import Diagnosis, of_run
 from gpubench.errors import DataError, GpubenchError, InvalidEvent, RunFailed
 from gpubench.findings import Findings
@@ -475,6 +476,7 @@ class Recorder(ABC, Generic[S]):
                 self.unit_time(summary),
                 summary.others.cores or 0.0 if summary.others and summary.others.busy else 0.0,
                 self._sampled,
+                self.ready_data,
             )
             wanted = self._values.get("profiling.active") or 1
             if failed and any(len(rank.step_numbers) < wanted for rank in found.profile.ranks):
@@ -492,6 +494,11 @@ class Recorder(ABC, Generic[S]):
     def addressed(self, findings: Findings) -> Findings:
         """The findings in the words of who has to act on them."""
         return findings
+
+    @property
+    def ready_data(self) -> ReadyData | None:
+        """What an earlier run has measured of the same program with data that is always ready; None if none has."""
+        return None
 
     @property
     def source(self) -> Mapping[str, Any]:

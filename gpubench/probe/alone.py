@@ -31,7 +31,7 @@ from .hooks import ALL_MEASURED, DATA_WAIT, WORKER_START, End, Probe
 from .length import FEWEST, MOST, MOST_WARMUP, Length
 from .measured import MeasuredStep
 from .observed import SourcePlaces
-from .processes import cpu_seconds, memory, read_bytes
+from .processes import core_delay, cpu_seconds, memory, read_bytes
 from .random_numbers import RandomStates, same_numbers
 from .reading import ReadTimes
 from .sampling import StackSampler, of_workers
@@ -84,6 +84,7 @@ class LoaderProbe(Probe):
     def __init__(self, address: str, treatments: dict[str, Any]) -> None:
         super().__init__(address, treatments)
         self._fetchers = Fetchers(os.path.dirname(address), self._places)
+        self._treatments.trains = False
         self._stands_in = False
         """Whether no program of the user makes the DataLoader."""
         self._loaders: Dict[int, Any] = {}
@@ -336,6 +337,7 @@ class Recorded:
         self._batches += 1
         reads = self._reading if self._batches % ONE_IN == 2 else None
         before = read_bytes() if self._reading else None
+        delay = core_delay()
         self._traced = reads is not None
         if reads:
             reads.start()
@@ -347,6 +349,7 @@ class Recorded:
         if self._batches == 1:
             self._fetchers.look_again()
         record, self._record = self._record, {}
+        record["delay"] = max(0, core_delay() - delay)
         if before and (after := read_bytes()):
             record["bytes"] = [after["asked"] - before["asked"], after["disk"] - before["disk"]]
         if reads:
@@ -533,6 +536,7 @@ class Drawing:
             "restarts": self._starts[1:],
             "stages": summed.stages(),
             "stage_samples": summed.samples,
+            "stage_delay": summed.delay / 1e9,
             "times": summed.times(again),
             "memory": [
                 {**after, "private_first": before["private"], "shared_first": before["shared"], "samples": samples}
@@ -601,6 +605,7 @@ class Summed:
         plain = [each for each in rest if not each.get("traced")] or rest
         self._plain = plain
         self.samples = sum(max(1, len(each["samples"])) for each in plain)
+        self.delay = sum(each.get("delay", 0) for each in plain)
         self.made = sum(max(1, len(each["samples"])) for each in records)
         self._own = own
         totals: Dict[str, List[int]] = {}

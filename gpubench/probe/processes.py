@@ -25,6 +25,15 @@ def cpu_seconds(workers: Iterable[int]) -> float:
     return found
 
 
+def core_delay() -> int:
+    """Returns the nanoseconds for which the calling thread has waited for a core so far; 0 if that is unknown."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def memory(pid: int) -> Optional[Dict[str, int]]:
     """Returns the bytes of memory of a process: "pss", its share of what it holds; "private", what it alone holds;
     "shared", what others hold too; "shm", its share of shared memory, in which batches are handed over."""

@@ -85,6 +85,8 @@ class Treatments:
         self._compiled = False
         self.changes_calls = False
         """Whether `call` does anything of its own."""
+        self.trains = True
+        """Whether the program trains on what its DataLoaders give, and they are not just drawn from."""
         self._widens = True
         """Whether the outermost modules have no bf16 parameters, so that bf16 outputs come from the treatment."""
 
@@ -196,10 +198,11 @@ class Treatments:
     # What changes the arguments of a call. Each returns the treatments that it applies; none leaves the call as it is.
 
     def _loader(self, given: Arguments) -> list[str]:
-        """Changes the arguments of a DataLoader. The samples of an IterableDataset depend on its workers."""
+        """Changes the arguments of a DataLoader. The samples of an IterableDataset depend on its workers, which only
+        matters if something is trained on them."""
         own = self._values.keys() - {CACHED}
         values = {key.partition(".")[2]: self._values[key] for key in own if key.startswith("data.")}
-        if isinstance(given.get("dataset"), IterableDataset):
+        if isinstance(given.get("dataset"), IterableDataset) and self.trains:
             reason = "the samples of an IterableDataset depend on its workers"
             self._obstruct(reason, *(f"data.{each}" for each in values))
             return []

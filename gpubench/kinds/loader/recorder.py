@@ -1,5 +1,6 @@
 """Records a run that draws the batches of a program without its training: each batch is a step."""
 
+import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpubench import events, probe
-from gpubench.data_cost import DataCost, stages_of
+from gpubench.data_cost import DataCost, scalars, stages_of
 from gpubench.diagnosis.rules import of_data
 from gpubench.errors import GpubenchError, ProgramFailed
 from gpubench.findings import Findings
@@ -84,7 +85,8 @@ class LoaderRecorder(ProgramRecorder):
     def keep(self, event: events.Message) -> bool:
         if isinstance(event, events.LoaderDrawn):
             self.refuse_unknown(event.rank, event.repeat)
-            self._records[event.repeat] = event.loader
+            if event.rank == 0:
+                self._records[event.repeat] = event.loader
             return True
         return super().keep(event)
 
@@ -109,6 +111,7 @@ class LoaderRecorder(ProgramRecorder):
         """Writes what the data costs, unless no repeat has been measured."""
         if (found := self.cost) and not failed:
             self.keep_cost(found)
+            self.metrics.scalars(self.progress.repeat, 0, time.time(), scalars(found))
 
     @property
     def cost(self) -> DataCost | None:

@@ -48,6 +48,8 @@ HUES = {
 SMALL = 0.02
 """The share of a sample below which a terminal leaves out a stage."""
 SLOW_SHOWN = 5
+NOTABLE_DELAY = 0.1
+"""The share of the time from which on waiting for a core is said."""
 
 
 def answer(run: RunEvidence) -> str:
@@ -130,10 +132,8 @@ def _stages(found: DataCost) -> Iterator[Block]:
     if not stages:
         return
     yield Heading("Where the time of a sample goes", anchor="stages")
-    computes = units.percent(found.sample_cpu / found.sample) if found.sample else ""
     yield Paragraph(
-        f"a sample takes {units.seconds(found.sample)} in all processes together, {computes} of it computing"
-        f"{_read(found)}",
+        f"a sample takes {units.seconds(found.sample)} in all processes together{_computes(found)}{_read(found)}"
     )
     drawing = bar_charts.stack(
         "stages of a sample", [(one.called, one.seconds, hue(HUES[one.kind])) for one in stages if one.seconds > 0]
@@ -144,6 +144,15 @@ def _stages(found: DataCost) -> Iterator[Block]:
     yield Breakdown("", "stage of a sample", "time", [one for one in parts if one.share >= SMALL], on=Medium.BRIEF)
     yield Breakdown("", "stage of a sample", "time", parts, on=Medium.PAGE)
     yield Folded("What computes in each stage, and where it is", [_stage_table(stages)], on=UNASKED)
+
+
+def _computes(found: DataCost) -> str:
+    if found.sample <= 0:
+        return ""
+    record = found.record
+    delay = record.stage_delay / max(1, record.stage_samples) / found.sample
+    waited = f", or waiting {units.percent(delay)} of its time for a core" if delay >= NOTABLE_DELAY else ""
+    return f", {units.percent(found.sample_cpu / found.sample)} of it computing{waited}"
 
 
 def _read(found: DataCost) -> str:

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpubench import devices, events, git, machine, probe
+from gpubench.diagnosis.case import ReadyData
 from gpubench.errors import GpubenchError, ProgramFailed, RunFailed
 from gpubench.findings import Findings
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder
 from gpubench.host.step_recorder import StepRecorder
 from gpubench.kinds.program import beside, endings, patched
+from gpubench.kinds.program.ceilings import newest_ceiling
 from gpubench.kinds.program.checkout import check_out
 from gpubench.kinds.program.code_of_fixes import addressed, in_code
 from gpubench.kinds.program.machines import started_together
@@ -269,6 +271,10 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         step = self.unit_time(self.sum_up())
         wanted = math.ceil(SAMPLED_SECONDS / step) if step else LEAST_SAMPLED
         return max(LEAST_SAMPLED, min(MOST_SAMPLED, wanted))
+
+    @property
+    def ready_data(self) -> ReadyData | None:
+        return newest_ceiling(self.writer.path.parent.parent, self._given.command)
 
     @property
     def diagnosed_settings(self) -> Mapping[str, Any] | None:
