@@ -10,6 +10,7 @@ from gpubench.commands import options, program
 from gpubench.commands.running import finish, print_configurations
 from gpubench.commands.trying import check_trial_name, record
 from gpubench.errors import UsageError
+from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import LOADER, kind_of
 from gpubench.settings.options import MEASUREMENT, MODEL
 
@@ -82,6 +83,8 @@ def loader(
     """Measure what the data of your program costs, stage by stage, and what it takes not to wait for it."""
     from gpubench.commands.variants import Versus
 
+    if launched_by_torchrun():
+        raise UsageError("loader starts fresh processes, which torchrun does not", "run it without torchrun")
     shown, kind = options.Shown(json=json, quiet=quiet, verbose=verbose), kind_of(LOADER)
     base = _of_data(ctx, config, data, batch_size) if data or batch_size else _of_program(ctx, config)
     (run,) = options.labelled(ctx, Versus().variants(base, kind.complete))

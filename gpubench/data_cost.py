@@ -29,7 +29,7 @@ class Estimate(Struct, frozen=True):
     interval: tuple[float, float] | None = None
 
 
-class Stage(Struct, frozen=True):
+class SampleStage(Struct, frozen=True):
     """A part of the work of a sample, in all processes."""
 
     kind: StageKind
@@ -106,7 +106,7 @@ class Proposed(Struct, frozen=True):
 class DataCost(Struct, frozen=True):
     record: LoaderRecord
     """What was seen in the repeat that was recorded, or else in the last one."""
-    stages: list[Stage]
+    stages: list[SampleStage]
     """Those of one sample, those with most time first."""
     sample: float
     """The time of all stages for one sample, and the part of it in which they computed."""
@@ -153,7 +153,7 @@ class _Sum:
         self.calls += calls
 
 
-def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) -> list[Stage]:
+def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) -> list[SampleStage]:
     """Returns the stages of a sample as means over the records, those with most time first.
 
     The calls that read are timed in the recorded repeat alone: by the share that they have of a stage there they become
@@ -181,7 +181,7 @@ def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) ->
             sums.setdefault(_READ, _Sum()).add(seconds, cpu, 0.0)
     whole = sum(found.seconds for found in sums.values()) or 1.0
     stages = [
-        Stage(
+        SampleStage(
             *key, found.seconds, min(found.cpu, found.seconds), found.seconds / whole, found.calls, places.get(key, "")
         )
         for key, found in sums.items()

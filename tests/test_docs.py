@@ -252,6 +252,7 @@ def test_the_settings_of_a_command_are_those_that_it_takes() -> None:
         "train-bench, profile, pipe-infer, a program and profile of a program",
         "train-bench, pipe-infer and a program",
         "profile and profile of a program",
+        "loader",
     }
 
 

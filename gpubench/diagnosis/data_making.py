@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpubench import units
-from gpubench.data_cost import DataCost, Stage, WithWorkers
+from gpubench.data_cost import DataCost, SampleStage, WithWorkers
 from gpubench.diagnosis import code, data_needs
 from gpubench.diagnosis.case import HIGH, NOTABLE, Answers, Case, at_most, severity
 from gpubench.findings import Finding, Outcome, Saving, Trial
@@ -73,7 +73,7 @@ class DataCase(Case):
         """Returns the largest saving of training that less of a part of the samples' time can bring."""
         return None if self.saving is None else at_most(min(share, self.saving))
 
-    def stages(self, *kinds: str) -> list[Stage]:
+    def stages(self, *kinds: str) -> list[SampleStage]:
         return [one for one in self.cost.stages if one.kind in kinds]
 
     @property
@@ -432,7 +432,7 @@ def slow_stage(case: DataCase) -> Answers:
     )
 
 
-def _cause(stage: Stage) -> str:
+def _cause(stage: SampleStage) -> str:
     where = f" ({stage.place})" if stage.place else ""
     return {
         "index": "drawing the indices of a batch is itself slow, one after the other in the process that draws",
@@ -440,7 +440,7 @@ def _cause(stage: Stage) -> str:
     }.get(stage.kind, f"it runs once or more for every sample{where}")
 
 
-def _advice(case: DataCase, stage: Stage) -> str:
+def _advice(case: DataCase, stage: SampleStage) -> str:
     waits = stage.waits >= 0.5
     if waits:
         return "let more samples wait at once, in more workers, or do what it waits for beforehand"
@@ -458,7 +458,7 @@ def _advice(case: DataCase, stage: Stage) -> str:
     return "operate on whole arrays, or store what it computes"
 
 
-def _lines(case: DataCase, stage: Stage) -> Iterator[str]:
+def _lines(case: DataCase, stage: SampleStage) -> Iterator[str]:
     """Yields the lines of the program on which a stage was sampled."""
     for one in _functions(case.code):
         if stage.name and stage.name.rpartition(".")[2] in one.function and one.samples >= code.LEAST_SAMPLES:

@@ -67,7 +67,7 @@ NO_BATCH_HINT = "its dataset or its sampler is empty, or drop_last drops all: le
 
 
 SHARED_MEMORY_HINT = (
-    "batches are handed over in /dev/shm: give the container more, as by docker run --shm-size=8g, or use fewer "
+    "batches are handed over in /dev/shm: give the container more of it (the shm-size of docker), or use fewer "
     "workers, smaller batches or --data.prefetch=1"
 )
 KILLED_HINT = (
@@ -131,7 +131,7 @@ class LoaderProbe(Probe):
         """Draws from a DataLoader, sends what was seen, and ends the program."""
         host = self._host
         assert host
-        drawing = Drawing(self, loader, self._fetchers, recorded=self._repeat == host.job["profiled"])
+        drawing = LoaderDrawing(self, loader, self._fetchers, recorded=self._repeat == host.job["profiled"])
         found = drawing.run()
         if not drawing.steps:
             self.refuse(NO_BATCH, NO_BATCH_HINT)
@@ -177,7 +177,10 @@ class LoaderProbe(Probe):
         self._over = True
 
     def _begin_steps(self, host: Any, training: dict[str, Any]) -> None:
-        """The steps are those of `Drawing`."""
+        """The steps are those of `LoaderDrawing`."""
+
+    def _begin_recording(self, host: Any, profiling: dict[str, Any]) -> None:
+        """What is recorded is that of `LoaderDrawing`."""
 
     def plan(self, length: Length) -> None:
         """Tells the host how many batches are drawn."""
@@ -186,11 +189,12 @@ class LoaderProbe(Probe):
         self._host.flush()
 
     def refuse(self, reason: str, hint: str) -> NoReturn:
+        """Tells the host why nothing, or nothing more, can be drawn, and ends the program."""
         assert self._host
         self._host.put("loaderrefused", reason=reason, hint=hint)
         self._host.put("done")
         self._host.flush()
-        raise End(1, ALL_MEASURED)
+        raise End(1, f"gpubench cannot measure the DataLoader, and ends the program here: {reason}")
 
 
 class Fetchers:
@@ -279,7 +283,7 @@ class Fetchers:
             self._finder = StageFinder(self.stages, self._places)
         states = RandomStates(fetcher.dataset)
         self._finder.look_at(fetcher.dataset, fetcher.collate_fn)
-        Recorded(fetcher, self, sink, info.id if info else 0, states, recorded=recorded)
+        ObservedFetching(fetcher, self, sink, info.id if info else 0, states, recorded=recorded)
 
     def sent(self) -> List[int]:
         """Returns the time of pickling since the last call of it."""
@@ -308,7 +312,7 @@ class Fetchers:
         return {INDEX: self._indices, PIN: self._pinned, TRANSFER: self.received}
 
 
-class Recorded:
+class ObservedFetching:
     """Adds to the record of each batch what else is seen of it."""
 
     def __init__(
@@ -375,7 +379,7 @@ class Moment(NamedTuple):
     own_cpu: float
 
 
-class Drawing:
+class LoaderDrawing:
     """The batches that are drawn in one repeat."""
 
     def __init__(self, probe: LoaderProbe, loader: Any, fetchers: Fetchers, *, recorded: bool) -> None:

@@ -1206,15 +1206,19 @@ class Probe:
             if self._counted.by_hand and not (self._updates or self._made or self._repeat):
                 host.warn(WITHOUT_OPTIMIZER)
         if self._repeat == host.job["profiled"]:
-            sampled = SPREAD_SAMPLED if host.is_spread else host.job.get("sampled") or 0
-            sampler = StackSampler(self._thread, self._places, self._phase_now)
-            self._recording = ProbeRecording(settings["profiling"], host, self._repeat, sampler, self._lines, sampled)
-            os.register_at_fork(before=self._recording.pause)
+            self._begin_recording(host, settings["profiling"])
         if not self._following:
             self._begin_steps(host, settings["training"])
         elif self._wanted:
             host.put("planned", repeat=self._repeat, steps=self._wanted)
         host.flush()
+
+    def _begin_recording(self, host: Host, profiling: dict[str, Any]) -> None:
+        """Prepares what records the steps of a repeat that is not measured."""
+        sampled = SPREAD_SAMPLED if host.is_spread else host.job.get("sampled") or 0
+        sampler = StackSampler(self._thread, self._places, self._phase_now)
+        self._recording = ProbeRecording(profiling, host, self._repeat, sampler, self._lines, sampled)
+        os.register_at_fork(before=self._recording.pause)
 
     def _phase_now(self) -> str:
         return self._timeline.current

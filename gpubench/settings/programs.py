@@ -227,7 +227,7 @@ class ProgramSettings(RunSettings[Open], Generic[Open]):
 
     @model_validator(mode="after")
     def _counts_steps(self) -> Self:
-        if self.profiling.enabled and self.profiling.unit == "epoch":
+        if self.profiling.enabled and getattr(self.profiling, "unit", None) == "epoch":  # that of a loader has none
             raise Conflict("profiling.unit=epoch: the epochs of a program are not known", "profiling.unit")
         return self
 
@@ -276,7 +276,7 @@ class ProgramMemorySettings(ProgramSettings[Open], Generic[Open]):
     profiling: ProfilingSettings = untaken(ProfilingSettings())
 
 
-class DrawnBatches(HasWarmup):
+class LoaderBatches(HasWarmup):
     steps: Positive | None = protocol(
         None,
         "batches that are drawn in each repeat; default: as many as fit in about a minute for all repeats",
@@ -291,7 +291,7 @@ class DrawnBatches(HasWarmup):
         return self.steps is None
 
 
-class RecordedLoader(ProfilingSettings):
+class LoaderRecording(Section):
     enabled: bool = uncompared(True, "sample the code in an additional repeat, and make slow samples again")
 
 
@@ -301,9 +301,9 @@ class LoaderSettings(ProgramSettings[Open], Generic[Open]):
     command: ClassVar[str] = LOADER
     FIXED: ClassVar[Mapping[str, Any]] = {"logging.graph": False}
     experiment: FolderName = experiment_named("loader")
-    training: DrawnBatches = DrawnBatches()  # type: ignore[assignment]  # nothing is trained
+    training: LoaderBatches = LoaderBatches()  # type: ignore[assignment]  # nothing is trained
     data: ProgramData = ProgramData()  # type: ignore[assignment]  # nothing is cached
-    profiling: RecordedLoader = RecordedLoader()
+    profiling: LoaderRecording = LoaderRecording()  # type: ignore[assignment]  # torch.profiler records nothing
     inference: bool = untaken(False)
     precision: Literal["fp32", "bf16"] | None = untaken(None)
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpubench.data_cost import Ceiling, DataCost, Estimate, Proposed, Stage, WithWorkers, stages_of
+from gpubench.data_cost import Ceiling, DataCost, Estimate, Proposed, SampleStage, WithWorkers, stages_of
 from gpubench.diagnosis import data_needs
 from gpubench.diagnosis.rules import of_data
 from gpubench.findings import Finding
@@ -162,7 +162,7 @@ def test_the_smallest_number_of_workers_that_feeds_training_is_named() -> None:
 def test_reading_is_split_from_the_stages_that_it_is_in() -> None:
     recorded = changed(stages=[StageTime("dataset", "", 8.0, 4.0, 800, reading=6.0, reading_cpu=2.0)])
     timed = changed(stages=[StageTime("dataset", "", 4.0, 2.0, 800)])
-    stages: dict[str, Stage] = {one.kind: one for one in stages_of([timed], recorded)}
+    stages: dict[str, SampleStage] = {one.kind: one for one in stages_of([timed], recorded)}
     assert stages["read"].seconds == pytest.approx(3.0 / 800)
     assert stages["dataset"].seconds == pytest.approx(1.0 / 800)
     assert sum(one.share for one in stages.values()) == pytest.approx(1)

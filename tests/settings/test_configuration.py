@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
 from gpubench.kinds.pipeline.settings import PipeSettings
-from gpubench.registry import OF_PROGRAMS, kind_of
+from gpubench.registry import LOADER, OF_PROGRAMS, kind_of
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import aliases, fields
 from gpubench.settings.loading import (
@@ -279,7 +279,9 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "memory" not in command])
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if not {"memory", LOADER} & set(command.split("-"))]
+)
 @pytest.mark.parametrize(("overrides", "text", "variables"), HOW.values(), ids=HOW)
 def test_who_says_how_to_record_is_given_a_recording(
     tmp_path: Path,

@@ -118,7 +118,7 @@ def test_a_program_takes_a_setting_as_a_model_does_and_has_no_other_values_of_it
     of_programs = {one.key: one.kind for one, _ in reference.settings_of(ProgramSettings)}
     shared = from_outside().keys() & of_models.keys()
     assert shared == from_outside().keys() - {
-        *("data.persistent_workers", "performance.sdpa", "distributed.gradient_as_bucket_view"),
+        *("data.cached", "data.persistent_workers", "performance.sdpa", "distributed.gradient_as_bucket_view"),
     }
     for key in shared:
         assert set(of_programs[key].split(", ")) <= set(of_models[key].split(", ")), key

@@ -7,7 +7,7 @@ import numpy as np
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
-from gpubench.data_cost import Ceiling, DataCost, Estimate, Stage, WithWorkers
+from gpubench.data_cost import Ceiling, DataCost, Estimate, SampleStage, WithWorkers
 from gpubench.diagnosis import data_needs as needs
 from gpubench.metrics import TOO_WIDE
 from gpubench.report import bar_charts, charts, findings, steps
@@ -165,11 +165,11 @@ def _read(found: DataCost) -> str:
     return f"; {each} are read for it, {where}"
 
 
-def _part(one: Stage) -> Part:
+def _part(one: SampleStage) -> Part:
     return Part(one.called, HUES[one.kind], one.share, units.seconds(one.seconds), units.percent(one.share))
 
 
-def _stage_table(stages: Sequence[Stage]) -> Table:
+def _stage_table(stages: Sequence[SampleStage]) -> Table:
     rows = [
         {
             "stage": one.called,
