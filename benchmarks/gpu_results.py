@@ -18,6 +18,7 @@ import profiled
 from bars import Bar
 from gpu_jobs.job import OUTPUT, RUNS, Job, Reference
 from processes import Ended, last_words, run_for
+from sendable import sendable, text
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ("run.json", "config.yaml", "environment.json", "summary.json", "noise.json", "findings.json")
@@ -26,6 +27,7 @@ STEPS_BYTES = 200_000  # what is larger is left out; without its steps, a run of
 LOG_CHARACTERS = 20_000
 LAST_LINES = 30  # of a job without runs, shown below the table
 NOTE_CHARACTERS = 160
+NO_NAME = "..."
 
 
 @dataclass(frozen=True)
@@ -178,3 +180,17 @@ def keep(path: Path, kept: Path) -> Run:
         summary.get("warnings", []),
         profiled.examine(path),
     )
+
+
+def publish(kept: Path) -> None:
+    """Take what tells of a person or of a machine out of the kept files of a job, because everybody gets them."""
+    for path in (*kept.rglob("*.txt"), *kept.rglob("*.yaml")):
+        path.write_text(text(path.read_text()))
+    for path in kept.rglob("*.json"):
+        found = sendable(json.loads(path.read_text()))
+        if path.name == "run.json":
+            found["host"] = NO_NAME
+        if path.name == "environment.json":
+            found["host"]["name"] = NO_NAME
+            found["gpus"] = [gpu | {"uuid": None} for gpu in found["gpus"]]
+        path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")

@@ -14,6 +14,7 @@ jobs finish, so that a suite that is stopped keeps what it has:
 The group first-gpu says in eight minutes whether gpubench is right on a GPU, and is run only if it is named: each of
 its jobs holds what gpubench reports to what programs measure of themselves; see `first_gpu.py`. A job that fails or is
 stopped is a verdict, and so is one that this machine cannot do. summary.json can be sent: it names no user and no path.
+With --reference, nor do the files of the jobs.
 
 The jobs called planted-* have a fault that `gpubench profile --verify` must find: where it does not, the job has
 failed. So has one whose profile does not hold together; see `profiled.py`. Those called memory-* hold a prediction of
@@ -38,7 +39,7 @@ import bars
 from gpu_jobs import groups
 from gpu_jobs.card import ASSUMED, GIB, Card
 from gpu_jobs.job import COMPILED, VERIFY, Group, Job
-from gpu_results import ROOT, Result, attempt
+from gpu_results import ROOT, Result, attempt, publish
 from gpu_summary import DOCUMENT, Suite, recall, write
 from gpu_tables import summary
 from records import Machine
@@ -162,6 +163,8 @@ def run(options: argparse.Namespace, card: Card | None) -> int:
         if job.name in names and (options.again or not settled(job, done.get(job.name))):
             say(f"{job.name}: {job.shows}; about {job.seconds:.0f} s")
             done[job.name] = found = attempt(job, output, ends - time.monotonic())
+            if output.resolve().is_relative_to(REFERENCES):
+                publish(output / job.name)
             say(f"  {found.status} in {found.seconds:.0f} s {found.note}")
             interrupted = found.status == bars.INTERRUPTED
         suite.jobs = [done[one.name] for one in every if one.name in done]

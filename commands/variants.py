@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from gpubench import git
+from gpubench.commands.program_words import PYTHON
+from gpubench.commands.wrong_words import STARTED_WITH
 from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 
@@ -55,6 +57,7 @@ class Versus(NamedTuple):
             other = base.with_overrides(parse_assignments(type(base.settings), self.settings), VS)
             return complete_all([base, other], complete)
         if self.arguments:
+            _refuse_command(base.settings.program.words, self.arguments)
             more = {"program.command": f"{base.settings.program.command} {self.arguments}"}
             return complete_all([base, base.with_overrides(more, "--vs-args")], complete)
         if self.ref:
@@ -62,6 +65,26 @@ class Versus(NamedTuple):
             git.commit(base.settings.program.directory or Path(), self.ref)
             return complete_all([base.with_overrides({"program.ref": self.ref}, VS_REF), base], complete)
         return complete_all([base], complete)
+
+
+def _refuse_command(program: Sequence[str], arguments: str) -> None:
+    """Raises UsageError for arguments that begin with the command of the program that they would be added to."""
+    try:
+        words = shlex.split(arguments)
+    except ValueError:  # which the settings refuse
+        return
+    is_python = all(PYTHON.fullmatch(Path(one[0]).name) for one in (words, program))
+    is_script = words[0] in program and Path(words[0]).suffix in STARTED_WITH
+    if not (words[0] == program[0] or is_python or is_script):
+        return
+    begin = program.index(words[0]) if words[0] in program else 0
+    command = program[begin:]
+    added = words[len(command) :] if words[: len(command)] == [*command] else []
+    hint = f"--vs-args={shlex.quote(shlex.join(added))}" if added else "--vs-args '--lr 3' adds --lr 3"
+    raise UsageError(
+        f"--vs-args {arguments!r} begins with the program, to which these words would be added",
+        f"give only what is added: {hint}",
+    )
 
 
 def _refuse_outside(program: Any) -> None:

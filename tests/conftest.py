@@ -38,8 +38,8 @@ hypothesis.settings.load_profile("gpubench")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts the fork servers, once for all processes of pytest, unless there are some. With a GPU, or to measure
-    coverage, all processes are real.
+    """Starts the fork servers, once for all processes of pytest, unless there are some. With a GPU all processes are
+    real.
 
     What the tests run is not noted in the state of the user.
     """
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         state = tempfile.TemporaryDirectory(prefix="gpubench-state-", ignore_cleanup_errors=True)
         os.environ["XDG_STATE_HOME"] = state.name
         config.add_cleanup(state.cleanup)
-    real = "COVERAGE_PROCESS_START" in os.environ or SIMULATED or Path("/dev/nvidiactl").exists()
+    real = SIMULATED or Path("/dev/nvidiactl").exists()
     if real:
         os.environ.pop(forked.FOLDER, None)
     elif not hasattr(config, "workerinput"):
@@ -69,6 +69,7 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ with what the program shows")
+    parser.addoption("--without-longest", action="store_true", help="leave out the files with the longest runs")
 
 
 @pytest.fixture
@@ -97,7 +98,9 @@ def pytest_make_collect_report(
         return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--without-longest"):
+        items[:] = [item for item in items if item.path.stem not in LONGEST]
     for item in items:
         told = {mark.name for mark in item.iter_markers()} & {"simulated", "device"}
         if item.get_closest_marker("gpu") and len(told) != 1:

@@ -1,6 +1,6 @@
 """Prints the lines of the product that mention CUDA, NCCL, NVML or HIP and that no test has run, and their share.
 
-    make cuda-coverage      # runs the tests of both tiers under coverage, and then this
+    make cuda-coverage      # runs the tests of the simulated GPU and the quicker others under coverage, and then this
 
 It reads the data of the `coverage` package, those of the workers that the tests started included. Comments,
 docstrings and imports for type checkers do not count. A line without code of its own, as within a table, has been run

@@ -230,8 +230,7 @@ def _wanted(known: Mapping[str, T], patterns: Sequence[str]) -> list[T]:
     """Returns the metrics that match a pattern. Raises UsageError if a pattern matches none."""
     for pattern in patterns:
         if not any(_names(pattern, name) for name in known):
-            hint = gate.nearest(pattern, list(known))
-            raise UsageError(f"--metric {pattern!r} names no metric that every run has", hint)
+            raise gate.absent(f"--metric {pattern!r}", pattern, "that every run has", list(known))
     return [metric for name, metric in known.items() if any(_names(pattern, name) for pattern in patterns)]
 
 

@@ -19,7 +19,8 @@ from gpubench.compare.intervals import SIGNIFICANT, Ratio, holm, two_sided
 from gpubench.compare.result import GateResult, Verdict
 from gpubench.compare.verdicts import Judged
 from gpubench.errors import UsageError, alike, did_you_mean, one_of
-from gpubench.metrics import DEFINITIONS
+from gpubench.metrics import DEFINITIONS, LATENCIES
+from gpubench.runs.stats import least_values
 
 METRICS_SHOWN_BY = "gpubench runs --json shows the metrics of every run"
 EXAMPLE = 'such as --fail-on "step_time>2%"'
@@ -166,10 +167,8 @@ def _named(condition: Condition, candidate: str, judged: Sequence[Judged]) -> li
     named = [one for one in judged if condition.names(one.verdict.metric)]
     if not named:
         metrics = [one.verdict.metric for one in judged]
-        raise UsageError(
-            f"--fail-on {condition.text!r} names no metric that was compared for {candidate}",
-            nearest(condition.metric, metrics),
-        )
+        said = f"--fail-on {condition.text!r}"
+        raise absent(said, condition.metric, f"that was compared for {candidate}", metrics)
     directed = [one for one in named if one.verdict.better]
     if not directed:
         raise _undirected(condition, named[0].verdict.metric)
@@ -194,9 +193,18 @@ def _refuse_the_untestable(condition: Condition, candidate: str, verdict: Verdic
         )
 
 
-def nearest(wanted: str, names: Sequence[str]) -> str:
-    """Returns a hint for an unknown metric."""
-    return one_of(wanted, names, METRICS_SHOWN_BY, cutoff=0.5)
+def absent(said: str, wanted: str, which: str, names: Sequence[str]) -> UsageError:
+    """Returns the error for a metric that is not among `names`; `which` says of which metrics these are the names.
+
+    A name that is none is told from that of a metric that these runs do not have.
+    """
+    near = one_of(wanted, names, METRICS_SHOWN_BY, cutoff=0.5)
+    if wanted not in DEFINITIONS:
+        return UsageError(f"{said} names no metric {which}", near)
+    if share := LATENCIES.get(wanted):
+        least = f"{least_values(share)} steps or more in each repeat"
+        near = f"{wanted} is measured with --inference, and needs {least}: --steps {least_values(share)}"
+    return UsageError(f"{said}: {wanted} is a metric, but none {which}", near)
 
 
 def _try(condition: Condition, candidate: str, judged: Judged) -> _Trial:

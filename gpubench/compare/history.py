@@ -460,9 +460,7 @@ def _gate(
     for condition in conditions:
         named = [name for name in known if condition.names(name)]
         if not named:
-            raise UsageError(
-                f"--fail-on {condition.text!r} names no metric of these runs", gate.nearest(condition.metric, known)
-            )
+            raise gate.absent(f"--fail-on {condition.text!r}", condition.metric, "of these runs", known)
         found = [one for group in groups for name in named if (one := _series(group, name, margin)) and one.better]
         if not found:
             raise UsageError(

@@ -108,7 +108,11 @@ class LoaderProbe(Probe):
         self._drawn.index(iterator, found)
         return found
 
-    def _tell(self) -> None:
+    def _advance(self) -> None:
+        with self._unbroken():
+            self._draw_once_known()
+
+    def _draw_once_known(self) -> None:
         """Begins to draw once an update has shown which DataLoader trains."""
         samplers = [sampler for _, sampler in self._drawn.found]
         if not samplers and self._timeline.ended < PATIENCE:
@@ -466,7 +470,17 @@ class LoaderDrawing:
         phase = WORKER_START if starts else DATA_WAIT
         began = round(1e9 * host.unix(self._last))
         step = MeasuredStep(
-            self._probe._repeat, host.rank, self.steps, began, {phase: took}, took, size, None, None, skipped=False
+            self._probe._repeat,
+            host.rank,
+            self.steps,
+            began,
+            took,
+            {phase: took},
+            took,
+            size,
+            None,
+            None,
+            skipped=False,
         )
         self._unsent.append(step.json())
         if begins:
@@ -480,7 +494,7 @@ class LoaderDrawing:
         if self.steps == (self._planned.warmup if self._planned else self._warmup):
             self._first_memory = [memory(pid) for pid in self._workers]
             self._warm = Moment(now, self._samples, cpu_seconds(self._workers), process_time())
-        if host.due():
+        if host.due(now / 1e9):
             self._send_steps()
 
     def _send_steps(self) -> None:

@@ -310,7 +310,10 @@ class DrawnBatches:
         data_pass.seen = self._decisions
         self._doubted = None
         self._count(stretch, part)
-        self._look_inside(part, stretch.began)
+        if part.evaluates:
+            self._look_inside(part, stretch.began)
+        else:
+            self._inside = 0
         return True
 
     def _look_inside(self, part: LoopPart, began: int) -> None:

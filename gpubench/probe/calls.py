@@ -101,7 +101,7 @@ class CallProbe(Probe):
     # What stands in for the functions of torch; `call` is the original.
 
     def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if not self._watches() or self._calling.locked() or self._timeline.is_in(DATA_WAIT):
+        if not self._watches() or self._calling.locked() or DATA_WAIT in self._timeline.open:
             return call(iterator)
         self._forget_set_up()
         with self._timeline.phase(DATA_WAIT):
@@ -209,7 +209,7 @@ class CallProbe(Probe):
 
     def _draws_now(self) -> bool:
         """Tells whether the calling thread waits for a DataLoader, whose samples may pass through modules."""
-        return self._thread == threading.get_ident() and self._timeline.is_in(DATA_WAIT)
+        return self._thread == threading.get_ident() and DATA_WAIT in self._timeline.open
 
     def _search(self) -> None:
         """Looks for outermost modules in the next calls, unless it already does or has done so long enough."""

@@ -30,7 +30,7 @@ class Counted:
     def __init__(self) -> None:
         self.passes = 0
         """The backward passes."""
-        self._forwarded = 0
+        self.forwarded = 0
         """The samples that the model was given, in calls that compute gradients."""
         self.last = False
         """Whether the step that runs is the last one of the repeat, whose updates are always counted."""
@@ -50,11 +50,6 @@ class Counted:
         """The backward passes whose gradients were cleared, and those until the last update, or until then."""
         self.batches = 0
         """The batches that were drawn from DataLoaders in training."""
-
-    def forward(self, samples: int) -> int:
-        """Counts the samples of a forward pass, and returns them."""
-        self._forwarded += samples
-        return samples
 
     def give(self, tensor: Any, *, named: bool = False) -> None:
         """Counts the elements of the first tensor of a forward pass, and notes its shape where it is `named`."""
@@ -85,7 +80,7 @@ class Counted:
         if other._calls and not self._calls:
             self._before = self.parts
         self.passes += other.passes
-        self._forwarded += other._forwarded
+        self.forwarded += other.forwarded
         self._calls += other._calls
         self._given += other._given
         self._squares += other._squares
@@ -129,7 +124,7 @@ class Counted:
         counted = self.parts - self._before if self._calls else self.parts
         return {
             "backward_passes": self.passes,
-            "forwarded": self._forwarded,
+            "forwarded": self.forwarded,
             "updated_first": sum(found[0][0] for found in self._elements.values()),
             "updated_least": sum(elements for elements, _, _ in least),
             "updated_bytes": sum(held for _, held, _ in least),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter, defaultdict
+from operator import sub
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 import torch
@@ -117,7 +118,9 @@ class Timing:
 
     def result(self, device: torch.device) -> None:
         """Notes the device of a result. One on the CPU may be a copy of one on the device that is known."""
-        index = device.index if device.type == "cuda" else None
+        index: int | None = device.index
+        if index is not None and device.type != "cuda":  # a CPU has none: its type need not be put into words
+            index = None
         if not self._known:
             self._known, self._index = True, self._index if index is None else index
             self._choose()
@@ -224,21 +227,19 @@ class Timing:
         Returns the device on whose timeline they are, or ON_CPU. A mark of the CPU between those of a device begins or
         ends a phase that issues no work to the device.
         """
-        times: Any = marks
+        names, points = zip(*marks)
         if self.has_marks:
-            first = marks[0][1]
-            if isinstance(first, Mark) and self.is_on_device(*(point for _, point in marks)):
+            first = points[0]
+            if isinstance(first, Mark) and self.is_on_device(*points):
                 known = ask(TIME, _on_device, marks)
                 if known is not None:
                     for phase, seconds in known.items():
                         phases[phase] += round(seconds * 1e9)
                     return first.place[0]
                 self._lose()
-            times = [(name, ns_of(point)) for name, point in marks]
-        phase, began = times[0]
-        for name, ended in times:
-            phases[phase] += ended - began
-            phase, began = name, ended
+            points = tuple(map(ns_of, points))
+        for phase, ns in zip(names, map(sub, points[1:], points)):
+            phases[phase] += ns
         return ON_CPU
 
     def is_on_device(self, first: Point, *points: Point) -> bool:
@@ -391,8 +392,11 @@ def _peaks(index: int) -> tuple[int, int, int] | None:
     return found if found and found[1] else None
 
 
-IN_MEMORY = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
-"""The types of tensors whose values are read from their memory on the CPU."""
+IN_MEMORY = {
+    dtype: (kind.from_address, ctypes.sizeof(kind))
+    for dtype, kind in ((torch.float32, ctypes.c_float), (torch.float64, ctypes.c_double))
+}
+"""The types of tensors whose values are read from their memory on the CPU: the reader of each, and its bytes."""
 
 
 def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
@@ -401,11 +405,10 @@ def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
     A sharded parameter that is freed has an empty storage, and a DTensor, as any tensor that stands for others, none.
     Reading beyond a storage would end the program.
     """
-    kind = IN_MEMORY[tensor.dtype]
-    size = ctypes.sizeof(kind)
+    read, size = IN_MEMORY[tensor.dtype]
     storage = tensor.untyped_storage()
     address, begin = storage.data_ptr(), (int(tensor.storage_offset()) + place) * size
-    return float(kind.from_address(address + begin).value) if address and begin + size <= storage.nbytes() else None
+    return float(read(address + begin).value) if address and begin + size <= storage.nbytes() else None
 
 
 def _item(value: torch.Tensor) -> float | None:
@@ -421,7 +424,7 @@ def _item(value: torch.Tensor) -> float | None:
 
 def loss_of(tensor: torch.Tensor) -> Loss:
     """Returns what is known now of a scalar that a backward pass is called on."""
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return _number(_item(tensor))
     found = tensor.detach()
     return found, found._version

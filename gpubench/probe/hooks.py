@@ -411,7 +411,7 @@ class Probe:
         if not self._watches():
             return call(module, *args, **kwargs)
         timeline = self._timeline
-        inner = timeline.is_in(FORWARD) or timeline.is_in(BACKWARD)
+        inner = FORWARD in timeline.open or BACKWARD in timeline.open
         if self._module_call or self._following:
             self._look_at(module, args, kwargs, inner=inner)
         if inner:  # also where a backward pass computes activations again that a checkpoint has not kept
@@ -446,7 +446,7 @@ class Probe:
         """Calls an outermost module that is not trained, which is a part of the forward pass if it is a teacher."""
         if type(module) not in self._frozen_classes and not (module.training and torch.is_grad_enabled()):
             self._drawn.called(len(self._timeline.part.marks), trains=False)
-        searches, draws = self._module_call is not None, self._timeline.is_in(DATA_WAIT)
+        searches, draws = self._module_call is not None, DATA_WAIT in self._timeline.open
         if id(module) not in self._frozen or searches or draws or self._evaluates():
             return call(module, *args, **kwargs)
         with self._timeline.phase(FORWARD):
@@ -496,7 +496,8 @@ class Probe:
         if not part.first:
             part.first = identity
         if part.first == identity:  # others get the same samples, as an actor and its critic do
-            samples = self._counted.forward(self._size(module, given))
+            samples = self._size(module, given)
+            self._counted.forwarded += samples
             tensor = _first_tensor(*given)
             self._counted.give(tensor, named=looks)
             if looks:
@@ -509,7 +510,7 @@ class Probe:
 
     def _discount(self, module: torch.nn.Module, samples: int) -> None:
         """Takes back the samples of a call that has raised an error, which the program may catch."""
-        self._counted.forward(-samples)
+        self._counted.forwarded -= samples
         if not self._again:
             self._timeline.part.forwarded -= samples
             self._given.fail(module)
@@ -548,7 +549,7 @@ class Probe:
             self._drawn.leave(self._timeline.divide())
 
     def _backward(self, call: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._watches() or self._timeline.is_in(BACKWARD):
+        if not self._watches() or BACKWARD in self._timeline.open:
             return call(tensors, *args, **kwargs)
         if self._host is None:
             self._forget_set_up()
@@ -579,7 +580,7 @@ class Probe:
 
         That of a penalty or of an inner loop, which keeps the graph to be differentiated again, is none.
         """
-        if not self._watches() or self._timeline.is_in(BACKWARD) or self._timeline.is_in(FORWARD):
+        if not self._watches() or BACKWARD in self._timeline.open or FORWARD in self._timeline.open:
             return call(outputs, *args, **kwargs)
         self._forget_set_up()
         inputs, *more = args or (kwargs.pop("inputs", ()),)
@@ -606,7 +607,7 @@ class Probe:
 
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
-        known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
+        known = self._updates or self._made or self._following or FORWARD in self._timeline.open
         if not self._counted.by_hand or known or self._captured:
             return
         if self._own is None:
@@ -625,7 +626,7 @@ class Probe:
                 self._without_own = self._counted.passes + PASSES_WITHOUT_OPTIMIZER
 
     def _own_step(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._own is None or self._made or not self._watches() or self._timeline.is_in(OPTIMIZER):
+        if self._own is None or self._made or not self._watches() or OPTIMIZER in self._timeline.open:
             return call(optimizer, *args, **kwargs)
         with self._timeline.phase(OPTIMIZER):
             result = call(optimizer, *args, **kwargs)
@@ -640,7 +641,7 @@ class Probe:
         if self._host is None:
             self._forget_set_up()
         timeline = self._timeline
-        if timeline.is_in(OPTIMIZER) or timeline.is_in(ZERO_GRAD):
+        if OPTIMIZER in timeline.open or ZERO_GRAD in timeline.open:
             return call(optimizer, *args, **kwargs)
         self._counted.clear()
         frees = args[0] if args else kwargs.get("set_to_none", True)
@@ -683,7 +684,7 @@ class Probe:
             self._following.updating(optimizer)
         if self._updating and (left_open := self._updating.get(id(optimizer))) is not None:  # it has raised an error
             timeline.leave_all_but(left_open)
-        self._updating[id(optimizer)] = timeline.depth
+        self._updating[id(optimizer)] = len(timeline.open)
         self._read_values(optimizer)
         timeline.enter_after(OPTIMIZER)
         if len(args) > 1 and callable(args[1]):
@@ -743,7 +744,7 @@ class Probe:
         if not self._watches() or self._captured or self._following:
             return None
         timeline = self._timeline
-        depth = timeline.depth
+        depth = len(timeline.open)
         timeline.enter(GRAPH_CAPTURE)
         self._captured = Captured(timeline.replace(LoopPart([])), self._drawn, self._counted, depth)
         self._drawn, self._counted = DrawnBatches(), Counted()
@@ -768,7 +769,7 @@ class Probe:
     def _replay(self, captured: Captured, call: Callable[[], Any]) -> Any:
         """Replays a graph. Its updates are those of as many steps, each with an equal share of the time."""
         timeline = self._timeline
-        if not self._watches() or self._following or timeline.is_in(FORWARD) or timeline.is_in(BACKWARD):
+        if not self._watches() or self._following or FORWARD in timeline.open or BACKWARD in timeline.open:
             return call()
         self._forget_set_up()
         with timeline.phase(self._phase_of_replays):
@@ -908,8 +909,7 @@ class Probe:
             result, unscaled = self._scaled.pop(id(loss), (None, None))
             if result and result() is loss:
                 loss = unscaled
-        kind = type(loss)
-        if kind is not torch.Tensor and isinstance(loss, torch.Tensor) and _is_plain(kind):
+        if type(loss) is not torch.Tensor and isinstance(loss, torch.Tensor) and _is_plain(type(loss)):
             with torch._C.DisableTorchFunction():
                 loss = loss.as_subclass(torch.Tensor)
         if type(loss) is torch.Tensor and loss.numel() == 1:
@@ -935,7 +935,7 @@ class Probe:
         timeline = self._timeline
         if self._scaled:
             self._scaled.clear()
-        if timeline.depth:
+        if timeline.open:
             self._regions.cut(timeline)
         part = timeline.part
         part.graphs = compiled_graphs()
@@ -979,36 +979,41 @@ class Probe:
     def _advance(self) -> None:
         """Tells the host about the parts so far, and ends the program after the last one to measure."""
         try:  # as in `_unbroken`, whose context would take longer in every part
-            self._tell()
+            if self._host is None:
+                self._join()
+            if self._recording:
+                self._record(self._recording, self._timeline.complete)
+            if self._cached and self._host:
+                self._skip_kept(self._host)
+            self._end_if_complete()
+            now = monotonic()
+            if self._host:
+                self._tell(self._host, now)
+            if self._host and not self._recording and (self._seconds or self._late):
+                self._fit(self._host, now)
         except BaseException:
             self._break_off()
             raise
 
-    def _tell(self) -> None:
-        if self._host is None:
-            self._join()
-        if self._recording:
-            self._record(self._recording, self._timeline.complete)
-        if self._cached and self._host:
-            self._skip_kept(self._host)
-        self._end_if_complete()
-        if self._host:
-            now = monotonic()
-            if now - self._told_at > LONG_SECONDS:
-                self._measure_steps(AFTER_EACH)
-            self._told_at = now
-            if self._timeline.ended <= MOST_WARMUP or self._host.due():
-                self._send_steps()
-                if self._host.gone:
-                    self._end_without_host()
-        if self._seconds and self._host and not self._recording:
-            self._decide(self._host, self._seconds)
-            self._end_if_complete()
-        elif self._late and self._host and not self._recording and monotonic() > self._late[0]:
+    def _tell(self, host: Host, now: float) -> None:
+        """Measures long steps, and sends the measured ones from time to time."""
+        if now - self._told_at > LONG_SECONDS:
+            self._measure_steps(AFTER_EACH)
+        self._told_at = now
+        if self._timeline.ended <= MOST_WARMUP or host.due(now):
+            self._send_steps()
+            if host.gone:
+                self._end_without_host()
+
+    def _fit(self, host: Host, now: float) -> None:
+        """Finds the number of steps to measure, or reduces it where they take longer than the first ones."""
+        if self._seconds:
+            self._decide(host, self._seconds)
+        elif self._late and now > self._late[0]:
             length = shortened(self._late[1], self._timeline.complete)
             self._late = None
-            self._plan(self._host, length)
-            self._end_if_complete()
+            self._plan(host, length)
+        self._end_if_complete()
 
     def _end_if_complete(self) -> None:
         """Ends the program after the last step to measure."""
@@ -1321,6 +1326,7 @@ class Probe:
             self._host.rank,
             number,
             time,
+            sum(phases.values()),
             phases,
             last.ended - first.began,
             self._samples_of(parts),

@@ -110,9 +110,9 @@ class Host:
         """Adds a warning to the run's log."""
         self.put("log", time=time(), level=30, logger="gpubench.program", message=message)
 
-    def due(self) -> bool:
-        """Tells whether the last flush was more than FLUSH_SECONDS ago."""
-        return monotonic() - self._flushed_at > FLUSH_SECONDS
+    def due(self, now: float) -> bool:
+        """Tells whether the last flush was more than FLUSH_SECONDS ago. `now` is the time of the monotonic clock."""
+        return now - self._flushed_at > FLUSH_SECONDS
 
     def flush(self) -> None:
         """Sends the buffered events."""

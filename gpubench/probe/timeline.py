@@ -110,7 +110,8 @@ class Timeline:
         """`watch` is called with the name of each phase that begins or goes on."""
         self._watch = watch
         self.timing = Timing()
-        self._open: list[str] = []
+        self.open: list[str] = []
+        """The phases that are running, the outermost first."""
         self._contexts: dict[str, PhaseContext] = {}
         self._parts: deque[LoopPart] = deque()
         self.rhythm = Rhythm()
@@ -131,18 +132,13 @@ class Timeline:
         if self._part is None:
             mark = self.timing.mark()
             self.began = ns_of(mark)
-            self._part = LoopPart([(self.base, mark)])
-            self._part.evaluates = self.base == EVALUATION
+            self._part = self._new_part(mark)
         return self._part
 
     @property
     def current(self) -> str:
         """The phase that is running. It can be asked for in another thread, which may be told of the one before."""
-        return (self._open[-1:] or [self.base])[0]
-
-    def is_in(self, phase: str) -> bool:
-        """Tells whether a phase is running, also if it is not the innermost one."""
-        return phase in self._open
+        return (self.open[-1:] or [self.base])[0]
 
     def phase(self, name: str) -> PhaseContext:
         """Returns a context that measures what runs in it as a phase."""
@@ -155,7 +151,7 @@ class Timeline:
         timing = self.timing
         part = self._part or self.part  # the property alone would take longer, at every border of every step
         part.marks.append((phase, timing.now() if on_host else timing.mark()))
-        self._open.append(phase)
+        self.open.append(phase)
         if self._watch:
             self._watch(phase)
 
@@ -163,17 +159,17 @@ class Timeline:
         """Begins a phase as `enter` does, right after another one: see `Timing.mark_after`."""
         marks = (self._part or self.part).marks
         marks.append((phase, self.timing.mark_after(marks[-1][1] if marks else 0)))  # a capture begins without one
-        self._open.append(phase)
+        self.open.append(phase)
         if self._watch:
             self._watch(phase)
 
     def leave(self, *, on_host: bool = False) -> None:
         """Ends the phase that was entered last."""
-        running, timing = self._open, self.timing
+        running, timing = self.open, self.timing
         if running:
             running.pop()
-        while running and running[-1] == LEFT:
-            running.pop()
+            while running and running[-1] == LEFT:
+                running.pop()
         phase = running[-1] if running else self.base
         (self._part or self.part).marks.append((phase, timing.now() if on_host else timing.mark()))
         if self._watch:
@@ -184,26 +180,16 @@ class Timeline:
 
         If phases inside of it still run, it ends after them, and takes no time in between.
         """
-        if self._open[depth : depth + 1] != [phase]:
+        if self.open[depth : depth + 1] != [phase]:
             return
-        if len(self._open) == depth + 1:
+        if len(self.open) == depth + 1:
             self.leave()
         else:
-            self._open[depth] = LEFT
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        """The phases that are running, the outermost first."""
-        return tuple(self._open)
-
-    @property
-    def depth(self) -> int:
-        """The number of phases that are running, one inside of the other."""
-        return len(self._open)
+            self.open[depth] = LEFT
 
     def leave_all_but(self, depth: int) -> None:
         """Ends the innermost phases, so that at most `depth` are left."""
-        while len(self._open) > depth:
+        while len(self.open) > depth:
             self.leave()
 
     def rebase(self, base: str) -> None:
@@ -211,13 +197,13 @@ class Timeline:
         if base != self.base:
             self.base = base
             self.part.evaluates = self.part.evaluates or base == EVALUATION
-            if not self._open:
+            if not self.open:
                 self.part.marks.append((base, self.timing.mark()))
 
     def divide(self) -> int:
         """Sets a mark within the time outside of all phases. Returns the number of marks before it."""
         marks = self.part.marks
-        if not self._open:
+        if not self.open:
             marks.append((self.base, self.timing.mark()))
         return len(marks) - 1
 
@@ -239,11 +225,12 @@ class Timeline:
         self._parts.append(part)
         self.ended += 1
         self.rhythm.add(optimizer, alone=alone)
-        self._begin_part(mark, idle)
+        self._part = self._new_part(mark, idle)
 
-    def _begin_part(self, mark: Point, idle: bool | None = None) -> None:
-        self._part = LoopPart([(self._open[-1] if self._open else self.base, mark)], idle)
-        self._part.evaluates = self.base == EVALUATION
+    def _new_part(self, mark: Point, idle: bool | None = None) -> LoopPart:
+        part = LoopPart([(self.open[-1] if self.open else self.base, mark)], idle)
+        part.evaluates = self.base == EVALUATION
+        return part
 
     def restart(self) -> None:
         """Begins the current part again, now: the time since the last part belongs to none."""
@@ -252,7 +239,7 @@ class Timeline:
             self._dropped.append((self.part.marks[0][1], mark))
         else:
             self.began = ns_of(mark)
-        self._begin_part(mark)
+        self._part = self._new_part(mark)
 
     def replace(self, part: LoopPart) -> LoopPart:
         """Makes another part the current one, without a mark. Returns the one that was."""
@@ -273,7 +260,8 @@ class Timeline:
         if ended:
             self.rhythm.end()
         sizes = self.rhythm.steps
-        while sizes and self._passed(self._parts[place] for place in range(sizes[0])):
+        known = not self.timing.has_marks  # the CPU's clock has passed all of them
+        while sizes and (known or self._passed([self._parts[place] for place in range(sizes[0])])):
             yield [self._parts.popleft() for _ in range(sizes.popleft())]
 
     def pending(self) -> Iterator[list[LoopPart]]:
@@ -287,7 +275,7 @@ class Timeline:
             first += size
 
     def _passed(self, parts: Iterable[LoopPart]) -> bool:
-        return not self.timing.has_marks or self.timing.passed(mark for part in parts for _, mark in part.marks)
+        return self.timing.passed(mark for part in parts for _, mark in part.marks)
 
     def keep(self, steps: int) -> None:
         """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
@@ -433,7 +421,7 @@ class Regions:
         timeline = self._timeline()
         phase = self._phase(region, timeline) if timeline else None
         if timeline and phase:
-            self._open.setdefault(id(region), []).append((timeline, timeline.depth, phase))
+            self._open.setdefault(id(region), []).append((timeline, len(timeline.open), phase))
             timeline.enter(phase)
         elif id(region) in self._open:
             self._open[id(region)].append(None)
@@ -450,8 +438,6 @@ class Regions:
     @staticmethod
     def cut(timeline: Timeline) -> None:
         """Ends the regions that run at the end of a part: one around the whole loop is not a phase of its steps."""
-        if not timeline.depth:
-            return
         for depth, phase in reversed(list(enumerate(timeline.open))):
             if phase not in MEASURED:
                 timeline.leave_at(depth, phase)

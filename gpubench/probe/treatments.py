@@ -395,7 +395,9 @@ def keep_from_compilation() -> None:
             found += each.co_consts
         elif isinstance(each, (staticmethod, property)):
             found.append(each.fget if isinstance(each, property) else each.__func__)
-        elif isinstance(each, (FunctionType, type)) and each.__module__.startswith(package):
+        elif isinstance(each, (FunctionType, functools._lru_cache_wrapper, type)) and each.__module__.startswith(
+            package
+        ):
             found += vars(each).values() if isinstance(each, type) else [inspect.unwrap(each).__code__]
 
 

@@ -4,6 +4,7 @@ Each row has its name left and its figure right of the drawing; on a phone the s
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,6 +70,18 @@ def _rows(title: str, description: str, under: Sequence[Markup], rows: Sequence[
     return charts.drawing(title, description, _foot(len(rows)) + charts.FOOT, parts)
 
 
+def apart(names: Sequence[str]) -> list[str]:
+    """Returns the names of rows, shortened; those that are alike then are numbered in their order."""
+    short = [shorten(name, LONGEST) for name in names]
+    number: Counter[str] = Counter()
+    found = []
+    for name, one in zip(names, short, strict=True):
+        number[one] += 1
+        mark = f" #{number[one]}" if short.count(one) > 1 else ""
+        found.append(shorten(name, LONGEST - len(mark)) + mark)
+    return found
+
+
 def _middle(row: int) -> float:
     return TOP + PITCH * (row + 0.5) + 4  # slightly low, because on a phone the names are above the rows
 
@@ -123,7 +136,8 @@ def gains(title: str, items: "Sequence[tuple[str, Gain]]") -> Markup | None:
         "throughput against the baseline",
     )
     drawn = []
-    for place, (name, found) in enumerate(items):
+    names = apart([name for name, _ in items])
+    for place, (name, (_, found)) in enumerate(zip(names, items, strict=True)):
         y = _middle(place)
         style = "gain" if found.low > 1 else "loss" if found.high < 1 else "margin"
         value = str(found)
@@ -131,7 +145,7 @@ def gains(title: str, items: "Sequence[tuple[str, Gain]]") -> Markup | None:
             charts.bar(x(0), x(math.log(found.ratio)), y - THICKNESS / 2, THICKNESS, style, value),
             *_whisker(x, math.log(found.low), math.log(found.high), y),
         ]
-        drawn.append(Row(shorten(name, LONGEST), typeset(value), parts))
+        drawn.append(Row(name, typeset(value), parts))
     said = "; ".join(f"{row.name} {row.value}" for row in drawn)
     return _rows(title, said, [charts.line(50, TOP, 50, bottom, "unchanged")], drawn, axis)
 
@@ -285,7 +299,7 @@ def bars(title: str, unit: str, items: Sequence[tuple[str, float, str]]) -> Mark
             units.quantity(value, unit),
             [charts.bar(0, x(value), _middle(place) - THICKNESS / 2, THICKNESS, style)],
         )
-        for place, (name, value, style) in enumerate(items)
+        for place, (name, (_, value, style)) in enumerate(zip(apart([name for name, *_ in items]), items, strict=True))
     ]
     axis = Axis(x, unit, count=4)
     drawn = charts.bottom_axis(axis.ticks, _foot(len(rows)), TOP, axis.label)

@@ -49,7 +49,7 @@ from gpubench.report.profile_tables import (
     tables,
 )
 from gpubench.runs.directory import SCHEMA_VERSION
-from gpubench.text import shorten, words
+from gpubench.text import words
 from gpubench.trace.profile import (
     ON_HOST,
     SHORT_KERNEL,
@@ -522,7 +522,7 @@ def _where_time_went(profile: Profile, unit: str, arranged: Arrangement, *, own:
 
 def _largest(items: Sequence[tuple[str, float]]) -> Markup | None:
     """Draws a bar for each name; None if there are fewer than two of them."""
-    named = [(shorten(name, bar_charts.LONGEST), seconds, "fill solid a") for name, seconds in items if seconds]
+    named = [(name, seconds, "fill solid a") for name, seconds in items if seconds]
     return bar_charts.bars("where the time went", "s", named) if len(named) > 1 else None
 
 

@@ -118,7 +118,7 @@ class Trainer(Loop):
         """Counts what the model is given."""
         first = next(tensors(batch), None)
         if first is not None:
-            self.counted.forward(len(first) if first.dim() else 1)
+            self.counted.forwarded += len(first) if first.dim() else 1
             self.counted.give(first)
             self.counted.batches += 1
 

@@ -18,6 +18,7 @@ from places import BENCHMARKS
 from running import PATIENCE, environment
 
 from gpubench.devices import Gpu
+from gpubench.runs.reader import Run
 
 STEP, PEAK = 0.01, 10**9
 
@@ -381,6 +382,28 @@ def test_what_is_sent_names_no_user_no_host_no_path_and_no_serial_number(
         "gpu": "GPU of 3 samples/s, https://a.b/c/d and 1/2",
         "seconds": 1.5,
     }
+
+
+def test_the_files_of_a_reference_name_no_host_no_path_and_no_serial_number(
+    load: Callable[[str], Any], finished_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = load("gpu_results")
+    monkeypatch.setattr(load("sendable"), "private_names", lambda: ("lab-7",))
+    results.keep(finished_run, tmp_path)
+    kept = tmp_path / finished_run.name
+    record, environment = (json.loads((kept / name).read_text()) for name in ("run.json", "environment.json"))
+    uuid = "GPU-face0000-0000-0000-0000-000000000001"
+    environment["gpus"] = [{"name": "NVIDIA H100", "uuid": uuid}]
+    (kept / "environment.json").write_text(json.dumps(environment))
+    (tmp_path / "log.txt").write_text(f"{finished_run}/run.json on lab-7: {uuid}")
+    assert Path(record["argv"][0]).is_absolute()
+    results.publish(tmp_path)
+    text = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert not [word for word in (uuid, str(finished_run.parent), record["argv"][0], "lab-7") if word in text]
+    published = json.loads((kept / "run.json").read_text())
+    assert (published["host"], published["started"]) == ("...", record["started"])
+    assert json.loads((kept / "environment.json").read_text())["host"]["name"] == "..."
+    assert Run.open(kept).record.host == "..."
 
 
 def test_the_names_that_are_taken_out_are_those_of_this_user_and_host(

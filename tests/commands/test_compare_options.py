@@ -240,7 +240,10 @@ def test_markdown_can_be_appended_to_a_pull_request(command_line: CommandLine, l
     ("arguments", "error", "hint"),
     [
         (["--metric", "mss"], "mss", "did you mean 'ms'?"),
-        (["--fail-on", "step_time>2%"], "names no metric that was compared for slower", "it is one of ms"),
+        (["--fail-on", "step_tim>2%"], "names no metric that was compared for slower", "it is one of ms"),
+        (["--fail-on", "step_time>2%"], "is a metric, but none that was compared for slower", "it is one of ms"),
+        (["--metric", "step_time"], "is a metric, but none that every run has", "it is one of ms"),
+        (["--fail-on", "latency_p99>2%"], "is a metric, but none that was compared", "needs 299 steps or more"),
     ],
 )
 def test_a_metric_that_is_not_there_is_refused_with_the_nearest(

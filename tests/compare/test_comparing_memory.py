@@ -233,7 +233,7 @@ def test_the_gate_fails_on_more_memory_and_passes_on_less(tmp_path: Path) -> Non
     for order, outcome in ((paths, "passed"), (tuple(reversed(paths)), "regressed")):
         (result,) = compare([side(path) for path in order], conditions=condition).gate
         assert (result.outcome, result.reason) == (outcome, None)
-    with pytest.raises(UsageError, match="names no metric"):
+    with pytest.raises(UsageError, match="step_time is a metric, but none that was compared"):
         compare([side(path) for path in paths], conditions=[parse_condition("step_time>2%")])
 
 

@@ -13,6 +13,7 @@ from reports import harmless
 
 from gpubench import events
 from gpubench.compare.evidence import open_run
+from gpubench.probe.measured import MeasuredStep
 from gpubench.probe.timeline import LONGEST_NAME, Regions, Timeline
 from gpubench.report import run as report
 from gpubench.runs.reader import Run
@@ -39,6 +40,13 @@ def test_what_a_rank_may_send_is_written_and_read_as_it_is(tmp_path: Path, name:
     assert run.steps.phases[name].tolist() == [0.003] * 60
     assert run.steps.phases["forward"].tolist() == [0.006] * 60
     assert run.problems == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_probe_sends_the_times_of_phases_of_any_name(name: str) -> None:
+    phases = {name: 3_000_000, "other": 1}
+    found = json.loads(MeasuredStep(0, 0, 0, 0, 3_000_001, phases, 0, 1, None, None, False).json())
+    assert (found["phases"], found["total"]) == ({name: 0.003, "other": 1e-9}, 3_000_001e-9)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\0", "\t", "x" * 101, "x" * 10_000])

@@ -163,6 +163,16 @@ def test_no_curves_are_no_drawing() -> None:
     assert bar_charts.stack("phases", []) is None
 
 
+def test_rows_whose_names_are_alike_once_shortened_are_numbered() -> None:
+    long = [f"cutlass_gemm_{kind}_with_a_long_name_of_its_own" for kind in "ab"]
+    items = [(name, 2.0, "a") for name in ("aten::mm", *long, "aten::relu", "aten::mm")]
+    root = parsed(bar_charts.bars("operators", "s", items))
+    names = [element.text or "" for element in root.iter("text") if element.get("class") == "row-name"]
+    assert len(set(names)) == len(names) == len(items)
+    assert [names[0], names[3], names[4]] == ["aten::mm #1", "aten::relu", "aten::mm #2"]
+    assert max(map(len, names)) <= bar_charts.LONGEST
+
+
 def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
     x, y = np.arange(10.0), np.ones(10)
     root = parsed(charts.over(PLANE, [Curve(x, y, "a", "A"), Curve(x, y, "b", "B")]))

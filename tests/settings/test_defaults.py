@@ -368,6 +368,15 @@ def test_fused_sgd_of_sharded_parameters_is_refused_and_auto_takes_foreach_on_a_
     assert optimizer_impl(settings(training__optimizer="sgd"), on_gpu=True) == "fused"
 
 
+def test_cuda_graphs_are_refused_with_the_accumulation_of_gradients_and_other_modes_are_not() -> None:
+    wanted = {"performance__compile": True, "training__grad_accumulation": 2}
+    for mode in ("reduce-overhead", "max-autotune"):
+        with pytest.raises(SettingsError, match="CUDA graphs do not work with") as refused:
+            refuse_combinations(settings(**wanted, performance__compile_mode=mode))
+        assert "max-autotune-no-cudagraphs" in (refused.value.hint or "")
+    refuse_combinations(settings(**wanted, performance__compile_mode="max-autotune-no-cudagraphs"))
+
+
 @pytest.mark.parametrize(
     ("release", "given", "set_variable"),
     [

@@ -86,6 +86,16 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_build() -> None:
         pick_device(Device.cuda, Ranks(0, 0, 1, 1))
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused_unless_ranks_may_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with pytest.raises(DeviceError, match="rank 3 needs GPU 3, but torch finds only 2") as refused:
+        pick_device(Device.cuda, Ranks(3, 3, 4, 4))
+    assert "start fewer ranks" in (refused.value.hint or "")
+    assert pick_device(Device.cuda, Ranks(3, 3, 4, 4), may_share=True) == torch.device("cuda", 1)
+
+
 def backends(monkeypatch: pytest.MonkeyPatch, wanted: str | None, uuids: Sequence[str | None]) -> list[str]:
     """What each rank chooses, or the error that it raises, if the ranks use the GPUs with these uuids."""
     monkeypatch.setattr(distributed, "_uuid", lambda device: uuids[device.index])

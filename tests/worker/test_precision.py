@@ -1,5 +1,7 @@
 import functools
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,3 +246,17 @@ def test_float32_products_and_convolutions_follow_the_precision_unless_told(
     set_float32_matmul(precision, requested)
     assert torch.get_float32_matmul_precision() == products
     assert torch.backends.cudnn.allow_tf32 is convolutions
+
+
+@pytest.mark.parametrize(("architecture", "refused"), [("gfx90a", True), ("gfx942", False)])
+def test_of_amds_gpus_only_those_with_tf32_compute_in_it(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, refused: bool
+) -> None:
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    device = torch.device("cuda", 0)
+    refuse(Precision.bf16, device)
+    with pytest.raises(DeviceError, match="has no TF32") if refused else nullcontext():
+        refuse(Precision.tf32, device)
