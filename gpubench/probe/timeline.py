@@ -352,7 +352,12 @@ class Timeline:
         return place
 
     def end(self) -> float:
-        """Waits for the device, and returns the time from the first part to the end of the last one in seconds."""
+        """Waits for the device, and returns the time from the first step to the end of the last one in seconds.
+
+        The updates of a turn that is not complete are forgotten, as they are no step.
+        """
+        self.rhythm.end()
+        self.keep(self.complete)
         timing = self.timing
         now, last = timing.mark(), self.part.marks[0][1]
         timing.wait([*(mark for part in (*self._parts, self.part) for _, mark in part.marks), now])

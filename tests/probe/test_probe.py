@@ -293,6 +293,25 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     assert 29 <= work["counted_steps"] <= 30  # a step has three updates
 
 
+def test_a_turn_that_the_end_of_the_program_cuts_short_is_in_neither_the_steps_nor_the_wall_time(
+    tmp_path: Path,
+) -> None:
+    def run() -> None:
+        critic, generator = nn.Linear(3, 3), nn.Linear(3, 1)
+        one, other = torch.optim.SGD(critic.parameters()), torch.optim.SGD(generator.parameters())
+        for number in range(20):
+            for optimizer in (one, one, other) if number < 19 else (one,):
+                generator(critic(torch.randn(4, 3))).mean().backward()
+                optimizer.step()
+        time.sleep(0.05)
+        generator(critic(torch.randn(4, 3))).mean().backward()
+        one.step()
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 19
+    assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
+
+
 @pytest.mark.parametrize(
     ("order", "length"), [("", 1), ("aaaa", 1), ("abab", 2), ("aaabaaab", 4), ("abcabcab", 3), ("abba", 1), ("aab", 1)]
 )
