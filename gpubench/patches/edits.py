@@ -12,7 +12,7 @@ import libcst as cst
 from gpubench import foreign_files
 from gpubench.patches import calls, diff, models, set_up
 from gpubench.patches.calls import Arguments, Changed
-from gpubench.patches.source import NotEdited, SourceFile
+from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
 
 LOADER = (
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
@@ -77,6 +77,10 @@ NO_EDIT: Mapping[str, str] = {
 COMPILE, COMPILE_MODE = "performance.compile", "performance.compile_mode"
 
 
+Change = Callable[[SourceFile, int], Changed]
+"""Changes a source at a line."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A program of the user, and what a run of it has shown about its source."""
@@ -116,12 +120,16 @@ class Patch:
 def edited(settings: Mapping[str, Any], program: Program) -> Patch:
     """The patch that makes a program run with these settings, which are by dot-key."""
     patch = Patch()
+    without_workers = False
     for key in sorted(settings, key=OF_WORKERS.__contains__):
         value = settings[key]
         try:
+            if key in OF_WORKERS and without_workers:  # a DataLoader without workers refuses it
+                raise NotEdited(f"it needs workers: set it to {value} with them")
             _edit(patch, key, value, settings, program)
         except NotEdited as reason:
             patch.left[key] = str(reason)
+            without_workers = without_workers or (key == "data.workers" and not isinstance(reason, AlreadySo))
     return patch
 
 
@@ -129,28 +137,38 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
     """Adds the edits of a setting to a patch: all of them, or none. Raises NotEdited without one."""
     if key in NO_EDIT:
         raise NotEdited(NO_EDIT[key].format(value))
-    if key in OF_WORKERS and "data.workers" in patch.left:  # a DataLoader without workers refuses it
-        raise NotEdited(f"it needs workers: set it to {value} with them")
     before = dict(patch.files), list(patch.edits)
+    unchanged: list[AlreadySo] = []
     try:
         for place, change in _changes(key, value, settings, program):
-            name, line = file_and_line(place, program)
-            content = patch.files[name].after if name in patch.files else read(program.directory, name)
-            original = patch.files[name].before if name in patch.files else content
-            found = change(SourceFile(name, content), diff.moved(line, original, content))
-            patch.files[name] = diff.Versions(original, found.content)
-            patch.edits.append(Edit(key, name, diff.moved(found.line, content, original)))
+            try:
+                _change(patch, key, place, change, program)
+            except AlreadySo as reason:  # where it is one of several optimizers, the others may not be
+                unchanged.append(reason)
+        if unchanged and len(patch.edits) == len(before[1]):
+            raise unchanged[0]
     except NotEdited:
         patch.files, patch.edits = before
         raise
 
 
-Change = Callable[[SourceFile, int], Changed]
-"""Changes a source at a line."""
+def _change(patch: Patch, key: str, place: str, change: Change, program: Program) -> None:
+    """Adds the edit of one place. Raises AlreadySo if it changes nothing."""
+    name, line = file_and_line(place, program)
+    content = patch.files[name].after if name in patch.files else read(program.directory, name)
+    original = patch.files[name].before if name in patch.files else content
+    found = change(SourceFile(name, content), diff.moved(line, original, content))
+    if found.content == content:
+        raise AlreadySo(f"{name}:{found.line} does that already")
+    patch.files[name] = diff.Versions(original, found.content)
+    patch.edits.append(Edit(key, name, diff.moved(found.line, content, original)))
 
 
 def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Sequence[tuple[str, Change]]:
-    """The changes that a setting takes, each with its place as "file:line". Raises NotEdited without one."""
+    """The changes that a setting takes, each with its place as "file:line".
+
+    Raises NotEdited where none is certain. There are none for what the edit of another setting has.
+    """
     places, words = program.places, program.words
     if found := _of_framework(key, value, program):
         return [found]
@@ -171,6 +189,8 @@ def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program
         return [(_start(program), lambda source, _: set_up.called(source, "set_float32_matmul_precision", code))]
     if key == "performance.cudnn_benchmark":
         return [(_start(program), lambda source, _: set_up.assigned(source, "backends.cudnn.benchmark", repr(value)))]
+    if key == COMPILE_MODE and settings.get(COMPILE):
+        return []  # the edit of that has the mode too
     return [(_place(places, "model", key), _of_model(key, value, settings, program))]
 
 
@@ -181,8 +201,6 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
         mode = settings.get(COMPILE_MODE)
         given = f'mode="{mode}"' if mode else ""
         return lambda source, line: models.after_made(source, line, f"{{}}.compile({given})")
-    if key == COMPILE_MODE and settings.get(COMPILE):
-        raise NotEdited("it is part of the edit of performance.compile")
     if key == "performance.channels_last":
         if "ddp" in program.places:
             raise NotEdited(f"before {program.places['ddp']}, move the model to {CHANNELS_LAST[value]}")

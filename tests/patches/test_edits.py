@@ -28,7 +28,9 @@ def patch_of(folder: Path, case: Case) -> Patch:
     if case.loader == "last":
         known["loader"] = f"train.py:{line_of(case.source, 'last')}"
     optimizers = {
-        f"torch.optim.{name}": [f"train.py:{line_of(case.source, f'optim.{name}(')}"]
+        f"torch.optim.{name}": [
+            f"train.py:{number}" for number, line in enumerate(case.source.splitlines(), 1) if f"optim.{name}(" in line
+        ]
         for name in ("SGD", "AdamW")
         if f"optim.{name}(" in case.source
     }

@@ -482,7 +482,27 @@ CASES = [
         PLAIN,
         {**COMPILE, "performance.compile_mode": "reduce-overhead"},
         '+model.compile(mode="reduce-overhead")\n',
-        left="it is part of the edit",
+    ),
+    Case(
+        "an attribute of torch that has the value already",
+        replaced(MODEL, f"torch.backends.cudnn.benchmark = True\n{MODEL}"),
+        {"performance.cudnn_benchmark": True},
+        left="train.py:8 does that already",
+    ),
+    Case(
+        "two optimizers of which one is so already",
+        replaced(SGD, f"other = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)\n{SGD}"),
+        {"training.optimizer_impl": "fused"},
+        "-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)\n",
+    ),
+    Case(
+        "workers that stay, where there are some already",
+        replaced(LOADER, LOADER.replace("4)", "4, num_workers=2)")),
+        {"data.workers": 2, "data.persistent_workers": True},
+        "-loader = DataLoader(data, batch_size=4, num_workers=2)\n"
+        "+loader = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)\n",
+        left="train.py:9 has num_workers=2 already",
     ),
     Case("a model that a function is given", FUNCTIONS, COMPILE, "+    first.compile()\n", model="net(x)"),
     Case("a model of an object", CLASS, COMPILE, "+        self.model.compile()\n", model="self.model(x)"),
