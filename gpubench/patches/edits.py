@@ -173,7 +173,9 @@ def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program
     if found := _of_framework(key, value, program):
         return [found]
     if key in OF_LOADERS:
-        return [(_place(places, "loader", key), _calling(("DataLoader",), {OF_LOADERS[key]: repr(value)}, words))]
+        change = _calling(("DataLoader",), {OF_LOADERS[key]: repr(value)}, words)
+        others = [place for kind, place in places.items() if kind.startswith("loader ")]
+        return [(place, change) for place in (_place(places, "loader", key), *others)]
     if key in OF_DDP:
         given = {OF_DDP[key]: repr(int(value) if value == int(value) and value is not True else value)}
         return [(_place(places, "ddp", key), _calling(("DistributedDataParallel",), given, words))]
@@ -191,25 +193,40 @@ def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program
         return [(_start(program), lambda source, _: set_up.assigned(source, "backends.cudnn.benchmark", repr(value)))]
     if key == COMPILE_MODE and settings.get(COMPILE):
         return []  # the edit of that has the mode too
-    return [(_place(places, "model", key), _of_model(key, value, settings, program))]
-
-
-def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Change:
-    """The change of a model by a setting. Raises NotEdited for one that has no certain edit."""
-    place = program.places["model"]
+    place = _place(places, "model", key)
     if key == COMPILE and value:
         mode = settings.get(COMPILE_MODE)
         given = f'mode="{mode}"' if mode else ""
-        return lambda source, line: models.after_made(source, line, f"{{}}.compile({given})")
+        return _of_models(f"{{}}.compile({given})", program)
     if key == "performance.channels_last":
-        if "ddp" in program.places:
-            raise NotEdited(f"before {program.places['ddp']}, move the model to {CHANNELS_LAST[value]}")
-        code = f"{{}}.to(memory_format={CHANNELS_LAST[value]})"
-        return lambda source, line: models.after_made(source, line, code)
+        if "ddp" in places:
+            raise NotEdited(f"before {places['ddp']}, move the model to {CHANNELS_LAST[value]}")
+        return _of_models(f"{{}}.to(memory_format={CHANNELS_LAST[value]})", program)
     if key == "precision" and value == "bf16" and program.device:
         context = f'torch.autocast("{program.device}", torch.bfloat16)'
-        return lambda source, line: models.within_context(source, line, context)
+        alone = len(_called(program)) < 2
+        return [(place, lambda source, line: models.within_context(source, line, context, alone=alone))]
     raise NotEdited(f"there is no edit for {key}={value} at {place}")
+
+
+def _of_models(code: str, program: Program) -> Sequence[tuple[str, Change]]:
+    """The statement after the making of each model, which has the model's name as {}."""
+    called = _called(program)
+    if len(called) < 2:
+        return [(program.places["model"], lambda source, line: models.after_made(source, line, code))]
+    for name, place in called.items():
+        if name.isdigit():
+            wanted = f"after each of its models is made, write {code.format('model')}"
+            raise NotEdited(f"{place} calls one of several models by no name: {wanted}")
+    return [
+        (place, lambda source, line, name=name: models.after_made(source, line, code, name))  # type: ignore[misc]
+        for name, place in called.items()
+    ]
+
+
+def _called(program: Program) -> Mapping[str, str]:
+    """The models that the program calls, by their names, each with the first line that does; see `SourcePlaces.model`."""
+    return {key.removeprefix("model "): place for key, place in program.places.items() if key.startswith("model ")}
 
 
 def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] | None:

@@ -16,12 +16,12 @@ BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.Name
 """What gives a name its value, besides an import, a definition and a parameter."""
 
 
-def after_made(source: SourceFile, line: int, code: str) -> Changed:
+def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Changed:
     """Adds a statement after the one that makes the model which `line` calls. `code` has its name as {}.
 
-    Raises NotEdited where that statement is not certain.
+    Of several models, `name` is that of the one in the line. Raises NotEdited where the statement is not certain.
     """
-    call = model_call(source, line)
+    call = model_call(source, line, name)
     name = source.text(call.func)
     scope: cst.CSTNode = source.scope(call)
     wanted = f"{source.name}:{line} calls {name}: after it is made, write {code.format(name)}"
@@ -55,10 +55,10 @@ def after_made(source: SourceFile, line: int, code: str) -> Changed:
     return Changed(source.with_after(last, block, code.format(name)), source.end(last)[0])
 
 
-def within_context(source: SourceFile, line: int, context: str) -> Changed:
+def within_context(source: SourceFile, line: int, context: str, *, alone: bool = True) -> Changed:
     """Puts a context around the call of the model and what follows it up to the backward pass.
 
-    Raises NotEdited where these statements are not certain.
+    `alone` means that the program has no other model. Raises NotEdited where these statements are not certain.
     """
     call = model_call(source, line)
     wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
@@ -67,7 +67,7 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
             f"{source.name} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
         )
     passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
-    if len({source.scope(one) for one in passes}) < len(passes):  # such as of two networks
+    if len(passes) > 1 and not (alone and len({source.scope(one) for one in passes}) == len(passes)):
         raise NotEdited(f"{wanted}, and around the other forward passes")
     deferred = (cst.Lambda, cst.BaseComp)
     statement = source.statement(call)
@@ -92,12 +92,16 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
     return Changed(source.with_changed(block, block.with_changes(body=statements)), source.line(statement))
 
 
-def model_call(source: SourceFile, line: int) -> cst.Call:
-    """The call of a variable at a line, of several the one that is evaluated first. Raises NotEdited without one."""
+def model_call(source: SourceFile, line: int, name: str = "") -> cst.Call:
+    """The call of a variable at a line, of several the one that is evaluated first, or that of the `name`.
+
+    Raises NotEdited without one.
+    """
     functions = {node.name.value for node in source.all_of(cst.FunctionDef)}
     functions |= {node.name.value for node in source.all_of(cst.ClassDef)}
     known = functions | source.imported.keys() | vars(builtins).keys()
     calls = [one for one in source.calls_at(line) if _is_variable(one.func) and source.text(one.func) not in known]
+    calls = [one for one in calls if source.text(one.func) == name] if name else calls
     if not calls:
         raise NotEdited(f"{source.name}:{line} does not show by which name it calls the model")
     return min(calls, key=source.end)

@@ -1117,9 +1117,9 @@ class Probe:
         if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
             if self._following and id(module) not in self._roots:  # a timed program gets it later
                 self._treatments.apply_to([module], updated=False)
+            if id(module) not in self._roots or "model" not in self._found:
+                self._places.model(module, self._found)
             self._add_root(module)
-            if "model" not in self._found and (place := self._places.here()):
-                self._found["model"] = place
 
     def _is_updated(self, module: torch.nn.Module) -> bool:
         """Tells whether an optimizer has a parameter of a module, which a teacher in evaluation mode lacks."""
@@ -1204,9 +1204,15 @@ class Probe:
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
                     "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
-                places=self._found,
+                places={**self._found, **self._other_loaders()},
                 optimizers=of_optimizers(self._made),
             )
+
+    def _other_loaders(self) -> dict[str, str]:
+        """Returns where the program makes the DataLoaders that train besides the first one, as "loader 2" and so on."""
+        first, known = self._found.get("loader"), self._places.remembered
+        places = dict.fromkeys(known.get(sampler, first) for _, sampler in self._drawn.found)
+        return {f"loader {n}": each for n, each in enumerate((each for each in places if each != first), 2) if each}
 
     def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
         """Measures the next steps that the device has finished, at most so many; `ended` after the last one."""

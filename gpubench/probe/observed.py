@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -158,6 +160,8 @@ _UNNAMED = frozenset({"torch", __name__.partition(".")[0]})
 
 MOST_PLACES = 1024
 """The largest number of places that are remembered."""
+MOST_MODELS = 16
+"""The largest number of places that fixes belong in."""
 
 
 class SourcePlaces:
@@ -202,6 +206,34 @@ class SourcePlaces:
                     package = module
             frame = frame.f_back
         return None
+
+    def model(self, module: torch.nn.Module, found: dict[str, str]) -> None:
+        """Notes the line that calls an outermost module: as "model" the first one, and each as "model NAME".
+
+        NAME is the variable that has the module there, and a number where none has.
+        """
+        if (place := self.here()) is None:
+            return
+        found.setdefault("model", place)
+        key = f"model {self._variable(module) or len(found)}"
+        if found.get(key, place) != place or len(found) >= MOST_MODELS:
+            key = f"model {min(len(found), MOST_MODELS)}"
+        found.setdefault(key, place)
+
+    def _variable(self, module: torch.nn.Module) -> str:
+        """Returns the name of the module in the innermost function of the program, such as "net" or "self.net"."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame and not self.is_own(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        names = [name for variables in (frame.f_locals, frame.f_globals) for name in variables if variables[name] is module]
+        owner = frame.f_locals.get("self")
+        for kept in (getattr(owner, "__dict__", {}), getattr(owner, "__dict__", {}).get("_modules", {})):
+            names += [f"self.{name}" for name, value in kept.items() if value is module]
+        line = linecache.getline(self.absolute(frame.f_code.co_filename), frame.f_lineno)
+        called = [name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}\(", line)]
+        return next(iter(called or names), "")
 
     def is_own(self, name: str) -> bool:
         """Tells whether a file of source, by its name in a code object, is the program's own."""

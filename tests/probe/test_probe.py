@@ -293,6 +293,45 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     assert 29 <= work["counted_steps"] <= 30  # a step has three updates
 
 
+def test_each_model_has_its_name_where_the_program_calls_it(tmp_path: Path) -> None:
+    def run() -> None:
+        body, heads = nn.Linear(3, 3), [nn.Linear(3, 3)]
+
+        class Trainer:
+            def __init__(self) -> None:
+                self.tail = nn.Linear(3, 1)
+
+            def loss(self, batch: Tensor) -> Tensor:
+                return self.tail(heads[0](body(batch))).mean()  # type: ignore[no-any-return]
+
+        trainer = Trainer()
+        optimizer = torch.optim.SGD([*body.parameters(), *heads[0].parameters(), *trainer.tail.parameters()])
+        for (batch,) in batches(6):
+            trainer.loss(batch).backward()
+            optimizer.step()
+
+    places = probed(tmp_path, run).events["modelbuilt"]["places"]
+    assert len({places[each] for each in ("model", "model body", "model self.tail")}) == 1
+    others = places.keys() - {"loader", "model", "model body", "model self.tail"}
+    assert len(others) == 1
+    assert others.pop().removeprefix("model ").isdigit()
+
+
+def test_each_loader_that_trains_has_the_line_that_makes_it(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        first = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=2)
+        other = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=2)
+        for (one,), (two,) in zip(first, other, strict=True):
+            (model(one).mean() - model(two).mean()).backward()
+            optimizer.step()
+
+    places = probed(tmp_path, run).events["modelbuilt"]["places"]
+    file, _, line = places["loader"].rpartition(":")
+    assert places["loader 2"] == f"{file}:{int(line) + 1}"
+
+
 def test_a_turn_that_the_end_of_the_program_cuts_short_is_in_neither_the_steps_nor_the_wall_time(
     tmp_path: Path,
 ) -> None:

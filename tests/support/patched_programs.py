@@ -26,6 +26,8 @@ STEP = """    optimizer.zero_grad()
 LOOP = ("for x, y in loader:\n    loss = nn.functional.cross_entropy(model(x), y)\n") + STEP
 PLAIN = HEAD + MODEL + LOADER + SGD + LOOP
 ADAM = PLAIN.replace("SGD", "AdamW")
+TWO = PLAIN.replace(MODEL, MODEL + "other = nn.Linear(3, 3)\n").replace("(model(x), y)", "(other(model(x)), y)")
+NAMED = {"model model": "model(x)", "model other": "other("}
 FUNCTIONS = (
     HEAD
     + (
@@ -503,6 +505,33 @@ CASES = [
         "-loader = DataLoader(data, batch_size=4, num_workers=2)\n"
         "+loader = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)\n",
         left="train.py:9 has num_workers=2 already",
+    ),
+    Case(
+        "two loaders that train",
+        replaced(LOADER, f"{LOADER}more = DataLoader(data, 2)\n").replace("in loader", "in [*loader, *more][:2]"),
+        WORKERS,
+        "-loader = DataLoader(data, batch_size=4)\n"
+        "-more = DataLoader(data, 2)\n"
+        "+loader = DataLoader(data, batch_size=4, num_workers=1)\n"
+        "+more = DataLoader(data, 2, num_workers=1)\n",
+        more={"loader 2": "more ="},
+    ),
+    Case("two models", TWO, COMPILE, "+model.compile()\n+other.compile()\n", more=NAMED),
+    Case(
+        "two models of which one has no name",
+        TWO,
+        {"performance.channels_last": True},
+        left="train.py:13 calls one of several models by no name: after each of its models is made, write "
+        "model.to(memory_format=torch.channels_last)",
+        more={"model model": "model(x)", "model 3": "other("},
+    ),
+    Case(
+        "two models with a backward pass each",
+        TWO + "\n\ndef regularize(x):\n    other(x).mean().backward()\n",
+        {"precision": "bf16"},
+        left="train.py:13 calls the model: put `with torch.autocast(\"cpu\", torch.bfloat16):` around it and the loss, "
+        "and around the other forward passes",
+        more=NAMED,
     ),
     Case("a model that a function is given", FUNCTIONS, COMPILE, "+    first.compile()\n", model="net(x)"),
     Case("a model of an object", CLASS, COMPILE, "+        self.model.compile()\n", model="self.model(x)"),
