@@ -207,6 +207,8 @@ class Probe:
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._given = GivenSamples(self._roots)
+        self._undrawn = 0
+        """The steps whose samples are not those of DataLoaders."""
         self._shared = 0
         """The steps in which several optimizers have updated with samples of their own."""
         self._started: tuple[int, int, int] | None = None
@@ -412,7 +414,7 @@ class Probe:
                 self._discount(module, samples)
         if looks:
             self._checks.returned(result)
-        return result if drawn.trained else self._note_result(result)
+        return result if drawn.tells else self._note_result(result)
 
     def _call_untrained(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls an outermost module that is not trained, which is a part of the forward pass if it is a teacher."""
@@ -475,7 +477,7 @@ class Probe:
                 self._checks.give(tensor)
             if not self._again:
                 part.forwarded += samples
-        if not self._drawn.trained and not self._again:
+        if not self._drawn.tells and not self._again:
             self._given.call(module, given)
         return samples
 
@@ -487,7 +489,7 @@ class Probe:
             self._given.fail(module)
 
     def _note_result(self, result: Any) -> Any:
-        if not self._drawn.trained:
+        if not self._drawn.tells:
             self._given.returned(result)
         return result
 
@@ -579,13 +581,18 @@ class Probe:
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or self._timeline.is_in(FORWARD)
-        if not self._counted.by_hand or known or self._captured:
+        if known or self._captured:
+            return
+        self._timeline.end_pass()
+        if not self._counted.by_hand:
             return
         if self._own is None:
             self._own = {}
             self._look_for_own_optimizers()
         if self._counted.passes >= self._without_own:
             self._end_part(BY_HAND)
+            if self._timeline.ended == 1:
+                self._timeline.divide_first(1)
 
     def _look_for_own_optimizers(self) -> None:
         """Measures the optimizers that are of no class of torch.optim, and gives them time to update once."""
@@ -601,9 +608,12 @@ class Probe:
             return call(optimizer, *args, **kwargs)
         with self._timeline.phase(OPTIMIZER):
             result = call(optimizer, *args, **kwargs)
-        if self._counted.passes > self._passes and not self._captured:
+        passes = self._counted.passes - self._passes
+        if passes > 0 and not self._captured:
             self._updates += 1
             self._end_part(self._own.setdefault(id(optimizer), ByHand()))
+            if self._updates == 2 and len(self._own) == 1:  # from the first to the second update are those of a step
+                self._timeline.divide_first(passes)
         return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1109,7 +1119,7 @@ class Probe:
                 if self._following and id(module) not in self._roots:
                     self._following.untrained(module)
             return
-        if inner and not self._drawn.trained:
+        if inner and not self._drawn.tells:
             self._given.layer(module, args, kwargs)
         first = next(parameters_of(module), None)
         if first is not None:
@@ -1255,6 +1265,7 @@ class Probe:
         self._time += total
         self._elapsed += total
         self._evaluated += step.phases.get(EVALUATION, 0)
+        self._undrawn += parts[-1].undrawn
         return step
 
     def _held_steps(self) -> Iterator[str]:
@@ -1286,7 +1297,7 @@ class Probe:
         """Returns the samples of a step."""
         if self._samples is not None:
             return self._samples
-        if self._drawn.trained:
+        if self._drawn.trained and not parts[-1].undrawn:
             return parts[0].drawn if len(parts) == 1 else sum(part.drawn for part in parts)
         if len(parts) == 1:
             return parts[0].forwarded
@@ -1296,11 +1307,16 @@ class Probe:
         self._shared += sum(samples > 0 for samples in found.values()) > 1
         return max(found.values())
 
+    @property
+    def _has_loaders(self) -> bool:
+        """Whether the samples of most steps are those of DataLoaders."""
+        return self._drawn.trained and 2 * self._undrawn <= self._sent
+
     def _samples_from(self) -> str:
         """Returns what the samples are, as a part of a sentence; empty if they are unknown."""
         if self._samples is not None:
             return "set by --samples-per-step"
-        if self._drawn.trained:
+        if self._has_loaders:
             return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
         return OF_MODEL.format(self._given.model) if self._given.model else ""
 
@@ -1357,9 +1373,9 @@ class Probe:
         """Says that the number of samples in a step is uncertain, or what evaluation is, and why."""
         if host.rank or self._repeat:
             return
-        if not self._drawn.trained and self._evaluated > MUCH_EVALUATION * self._elapsed:
+        if not self._has_loaders and self._evaluated > MUCH_EVALUATION * self._elapsed:
             host.warn(IN_EVALUATION_MODE.format(self._evaluated / self._elapsed))
-        if self._drawn.trained:
+        if self._has_loaders:
             doubt = DIFFERENT if self._drawn.doubtful else ""
         else:
             doubt = self._given.doubt() or (SHARED if 2 * self._shared > self._sent else "")
