@@ -68,6 +68,16 @@ FRAMEWORKS: Mapping[str, Mapping[str, Callable[[Any], Arguments | None]]] = {
     },
 }
 """The arguments of what frameworks make, by the full name of what is called and by dot-key."""
+OF_TORCH: Mapping[str, Callable[[SourceFile, Any], Changed]] = {
+    "performance.cpu_threads": lambda source, value: set_up.called(source, "set_num_threads", repr(value)),
+    "performance.matmul_precision": lambda source, value: set_up.called(
+        source, "set_float32_matmul_precision", f'"{value}"'
+    ),
+    "performance.cudnn_benchmark": lambda source, value: set_up.assigned(
+        source, "backends.cudnn.benchmark", repr(value)
+    ),
+}
+"""The change of the start of the program."""
 NO_EDIT: Mapping[str, str] = {
     "performance.expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment",
     "performance.sdpa": "remove what restricts the kernels of attention: {}",
@@ -184,13 +194,14 @@ def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program
         if not lines or not all(lines.values()):
             raise NotEdited("it is not known where the program makes its optimizer")
         return [(line, _calling((name,), OF_OPTIMIZERS[value], words)) for name, made in lines.items() for line in made]
-    if key == "performance.cpu_threads":
-        return [(_start(program), lambda source, _: set_up.called(source, "set_num_threads", repr(value)))]
-    if key == "performance.matmul_precision":
-        code = f'"{value}"'
-        return [(_start(program), lambda source, _: set_up.called(source, "set_float32_matmul_precision", code))]
-    if key == "performance.cudnn_benchmark":
-        return [(_start(program), lambda source, _: set_up.assigned(source, "backends.cudnn.benchmark", repr(value)))]
+    if key in OF_TORCH:
+        return [(_start(program), lambda source, _: OF_TORCH[key](source, value))]
+    return _of_model(key, value, settings, program)
+
+
+def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Sequence[tuple[str, Change]]:
+    """The changes of the models by a setting. Raises NotEdited where none is certain."""
+    places = program.places
     if key == COMPILE_MODE and settings.get(COMPILE):
         return []  # the edit of that has the mode too
     place = _place(places, "model", key)
@@ -225,7 +236,7 @@ def _of_models(code: str, program: Program) -> Sequence[tuple[str, Change]]:
 
 
 def _called(program: Program) -> Mapping[str, str]:
-    """The models that the program calls, by their names, each with the first line that does; see `SourcePlaces.model`."""
+    """The models that the program calls, by their names, each with the first line; see `SourcePlaces.model`."""
     return {key.removeprefix("model "): place for key, place in program.places.items() if key.startswith("model ")}
 
 

@@ -45,7 +45,7 @@ CONSTANT = "samples in the batches of"
 DIMENSION = "entries of the tensors in the batches of"
 ROWS = "rows of the batches that the dataset makes for"
 """What the samples of a batch are, before the name of its DataLoader."""
-OF_MODEL = "entries of the first tensor that {} is given"
+OF_MODEL, OF_LOSS = "entries of the first tensor that {} is given", "rows of the loss of {}"
 """What they are where no DataLoader is drawn from."""
 
 

@@ -33,7 +33,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, SAMPLED_VARIABLE, TREATMENTS_VARIABLE
-from .batches import OF_MODEL, DrawnBatches, in_words
+from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .device import loss_of
 from .facts import facts, open_store, peak_rss, place
@@ -1128,7 +1128,7 @@ class Probe:
             if self._following and id(module) not in self._roots:  # a timed program gets it later
                 self._treatments.apply_to([module], updated=False)
             if id(module) not in self._roots or "model" not in self._found:
-                self._places.model(module, self._found)
+                self._places.model(self._found)
             self._add_root(module)
 
     def _is_updated(self, module: torch.nn.Module) -> bool:
@@ -1318,7 +1318,8 @@ class Probe:
             return "set by --samples-per-step"
         if self._has_loaders:
             return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
-        return OF_MODEL.format(self._given.model) if self._given.model else ""
+        given = self._given
+        return (OF_LOSS if given.by_rows else OF_MODEL).format(given.model) if given.model else ""
 
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""

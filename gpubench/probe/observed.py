@@ -8,6 +8,7 @@ import re
 import site
 import sys
 import sysconfig
+from itertools import islice
 from types import FrameType
 from typing import Any, Mapping
 
@@ -162,6 +163,7 @@ MOST_PLACES = 1024
 """The largest number of places that are remembered."""
 MOST_MODELS = 16
 """The largest number of places that fixes belong in."""
+CALLED = re.compile(r"(?:self\.)?[^\W\d]\w*(?=\s*\()")
 
 
 class SourcePlaces:
@@ -207,33 +209,37 @@ class SourcePlaces:
             frame = frame.f_back
         return None
 
-    def model(self, module: torch.nn.Module, found: dict[str, str]) -> None:
+    def model(self, found: dict[str, str]) -> None:
         """Notes the line that calls an outermost module: as "model" the first one, and each as "model NAME".
 
-        NAME is the variable that has the module there, and a number where none has.
+        NAME is what the module is called there, and a number where that is not a name or is unknown.
         """
         if (place := self.here()) is None:
             return
         found.setdefault("model", place)
-        key = f"model {self._variable(module) or len(found)}"
+        key = f"model {self._called() or len(found)}"
         if found.get(key, place) != place or len(found) >= MOST_MODELS:
             key = f"model {min(len(found), MOST_MODELS)}"
         found.setdefault(key, place)
 
-    def _variable(self, module: torch.nn.Module) -> str:
-        """Returns the name of the module in the innermost function of the program, such as "net" or "self.net"."""
+    def _called(self) -> str:
+        """Returns what the innermost line of the program calls, if it is a name or an attribute of `self`.
+
+        The variables of a frame are not looked at: that would keep them as long as the frame.
+        """
         frame: FrameType | None = sys._getframe(2)
         while frame and not self.is_own(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is None:
+        if frame is None or not hasattr(frame.f_code, "co_positions"):  # Python before 3.11
             return ""
-        names = [name for variables in (frame.f_locals, frame.f_globals) for name in variables if variables[name] is module]
-        owner = frame.f_locals.get("self")
-        for kept in (getattr(owner, "__dict__", {}), getattr(owner, "__dict__", {}).get("_modules", {})):
-            names += [f"self.{name}" for name, value in kept.items() if value is module]
-        line = linecache.getline(self.absolute(frame.f_code.co_filename), frame.f_lineno)
-        called = [name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}\(", line)]
-        return next(iter(called or names), "")
+        line, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+        if line is None or column is None:
+            return ""
+        text = (
+            linecache.getline(self.absolute(frame.f_code.co_filename), line).encode()[column:].decode(errors="replace")
+        )
+        named = CALLED.match(text)
+        return named[0] if named else ""
 
     def is_own(self, name: str) -> bool:
         """Tells whether a file of source, by its name in a code object, is the program's own."""

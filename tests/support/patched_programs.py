@@ -529,7 +529,7 @@ CASES = [
         "two models with a backward pass each",
         TWO + "\n\ndef regularize(x):\n    other(x).mean().backward()\n",
         {"precision": "bf16"},
-        left="train.py:13 calls the model: put `with torch.autocast(\"cpu\", torch.bfloat16):` around it and the loss, "
+        left='train.py:13 calls the model: put `with torch.autocast("cpu", torch.bfloat16):` around it and the loss, '
         "and around the other forward passes",
         more=NAMED,
     ),
