@@ -55,7 +55,9 @@ def with_argument(call: cst.Call, name: str, code: str) -> cst.Call:
 
 
 def in_words(arguments: Arguments) -> str:
-    return ", ".join(f"{name}={value}" if value is not None else f"no {name}" for name, value in arguments.items())
+    """The arguments to set; without any, those to remove."""
+    given = [f"{name}={value}" for name, value in arguments.items() if value is not None]
+    return ", ".join(given or [f"no {name}" for name in arguments])
 
 
 def _given(source: SourceFile, call: cst.Call, arguments: Arguments, positional: Sequence[str]) -> dict[str, cst.Arg]:

@@ -212,6 +212,8 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
     if key == "performance.channels_last":
         if "ddp" in places:
             raise NotEdited(f"before {places['ddp']}, move the model to {CHANNELS_LAST[value]}")
+        if " (by " in place:
+            raise NotEdited(f"before {place}, which has a package call the model, move it to {CHANNELS_LAST[value]}")
         return _of_models(f"{{}}.to(memory_format={CHANNELS_LAST[value]})", program)
     if key == "precision" and value == "bf16" and program.device:
         context = f'torch.autocast("{program.device}", torch.bfloat16)'
@@ -242,9 +244,15 @@ def _called(program: Program) -> Mapping[str, str]:
 
 def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] | None:
     """The change of what a framework is given, in the file that calls it; None without one."""
-    kind = "model" if key in ("precision", COMPILE, COMPILE_MODE) else "loader"
-    lines = program.optimizers.values() if key == "training.optimizer_impl" else ([program.places.get(kind, "")],)
-    place = next((line for made in lines for line in made), "")
+    if key == "training.optimizer_impl":
+        lines = [line for made in program.optimizers.values() for line in made]
+    elif key in OF_LOADERS:
+        lines = [program.places.get("loader", "")]
+    elif key in ("precision", COMPILE, COMPILE_MODE):
+        lines = [program.places.get("model", "")]
+    else:
+        return None
+    place = next(iter(lines), "")
     by_package = " (by " in place
     for file in dict.fromkeys([place.partition(" (")[0], script(program) or ""]):
         with suppress(NotEdited):

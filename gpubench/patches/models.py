@@ -62,9 +62,10 @@ def within_context(source: SourceFile, line: int, context: str, *, alone: bool =
     """
     call = model_call(source, line)
     wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
-    if any(source.full_name(one.func).endswith(("autocast", "GradScaler")) for one in source.all_of(cst.Call)):
+    narrow = [one for one in source.all_of(cst.Call) if source.full_name(one.func).endswith(("autocast", "GradScaler"))]
+    if narrow:
         raise NotEdited(
-            f"{source.name} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
+            f"{source.place(narrow[0])} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
         )
     passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
     if len(passes) > 1 and not (alone and len({source.scope(one) for one in passes}) == len(passes)):

@@ -311,7 +311,7 @@ class Probe:
         call(loader, *args, **kwargs)
         sampler = getattr(loader, "_index_sampler", None)
         if sampler is not None:
-            self._places.remember(id(sampler))
+            self._places.remember(id(sampler), id(getattr(loader, "dataset", None)))
 
     def _make_ddp(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if place := self._places.here():

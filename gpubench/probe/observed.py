@@ -182,12 +182,22 @@ class SourcePlaces:
         """Whether files are the program's own, by their names in code objects."""
         self.remembered: dict[int, str] = {}
         """The places of calls by what was made there; see `remember`."""
+        self._made_of: dict[int, str] = {}
+        """Those of the program's own calls by what it was made of."""
 
-    def remember(self, made: int) -> None:
-        """Keeps the line that is being run as the place where the object with the identity `made` was made."""
+    def remember(self, made: int, of: int) -> None:
+        """Keeps the line that is being run as the place where the object with the identity `made` was made.
+
+        A package that makes another one of the same thing, such as a DataLoader of a dataset with the identity `of`,
+        has what it is made with from the one that the program has made.
+        """
         if place := self.here():
             if len(self.remembered) >= MOST_PLACES:
                 self.remembered.clear()
+            if " (by " in place:
+                place = self._made_of.get(of, place)
+            elif len(self._made_of) < MOST_PLACES:
+                self._made_of[of] = place
             self.remembered[made] = place
 
     def here(self) -> str | None:

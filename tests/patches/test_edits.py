@@ -136,6 +136,10 @@ def test_what_the_trainer_of_transformers_does_is_set_by_its_arguments(
     program = Program(tmp_path, ["python", "train.py"], {"loader": place, "model": place}, {"AdamW": [place]}, "cpu")
     patch = edited(settings, program)
     assert expected in patch.files["train.py"].after.decode()
+    apart = {"performance.cpu_threads": 1, "performance.channels_last": True}
+    found = edited(apart, program)
+    assert "set_num_threads(1)" in found.files["train.py"].after.decode()
+    assert "move it to torch.channels_last" in found.left["performance.channels_last"]
     (tmp_path / "train.py").write_text(source.replace("TrainingArguments(", "Made("))
     assert "set" in next(iter(edited(settings, program).left.values()))
 
