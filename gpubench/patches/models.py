@@ -64,9 +64,8 @@ def within_context(source: SourceFile, line: int, context: str, *, alone: bool =
     wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
     narrow = [one for one in source.all_of(cst.Call) if source.full_name(one.func).endswith(("autocast", "GradScaler"))]
     if narrow:
-        raise NotEdited(
-            f"{source.place(narrow[0])} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
-        )
+        used = f"{source.place(narrow[0])} uses autocast or a GradScaler already"
+        raise NotEdited(f"{used}: make it with {context}, and no GradScaler")
     passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
     if len(passes) > 1 and not (alone and len({source.scope(one) for one in passes}) == len(passes)):
         raise NotEdited(f"{wanted}, and around the other forward passes")
