@@ -400,6 +400,14 @@ def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() ->
     places = {"loader": "train.py:3", "model": "train.py:7"}
     fix = {"data.workers": 4, "data.pin_memory": True}
     assert in_code(fix, places, {}) == "DataLoader(..., num_workers=4, pin_memory=True) at train.py:3"
+    more = places | {
+        "loader 2": "train.py:5",
+        "model net": "train.py:7",
+        "model head": "train.py:8",
+        "model 6": "train.py:9",
+    }
+    assert in_code({"data.workers": 4}, more, {}) == "DataLoader(..., num_workers=4) at train.py:3 and train.py:5"
+    assert in_code({"performance.compile": True}, more, {}).endswith("train.py:7, and likewise head")
     graphs = {"performance.compile": True, "performance.compile_mode": "reduce-overhead"}
     compiled = in_code(graphs, places, {})
     assert compiled.startswith("model = torch.compile(model, mode='reduce-overhead') ")
