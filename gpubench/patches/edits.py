@@ -192,7 +192,7 @@ def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program
     if key == "training.optimizer_impl":
         lines = {name.rpartition(".")[2]: made for name, made in program.optimizers.items()}
         if not lines or not all(lines.values()):
-            raise NotEdited("it is not known where the program makes its optimizer")
+            raise NotEdited("it is not known where the program makes an optimizer that has this")
         return [(line, _calling((name,), OF_OPTIMIZERS[value], words)) for name, made in lines.items() for line in made]
     if key in OF_TORCH:
         return [(_start(program), lambda source, _: OF_TORCH[key](source, value))]

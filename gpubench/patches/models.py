@@ -12,6 +12,8 @@ MOST_CALLERS = 4
 """How many calls of functions a model is followed through."""
 MOST_STATEMENTS = 6
 """The largest number of statements from the call of a model to the backward pass that one context is put around."""
+MOVING = frozenset({"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "train"})
+"""The methods of a module that return it."""
 BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.NamedExpr)
 """What gives a name its value, besides an import, a definition and a parameter."""
 
@@ -25,6 +27,8 @@ def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Chan
     name = source.text(call.func)
     scope: cst.CSTNode = source.scope(call)
     wanted = f"{source.name}:{line} calls {name}: after it is made, write {code.format(name)}"
+    if name == "self":
+        return _after_object(source, call, code)
     if isinstance(call.func, cst.Attribute):
         owner = next((one for one in source.ancestors(call) if isinstance(one, cst.ClassDef)), None)
         methods = {source.scope(one) for one in _binding(source, name, owner or source.tree)}
@@ -53,6 +57,30 @@ def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Chan
     if within and _statement_in(source, call, block) is last:  # they are in a loop or in two branches
         raise NotEdited(wanted)
     return Changed(source.with_after(last, block, code.format(name)), source.end(last)[0])
+
+
+def _after_object(source: SourceFile, call: cst.Call, code: str) -> Changed:
+    """Adds a statement after the only one that makes an object of the class whose method calls the object itself."""
+    owner = next((one for one in source.ancestors(call) if isinstance(one, cst.ClassDef)), None)
+    wanted = f"{source.place(call)} calls the model in a method of its own: after it is made, write {code.format('it')}"
+    if owner is None:
+        raise NotEdited(wanted)
+    calls = [one for one in source.all_of(cst.Call) if source.text(one.func) == owner.name.value]
+    made = source.statement(calls[0]) if len(calls) == 1 else None
+    assign = made.body[0] if isinstance(made, cst.SimpleStatementLine) and len(made.body) == 1 else None
+    if made is None or not isinstance(assign, cst.Assign) or _moved(assign.value) is not calls[0]:
+        raise NotEdited(wanted)
+    name = assign.targets[0].target
+    if len(assign.targets) != 1 or not isinstance(name, cst.Name):
+        raise NotEdited(wanted)
+    return Changed(source.with_after(made, source.block(made), code.format(name.value)), source.end(made)[0])
+
+
+def _moved(value: cst.BaseExpression) -> cst.BaseExpression:
+    """What an expression makes and then moves or casts, such as the call in `Net().to(device)`."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value in MOVING:
+        value = value.func.value
+    return value
 
 
 def within_context(source: SourceFile, line: int, context: str, *, alone: bool = True) -> Changed:

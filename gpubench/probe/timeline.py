@@ -264,7 +264,8 @@ class Timeline:
         whole = self._parts[0] if len(self._parts) == self.ended else None
         if whole is None or not whole.passes or not passes or len(whole.passes) % passes:
             return
-        parts, began = [], (0, 0, 0, 0)
+        parts: list[LoopPart] = []
+        began = 0, 0, 0, 0
         ended = len(whole.marks), whole.drawn, whole.forwarded, len(whole.losses)
         for until in [*whole.passes[passes - 1 :: passes][:-1], ended]:
             part = LoopPart(whole.marks[max(0, began[0] - 1) : until[0]], None if parts else whole.device_idle)

@@ -28,6 +28,21 @@ PLAIN = HEAD + MODEL + LOADER + SGD + LOOP
 ADAM = PLAIN.replace("SGD", "AdamW")
 TWO = PLAIN.replace(MODEL, MODEL + "other = nn.Linear(3, 3)\n").replace("(model(x), y)", "(other(model(x)), y)")
 NAMED = {"model model": "model(x)", "model other": "other("}
+OF_ITSELF = (
+    HEAD
+    + """
+
+class Net(nn.Linear):
+    def loss(self, x, y):
+        return nn.functional.cross_entropy(self(x), y)
+
+
+"""
+    + MODEL.replace("nn.Linear(4, 3)", 'Net(4, 3).to("cpu")')
+    + LOADER
+    + SGD
+    + LOOP.replace("nn.functional.cross_entropy(model(x), y)", "model.loss(x, y)")
+)
 FUNCTIONS = (
     HEAD
     + (
@@ -515,6 +530,21 @@ CASES = [
         "+loader = DataLoader(data, batch_size=4, num_workers=1)\n"
         "+more = DataLoader(data, 2, num_workers=1)\n",
         more={"loader 2": "more ="},
+    ),
+    Case("a model that calls itself", OF_ITSELF, COMPILE, "+model.compile()\n", model="self(x)"),
+    Case(
+        "a model of a list that calls itself",
+        OF_ITSELF.replace('model = Net(4, 3).to("cpu")\n', "models = [Net(4, 3)]\nmodel = models[0]\n"),
+        COMPILE,
+        left="train.py:12 calls the model in a method of its own: after it is made, write it.compile()",
+        model="self(x)",
+    ),
+    Case(
+        "one of two models that call themselves",
+        OF_ITSELF.replace('model = Net(4, 3).to("cpu")\n', "model = Net(4, 3)\nother = Net(4, 3)\n"),
+        COMPILE,
+        left="train.py:12 calls the model in a method of its own: after it is made, write it.compile()",
+        model="self(x)",
     ),
     Case("two models", TWO, COMPILE, "+model.compile()\n+other.compile()\n", more=NAMED),
     Case(
