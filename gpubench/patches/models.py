@@ -12,6 +12,8 @@ MOST_CALLERS = 4
 """How many calls of functions a model is followed through."""
 MOST_STATEMENTS = 6
 """The largest number of statements from the call of a model to the backward pass that one context is put around."""
+UNSAFE = frozenset({"binary_cross_entropy", "BCELoss"})
+"""The losses that autocast refuses to compute on a GPU."""
 MOVING = frozenset({"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "train"})
 """The methods of a module that return it."""
 BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.NamedExpr)
@@ -94,6 +96,10 @@ def within_context(source: SourceFile, line: int, context: str, *, alone: bool =
     if narrow:
         used = f"{source.place(narrow[0])} uses autocast or a GradScaler already"
         raise NotEdited(f"{used}: make it with {context}, and no GradScaler")
+    unsafe = [one for one in source.all_of(cst.Call) if source.full_name(one.func).rpartition(".")[2] in UNSAFE]
+    if unsafe and '"cpu"' not in context:
+        loss = source.full_name(unsafe[0].func).rpartition(".")[2]
+        raise NotEdited(f"{wanted}, but not around {loss} at {source.place(unsafe[0])}, which autocast refuses there")
     passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
     if len(passes) > 1 and not (alone and len({source.scope(one) for one in passes}) == len(passes)):
         raise NotEdited(f"{wanted}, and around the other forward passes")

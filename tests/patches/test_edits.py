@@ -183,6 +183,16 @@ def test_the_name_of_a_file_may_have_spaces_and_umlauts(tmp_path: Path) -> None:
     assert diff.applied(text_of(patch), lambda one: (tmp_path / one).read_bytes()) == patch.files
 
 
+@pytest.mark.parametrize(("device", "is_edited"), [("cpu", True), ("cuda", False)])
+def test_a_loss_that_autocast_refuses_on_a_gpu_is_not_put_into_it(tmp_path: Path, device: str, is_edited: bool) -> None:
+    source = PLAIN.replace("nn.functional.cross_entropy(model(x), y)", "nn.BCELoss()(model(x).sigmoid()[:, 0], y / 3)")
+    (tmp_path / "train.py").write_text(source)
+    place = f"train.py:{line_of(source, 'model(x)')}"
+    patch = edited({"precision": "bf16"}, Program(tmp_path, ["python", "train.py"], {"model": place}, {}, device))
+    assert bool(patch.files) is is_edited
+    assert is_edited or f"not around BCELoss at {place}" in patch.left["precision"]
+
+
 def test_what_needs_workers_is_left_with_them(tmp_path: Path) -> None:
     source = PLAIN.replace("batch_size=4)", "batch_size=4, num_workers=int('0'))")
     patch = patch_of(tmp_path, Case("x", source, {"data.persistent_workers": True, "data.workers": 1}))
