@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 WORKER_START = "worker_start"
+MOST_LOADERS = 64
+"""The largest number of DataLoaders of which it is noted how they were made."""
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
@@ -135,8 +137,8 @@ class Probe:
         """`treatments` are values by dot-key; `follows` means that the memory is recorded instead of the time."""
         self._address = address
         self._treatments = Treatments(treatments)
-        self._facts: dict[str, Any] = {}
-        """How the first DataLoader runs, by the dot-keys of the treatments."""
+        self._loaders: dict[int, tuple[dict[str, Any], str | None]] = {}
+        """How each DataLoader runs, by dot-key, and the line that makes it, by the identity of its sampler."""
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
         self._places = SourcePlaces()
@@ -873,12 +875,10 @@ class Probe:
         return self._given.size(module, given)
 
     def _note_loader(self, iterator: Any) -> None:
-        """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
+        """Notes that the program draws from a DataLoader, and how and where it was made."""
         sampler = id(iterator._index_sampler)
-        if not self._facts:
-            self._facts = of_loader(iterator)
-            if sampler in self._places.remembered:
-                self._found["loader"] = self._places.remembered[sampler]
+        if len(self._loaders) < MOST_LOADERS or sampler in self._loaders:
+            self._loaders[sampler] = of_loader(iterator), self._places.remembered.get(sampler)
         self._treatments.draw(sampler)
 
     def _keep_loss(self, loss: Any) -> None:
@@ -1200,6 +1200,9 @@ class Probe:
             found = {id(each): each for root in self._roots.values() for each in parameters_of(root)}
             parameters = [each for each in found.values() if not is_lazy(each)]
             updated = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+            loaders = self._training_loaders()
+            lines = enumerate(dict.fromkeys(place for _, place in loaders if place), 1)
+            made = {f"loader {number}" if number > 1 else "loader": place for number, place in lines}
             self._host.put(
                 "modelbuilt",
                 repeat=self._repeat,
@@ -1210,19 +1213,18 @@ class Probe:
                 seconds=None,
                 device=next((each.device.type for each in [*parameters, *updated]), None),
                 settings={
-                    **self._facts,
+                    **next((facts for facts, _ in loaders if facts), {}),
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
                     "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
-                places={**self._found, **self._other_loaders()},
+                places={**self._found, **made},
                 optimizers=of_optimizers(self._made),
             )
 
-    def _other_loaders(self) -> dict[str, str]:
-        """Returns where the program makes the DataLoaders that train besides the first one, as "loader 2" and so on."""
-        first, known = self._found.get("loader"), self._places.remembered
-        places = dict.fromkeys(known.get(sampler, first) for _, sampler in self._drawn.found)
-        return {f"loader {n}": each for n, each in enumerate((each for each in places if each != first), 2) if each}
+    def _training_loaders(self) -> list[tuple[dict[str, Any], str | None]]:
+        """Returns how and where the DataLoaders that train were made; without any, the first one."""
+        known = [self._loaders[sampler] for _, sampler in self._drawn.found if sampler in self._loaders]
+        return known or list(self._loaders.values())[:1]
 
     def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
         """Measures the next steps that the device has finished, at most so many; `ended` after the last one."""

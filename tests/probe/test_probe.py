@@ -333,6 +333,23 @@ def test_each_loader_that_trains_has_the_line_that_makes_it(tmp_path: Path) -> N
     assert places["loader 2"] == f"{file}:{int(line) + 1}"
 
 
+def test_a_loader_that_does_not_train_is_not_that_of_the_program(tmp_path: Path) -> None:
+    """Such as one that computes the mean of the data before the training."""
+
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        data = TensorDataset(torch.randn(24, 3))
+        sum(batch.mean() for (batch,) in DataLoader(data))
+        for (batch,) in (trains := DataLoader(data, batch_size=2)):
+            model(batch).mean().backward()
+            optimizer.step()
+            assert trains
+
+    file, _, line = probed(tmp_path, run).events["modelbuilt"]["places"]["loader"].rpartition(":")
+    assert "trains := DataLoader(" in Path(file).read_text().splitlines()[int(line) - 1]
+
+
 def test_a_turn_that_the_end_of_the_program_cuts_short_is_in_neither_the_steps_nor_the_wall_time(
     tmp_path: Path,
 ) -> None:
