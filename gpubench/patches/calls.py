@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from gpubench.patches.source import NotEdited, SourceFile
+from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
 
 LITERALS = (cst.Integer, cst.Float, cst.SimpleString, cst.UnaryOperation)
 CONSTANTS = ("True", "False", "None")
@@ -37,7 +37,7 @@ def changed(
     given = _given(source, call, arguments, positional)
     asked = {name: value for name, value in arguments.items() if not _has(source, given.get(name), value)}
     if not asked:
-        raise NotEdited(f"{source.place(call)} has {in_words(arguments)} already")
+        raise AlreadySo(f"{source.place(call)} has {in_words(arguments)} already")
     if len(asked) == 1:
         ((name, value),) = asked.items()
         if name in given and value is not None:
@@ -55,7 +55,9 @@ def with_argument(call: cst.Call, name: str, code: str) -> cst.Call:
 
 
 def in_words(arguments: Arguments) -> str:
-    return ", ".join(f"{name}={value}" if value is not None else f"no {name}" for name, value in arguments.items())
+    """The arguments to set; without any, those to remove."""
+    given = [f"{name}={value}" for name, value in arguments.items() if value is not None]
+    return ", ".join(given or [f"no {name}" for name in arguments])
 
 
 def _given(source: SourceFile, call: cst.Call, arguments: Arguments, positional: Sequence[str]) -> dict[str, cst.Arg]:

@@ -12,7 +12,7 @@ import libcst as cst
 from gpubench import foreign_files
 from gpubench.patches import calls, diff, models, set_up
 from gpubench.patches.calls import Arguments, Changed
-from gpubench.patches.source import NotEdited, SourceFile
+from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
 
 LOADER = (
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
@@ -68,6 +68,16 @@ FRAMEWORKS: Mapping[str, Mapping[str, Callable[[Any], Arguments | None]]] = {
     },
 }
 """The arguments of what frameworks make, by the full name of what is called and by dot-key."""
+OF_TORCH: Mapping[str, Callable[[SourceFile, Any], Changed]] = {
+    "performance.cpu_threads": lambda source, value: set_up.called(source, "set_num_threads", repr(value)),
+    "performance.matmul_precision": lambda source, value: set_up.called(
+        source, "set_float32_matmul_precision", f'"{value}"'
+    ),
+    "performance.cudnn_benchmark": lambda source, value: set_up.assigned(
+        source, "backends.cudnn.benchmark", repr(value)
+    ),
+}
+"""The change of the start of the program."""
 NO_EDIT: Mapping[str, str] = {
     "performance.expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{} in the environment",
     "performance.sdpa": "remove what restricts the kernels of attention: {}",
@@ -75,6 +85,10 @@ NO_EDIT: Mapping[str, str] = {
 }
 """The sentence for a setting whose place in the source is not known."""
 COMPILE, COMPILE_MODE = "performance.compile", "performance.compile_mode"
+
+
+Change = Callable[[SourceFile, int], Changed]
+"""Changes a source at a line."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +130,16 @@ class Patch:
 def edited(settings: Mapping[str, Any], program: Program) -> Patch:
     """The patch that makes a program run with these settings, which are by dot-key."""
     patch = Patch()
+    without_workers = False
     for key in sorted(settings, key=OF_WORKERS.__contains__):
         value = settings[key]
         try:
+            if key in OF_WORKERS and without_workers:  # a DataLoader without workers refuses it
+                raise NotEdited(f"it needs workers: set it to {value} with them")
             _edit(patch, key, value, settings, program)
         except NotEdited as reason:
             patch.left[key] = str(reason)
+            without_workers = without_workers or (key == "data.workers" and not isinstance(reason, AlreadySo))
     return patch
 
 
@@ -129,76 +147,112 @@ def _edit(patch: Patch, key: str, value: Any, settings: Mapping[str, Any], progr
     """Adds the edits of a setting to a patch: all of them, or none. Raises NotEdited without one."""
     if key in NO_EDIT:
         raise NotEdited(NO_EDIT[key].format(value))
-    if key in OF_WORKERS and "data.workers" in patch.left:  # a DataLoader without workers refuses it
-        raise NotEdited(f"it needs workers: set it to {value} with them")
     before = dict(patch.files), list(patch.edits)
+    unchanged: list[AlreadySo] = []
     try:
         for place, change in _changes(key, value, settings, program):
-            name, line = file_and_line(place, program)
-            content = patch.files[name].after if name in patch.files else read(program.directory, name)
-            original = patch.files[name].before if name in patch.files else content
-            found = change(SourceFile(name, content), diff.moved(line, original, content))
-            patch.files[name] = diff.Versions(original, found.content)
-            patch.edits.append(Edit(key, name, diff.moved(found.line, content, original)))
+            try:
+                _change(patch, key, place, change, program)
+            except AlreadySo as reason:  # where it is one of several optimizers, the others may not be
+                unchanged.append(reason)
+        if unchanged and len(patch.edits) == len(before[1]):
+            raise unchanged[0]
     except NotEdited:
         patch.files, patch.edits = before
         raise
 
 
-Change = Callable[[SourceFile, int], Changed]
-"""Changes a source at a line."""
+def _change(patch: Patch, key: str, place: str, change: Change, program: Program) -> None:
+    """Adds the edit of one place. Raises AlreadySo if it changes nothing."""
+    name, line = file_and_line(place, program)
+    content = patch.files[name].after if name in patch.files else read(program.directory, name)
+    original = patch.files[name].before if name in patch.files else content
+    found = change(SourceFile(name, content), diff.moved(line, original, content))
+    if found.content == content:
+        raise AlreadySo(f"{name}:{found.line} does that already")
+    patch.files[name] = diff.Versions(original, found.content)
+    patch.edits.append(Edit(key, name, diff.moved(found.line, content, original)))
 
 
 def _changes(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Sequence[tuple[str, Change]]:
-    """The changes that a setting takes, each with its place as "file:line". Raises NotEdited without one."""
+    """The changes that a setting takes, each with its place as "file:line".
+
+    Raises NotEdited where none is certain. There are none for what the edit of another setting has.
+    """
     places, words = program.places, program.words
     if found := _of_framework(key, value, program):
         return [found]
     if key in OF_LOADERS:
-        return [(_place(places, "loader", key), _calling(("DataLoader",), {OF_LOADERS[key]: repr(value)}, words))]
+        change = _calling(("DataLoader",), {OF_LOADERS[key]: repr(value)}, words)
+        others = [place for kind, place in places.items() if kind.startswith("loader ")]
+        return [(place, change) for place in (_place(places, "loader", key), *others)]
     if key in OF_DDP:
         given = {OF_DDP[key]: repr(int(value) if value == int(value) and value is not True else value)}
         return [(_place(places, "ddp", key), _calling(("DistributedDataParallel",), given, words))]
     if key == "training.optimizer_impl":
         lines = {name.rpartition(".")[2]: made for name, made in program.optimizers.items()}
         if not lines or not all(lines.values()):
-            raise NotEdited("it is not known where the program makes its optimizer")
+            raise NotEdited("it is not known where the program makes an optimizer that has this")
         return [(line, _calling((name,), OF_OPTIMIZERS[value], words)) for name, made in lines.items() for line in made]
-    if key == "performance.cpu_threads":
-        return [(_start(program), lambda source, _: set_up.called(source, "set_num_threads", repr(value)))]
-    if key == "performance.matmul_precision":
-        code = f'"{value}"'
-        return [(_start(program), lambda source, _: set_up.called(source, "set_float32_matmul_precision", code))]
-    if key == "performance.cudnn_benchmark":
-        return [(_start(program), lambda source, _: set_up.assigned(source, "backends.cudnn.benchmark", repr(value)))]
-    return [(_place(places, "model", key), _of_model(key, value, settings, program))]
+    if key in OF_TORCH:
+        return [(_start(program), lambda source, _: OF_TORCH[key](source, value))]
+    return _of_model(key, value, settings, program)
 
 
-def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Change:
-    """The change of a model by a setting. Raises NotEdited for one that has no certain edit."""
-    place = program.places["model"]
+def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Program) -> Sequence[tuple[str, Change]]:
+    """The changes of the models by a setting. Raises NotEdited where none is certain."""
+    places = program.places
+    if key == COMPILE_MODE and settings.get(COMPILE):
+        return []  # the edit of that has the mode too
+    place = _place(places, "model", key)
     if key == COMPILE and value:
         mode = settings.get(COMPILE_MODE)
         given = f'mode="{mode}"' if mode else ""
-        return lambda source, line: models.after_made(source, line, f"{{}}.compile({given})")
-    if key == COMPILE_MODE and settings.get(COMPILE):
-        raise NotEdited("it is part of the edit of performance.compile")
+        return _of_models(f"{{}}.compile({given})", program)
     if key == "performance.channels_last":
-        if "ddp" in program.places:
-            raise NotEdited(f"before {program.places['ddp']}, move the model to {CHANNELS_LAST[value]}")
-        code = f"{{}}.to(memory_format={CHANNELS_LAST[value]})"
-        return lambda source, line: models.after_made(source, line, code)
+        if "ddp" in places:
+            raise NotEdited(f"before {places['ddp']}, move the model to {CHANNELS_LAST[value]}")
+        if " (by " in place:
+            raise NotEdited(f"before {place}, which has a package call the model, move it to {CHANNELS_LAST[value]}")
+        return _of_models(f"{{}}.to(memory_format={CHANNELS_LAST[value]})", program)
     if key == "precision" and value == "bf16" and program.device:
         context = f'torch.autocast("{program.device}", torch.bfloat16)'
-        return lambda source, line: models.within_context(source, line, context)
+        alone = len(_called(program)) < 2
+        return [(place, lambda source, line: models.within_context(source, line, context, alone=alone))]
     raise NotEdited(f"there is no edit for {key}={value} at {place}")
+
+
+def _of_models(code: str, program: Program) -> Sequence[tuple[str, Change]]:
+    """The statement after the making of each model, which has the model's name as {}."""
+    called = _called(program)
+    if len(called) < 2:
+        return [(program.places["model"], lambda source, line: models.after_made(source, line, code))]
+    for name, place in called.items():
+        if name.isdigit():
+            wanted = f"after each of its models is made, write {code.format('model')}"
+            raise NotEdited(f"{place} calls one of several models by no name: {wanted}")
+    return [
+        (place, lambda source, line, name=name: models.after_made(source, line, code, name))  # type: ignore[misc]
+        for name, place in called.items()
+    ]
+
+
+def _called(program: Program) -> Mapping[str, str]:
+    """The models that the program calls, by their names, each with the first line; see `SourcePlaces.model`."""
+    return {key.removeprefix("model "): place for key, place in program.places.items() if key.startswith("model ")}
 
 
 def _of_framework(key: str, value: Any, program: Program) -> tuple[str, Change] | None:
     """The change of what a framework is given, in the file that calls it; None without one."""
-    kind = "model" if key in ("precision", COMPILE, COMPILE_MODE) else "loader"
-    lines = program.optimizers.values() if key == "training.optimizer_impl" else ([program.places.get(kind, "")],)
-    place = next((line for made in lines for line in made), "")
+    if key == "training.optimizer_impl":
+        lines = [line for made in program.optimizers.values() for line in made]
+    elif key in OF_LOADERS:
+        lines = [program.places.get("loader", "")]
+    elif key in ("precision", COMPILE, COMPILE_MODE):
+        lines = [program.places.get("model", "")]
+    else:
+        return None
+    place = next(iter(lines), "")
     by_package = " (by " in place
     for file in dict.fromkeys([place.partition(" (")[0], script(program) or ""]):
         with suppress(NotEdited):

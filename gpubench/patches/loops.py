@@ -17,6 +17,8 @@ RANDOM = frozenset({"rand", "randn", "randint", "randperm", "normal"})
 """The functions of torch that give other numbers on another device."""
 OF_THE_CPU = frozenset({"device", "out", "requires_grad", "pin_memory"})
 """Arguments with which a tensor made on the device is not the one that is moved there."""
+READY = frozenset({"cpu", "detach"})
+"""The methods by which a tensor is made ready to be read, of which `cpu` waits for it."""
 COMPARING = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 PASSING = frozenset({"enumerate", "tqdm", "tqdm.tqdm"})
 """What gives the batches of a loader unchanged."""
@@ -59,7 +61,10 @@ def summed_values(source: SourceFile) -> Iterator[Found]:
 def _read(call: cst.Call) -> cst.BaseExpression | None:
     """The tensor whose value a call reads, by `.item()` or as `float(loss)`; None if it reads none."""
     if _is_method(call, "item") and isinstance(call.func, cst.Attribute) and not call.args:
-        return call.func.value
+        value = call.func.value
+        while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and _is_method(value, *READY):
+            value = value.func.value
+        return value
     if isinstance(call.func, cst.Name) and call.func.value == "float" and len(call.args) == 1:
         value = call.args[0].value
         return value if isinstance(value, cst.Name) and not call.args[0].star else None
@@ -91,8 +96,8 @@ def _summed_on_device(source: SourceFile, node: cst.AugAssign, reads: list[cst.C
     changed: dict[cst.CSTNode, cst.CSTNode] = {
         use.node: cst.Call(cst.Name(number), [cst.Arg(use.node)]) for use in uses if use.given is None
     }
-    has_graph = not _counts(tensor) and not (isinstance(tensor, cst.Call) and _is_method(tensor, "detach"))
-    return changed | {reads[0]: cst.Call(cst.Attribute(tensor, cst.Name("detach"))) if has_graph else tensor}
+    detached = tensor if _counts(tensor) else cst.Call(cst.Attribute(tensor, cst.Name("detach")))
+    return changed | {reads[0]: detached}
 
 
 def _scales(source: SourceFile, node: cst.CSTNode | None, loop: Loop) -> bool:

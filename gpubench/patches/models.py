@@ -12,19 +12,25 @@ MOST_CALLERS = 4
 """How many calls of functions a model is followed through."""
 MOST_STATEMENTS = 6
 """The largest number of statements from the call of a model to the backward pass that one context is put around."""
+UNSAFE = frozenset({"binary_cross_entropy", "BCELoss"})
+"""The losses that autocast refuses to compute on a GPU."""
+MOVING = frozenset({"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "train"})
+"""The methods of a module that return it."""
 BINDING = (cst.For, cst.With, cst.AnnAssign, cst.Assign, cst.AugAssign, cst.NamedExpr)
 """What gives a name its value, besides an import, a definition and a parameter."""
 
 
-def after_made(source: SourceFile, line: int, code: str) -> Changed:
+def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Changed:
     """Adds a statement after the one that makes the model which `line` calls. `code` has its name as {}.
 
-    Raises NotEdited where that statement is not certain.
+    Of several models, `name` is that of the one in the line. Raises NotEdited where the statement is not certain.
     """
-    call = model_call(source, line)
+    call = model_call(source, line, name)
     name = source.text(call.func)
     scope: cst.CSTNode = source.scope(call)
     wanted = f"{source.name}:{line} calls {name}: after it is made, write {code.format(name)}"
+    if name == "self":
+        return _after_object(source, call, code)
     if isinstance(call.func, cst.Attribute):
         owner = next((one for one in source.ancestors(call) if isinstance(one, cst.ClassDef)), None)
         methods = {source.scope(one) for one in _binding(source, name, owner or source.tree)}
@@ -55,19 +61,47 @@ def after_made(source: SourceFile, line: int, code: str) -> Changed:
     return Changed(source.with_after(last, block, code.format(name)), source.end(last)[0])
 
 
-def within_context(source: SourceFile, line: int, context: str) -> Changed:
+def _after_object(source: SourceFile, call: cst.Call, code: str) -> Changed:
+    """Adds a statement after the only one that makes an object of the class whose method calls the object itself."""
+    owner = next((one for one in source.ancestors(call) if isinstance(one, cst.ClassDef)), None)
+    wanted = f"{source.place(call)} calls the model in a method of its own: after it is made, write {code.format('it')}"
+    if owner is None:
+        raise NotEdited(wanted)
+    calls = [one for one in source.all_of(cst.Call) if source.text(one.func) == owner.name.value]
+    made = source.statement(calls[0]) if len(calls) == 1 else None
+    assign = made.body[0] if isinstance(made, cst.SimpleStatementLine) and len(made.body) == 1 else None
+    if made is None or not isinstance(assign, cst.Assign) or _moved(assign.value) is not calls[0]:
+        raise NotEdited(wanted)
+    name = assign.targets[0].target
+    if len(assign.targets) != 1 or not isinstance(name, cst.Name):
+        raise NotEdited(wanted)
+    return Changed(source.with_after(made, source.block(made), code.format(name.value)), source.end(made)[0])
+
+
+def _moved(value: cst.BaseExpression) -> cst.BaseExpression:
+    """What an expression makes and then moves or casts, such as the call in `Net().to(device)`."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value in MOVING:
+        value = value.func.value
+    return value
+
+
+def within_context(source: SourceFile, line: int, context: str, *, alone: bool = True) -> Changed:
     """Puts a context around the call of the model and what follows it up to the backward pass.
 
-    Raises NotEdited where these statements are not certain.
+    `alone` means that the program has no other model. Raises NotEdited where these statements are not certain.
     """
     call = model_call(source, line)
     wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
-    if any(source.full_name(one.func).endswith(("autocast", "GradScaler")) for one in source.all_of(cst.Call)):
-        raise NotEdited(
-            f"{source.name} uses autocast or a GradScaler already: make it with {context}, and no GradScaler"
-        )
+    narrow = [one for one in source.all_of(cst.Call) if source.full_name(one.func).endswith(("autocast", "GradScaler"))]
+    if narrow:
+        used = f"{source.place(narrow[0])} uses autocast or a GradScaler already"
+        raise NotEdited(f"{used}: make it with {context}, and no GradScaler")
+    unsafe = [one for one in source.all_of(cst.Call) if source.full_name(one.func).rpartition(".")[2] in UNSAFE]
+    if unsafe and '"cpu"' not in context:
+        loss = source.full_name(unsafe[0].func).rpartition(".")[2]
+        raise NotEdited(f"{wanted}, but not around {loss} at {source.place(unsafe[0])}, which autocast refuses there")
     passes = [one for one in source.all_of(cst.Call) if source.text(one.func).endswith(".backward")]
-    if len({source.scope(one) for one in passes}) < len(passes):  # such as of two networks
+    if len(passes) > 1 and not (alone and len({source.scope(one) for one in passes}) == len(passes)):
         raise NotEdited(f"{wanted}, and around the other forward passes")
     deferred = (cst.Lambda, cst.BaseComp)
     statement = source.statement(call)
@@ -92,12 +126,16 @@ def within_context(source: SourceFile, line: int, context: str) -> Changed:
     return Changed(source.with_changed(block, block.with_changes(body=statements)), source.line(statement))
 
 
-def model_call(source: SourceFile, line: int) -> cst.Call:
-    """The call of a variable at a line, of several the one that is evaluated first. Raises NotEdited without one."""
+def model_call(source: SourceFile, line: int, name: str = "") -> cst.Call:
+    """The call of a variable at a line, of several the one that is evaluated first, or that of the `name`.
+
+    Raises NotEdited without one.
+    """
     functions = {node.name.value for node in source.all_of(cst.FunctionDef)}
     functions |= {node.name.value for node in source.all_of(cst.ClassDef)}
     known = functions | source.imported.keys() | vars(builtins).keys()
     calls = [one for one in source.calls_at(line) if _is_variable(one.func) and source.text(one.func) not in known]
+    calls = [one for one in calls if source.text(one.func) == name] if name else calls
     if not calls:
         raise NotEdited(f"{source.name}:{line} does not show by which name it calls the model")
     return min(calls, key=source.end)

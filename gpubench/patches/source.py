@@ -26,6 +26,10 @@ class NotEdited(Exception):
     """Why no edit is certain to be right: a sentence that names the place and what to write there."""
 
 
+class AlreadySo(NotEdited):
+    """The source has it as it is to be."""
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """A file of the program, whose tree is never changed: `with_changed` returns the text of a changed one."""

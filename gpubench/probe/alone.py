@@ -27,7 +27,7 @@ from torch.utils.data._utils import pin_memory
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .facts import peak_rss
-from .hooks import ALL_MEASURED, DATA_WAIT, WORKER_START, End, Probe
+from .hooks import ALL_MEASURED, DATA_WAIT, MOST_LOADERS, WORKER_START, End, Probe
 from .length import FEWEST, MOST, MOST_WARMUP, Length
 from .measured import MeasuredStep
 from .observed import SourcePlaces
@@ -42,8 +42,6 @@ PATIENCE = 50
 """The updates after which a program without a DataLoader that trains has none."""
 ALONE_VARIABLE = "_GPUBENCH_ALONE"
 """Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is."""
-MOST_LOADERS = 64
-"""The DataLoaders that are remembered until one of them is drawn from."""
 MOST_KEPT = 20_000
 """The samples whose times are kept."""
 MOST_SLOW, MADE_AGAIN = 8, 2
@@ -87,7 +85,7 @@ class LoaderProbe(Probe):
         self._treatments.trains = False
         self._stands_in = False
         """Whether no program of the user makes the DataLoader."""
-        self._loaders: Dict[int, Any] = {}
+        self._made_loaders: Dict[int, Any] = {}
         """The latest DataLoaders of the program, by the identities of their samplers. A program may keep only their
         iterators, which do not lead to them."""
 
@@ -99,9 +97,9 @@ class LoaderProbe(Probe):
         super()._make_loader(call, loader, *args, **kwargs)
         sampler = getattr(loader, "_index_sampler", None)
         if sampler is not None:
-            self._loaders[id(sampler)] = loader
-            if len(self._loaders) > MOST_LOADERS:
-                self._loaders.pop(next(iter(self._loaders)))
+            self._made_loaders[id(sampler)] = loader
+            if len(self._made_loaders) > MOST_LOADERS:
+                self._made_loaders.pop(next(iter(self._made_loaders)))
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
         found = self._fetchers.index(call, iterator)
@@ -120,7 +118,7 @@ class LoaderProbe(Probe):
         latest = self._noted()
         drawn_last = id(latest._index_sampler) if latest is not None else 0
         sampler = drawn_last if drawn_last in samplers else samplers[-1] if samplers else 0
-        loader = self._loaders.get(sampler)
+        loader = self._made_loaders.get(sampler)
         self._join()
         if self._host is None:
             return
@@ -158,8 +156,8 @@ class LoaderProbe(Probe):
     def report(self, iterator: Any) -> None:
         """Tells the host how the DataLoader of an iterator runs."""
         assert self._host
-        if not self._facts:
-            self._note_loader(iterator)
+        self._note_loader(iterator)
+        facts, place = self._loaders.get(id(iterator._index_sampler), ({}, None))
         self._host.put(
             "modelbuilt",
             repeat=self._repeat,
@@ -168,8 +166,8 @@ class LoaderProbe(Probe):
             sample_shape="",
             tokens_per_sample=None,
             seconds=None,
-            settings=self._facts,
-            places={} if self._stands_in else {key: place for key, place in self._found.items() if key == "loader"},
+            settings=facts,
+            places={"loader": place} if place and not self._stands_in else {},
         )
 
     def join(self) -> None:

@@ -18,9 +18,10 @@ more than it uses, and the last one fewer. The samples of such a batch count whe
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Sequence
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
@@ -34,6 +35,9 @@ DOUBTS = 2
 """Updates in a row that follow a batch drawn as for evaluation, after which its DataLoader counts as training."""
 NESTS = 2
 """Batches for each of which a pass over another DataLoader has trained, after which such batches are not samples."""
+UNDRAWN = 8
+"""Updates in a row without a batch, after which what the model is given counts: the program trains with batches that it
+has kept. Those with a batch of a pass that goes on are fewer."""
 MOST_WAITING = 4096
 """The largest number of batches whose indices are known before they arrive."""
 INDICES = "indices drawn by"
@@ -41,7 +45,7 @@ CONSTANT = "samples in the batches of"
 DIMENSION = "entries of the tensors in the batches of"
 ROWS = "rows of the batches that the dataset makes for"
 """What the samples of a batch are, before the name of its DataLoader."""
-OF_MODEL = "entries of the first tensor that {} is given"
+OF_MODEL, OF_LOSS = "entries of the first tensor that {} is given", "rows of the loss of {}"
 """What they are where no DataLoader is drawn from."""
 
 
@@ -60,6 +64,10 @@ class Loader:
     """Whether no two parts of a batch have as many entries, so that nothing shows which of them are samples."""
     sampler: int = 0
     """The identity of its sampler."""
+    dataset: ref[Any] | None = None
+    """Its dataset, if there are references to it that do not keep it."""
+    again: bool = False
+    """Whether another DataLoader has trained with the same dataset before."""
     ahead: bool | None = None
     """Whether its batches are drawn before the ones before them are used; None while that is unknown."""
     rows: int | None = 0
@@ -72,6 +80,7 @@ class DataPass:
     """One pass over a DataLoader."""
 
     loader: Loader
+    iterator: ref[Any] | None = None
     sizes: deque[int | None] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     """The numbers of indices of the batches that have not arrived yet, None where it is unknown."""
     drawn: int = 0
@@ -139,6 +148,8 @@ class DrawnBatches:
         self._waiting: list[BatchStretch] = []
         self.trained = self.drawing = False
         """Whether a DataLoader trains; whether one is waited for, which may itself draw from others."""
+        self.tells = False
+        """Whether the samples are those of DataLoaders: if one trains, and is still drawn from."""
         self.doubtful = False
         """Whether it is uncertain what the samples of a batch for training are."""
         self._decisions = 0
@@ -151,6 +162,12 @@ class DrawnBatches:
         """Whether a pass over data for training has ended, and no module has been called since."""
         self._inside = 0
         """The successive decisions about a batch that trains before which the modules were in evaluation mode."""
+        self._datasets: WeakSet[Any] = WeakSet()
+        """Those of the DataLoaders that have trained."""
+        self._training: ref[Any] | None = None
+        """The iterator of the last batch that trains."""
+        self._undrawn = 0
+        """The updates since the last one that had a batch."""
         self._counting: dict[int, tuple[str, int]] = {}
         """How the samples of the loaders that train are counted, by the identity of the loader."""
 
@@ -294,7 +311,7 @@ class DrawnBatches:
             if trains:
                 self._count(stretch, part)
             until = waiting[number + 1].began if stretch is not waiting[-1] else len(part.marks)
-            if not trains and (known or stretch.data_pass.drawn):
+            if not trains and (known or stretch.data_pass.drawn or closest.loader.again):
                 ends = (stretch.resumed, stretch.left, stretch.forward if stretch.evaluates else -1)
                 part.evaluate(stretch.began, min((each for each in ends if 0 <= each < until), default=until))
             elif stretch.evaluates:
@@ -335,6 +352,13 @@ class DrawnBatches:
             self._doubted.doubts = 0 if part.drawn else self._doubted.doubts + 1
             self._doubted.trains = self._doubted.trains if part.drawn else self._doubted.doubts >= DOUBTS
             self._doubted = None
+        if part.drawn:
+            self._undrawn = 0
+        else:
+            self._undrawn += 1
+            drawing = self._training is not None and self._training() is not None
+            self.tells = self.trained and drawing and self._undrawn < UNDRAWN
+        part.undrawn = not self.tells
 
     def forget(self) -> None:
         """Forgets the batches about which nothing is decided yet."""
@@ -404,7 +428,10 @@ class DrawnBatches:
 
     def _count(self, stretch: BatchStretch, part: LoopPart) -> None:
         loader = stretch.data_pass.loader
-        self.trained = loader.trains = stretch.data_pass.trains = True
+        if not loader.trains and loader.dataset and (dataset := loader.dataset()) is not None:
+            self._datasets.add(dataset)
+        self.trained = self.tells = loader.trains = stretch.data_pass.trains = True
+        self._training = stretch.data_pass.iterator
         if loader.nests >= NESTS:
             self._counting.pop(id(loader), None)
             return
@@ -424,7 +451,7 @@ class DrawnBatches:
         return found
 
     def _begin_pass(self, iterator: Any) -> DataPass:
-        found = self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator))
+        found = self._passes_by_iterator[iterator] = DataPass(self._loader_of(iterator), ref(iterator))
         return found
 
     def _loader_of(self, iterator: Any) -> Loader:
@@ -433,11 +460,17 @@ class DrawnBatches:
             try:
                 found = self._loaders.get(key)
                 if found is None:
-                    found = self._loaders[key] = Loader(sampler=id(sampler))
+                    found = self._loaders[key] = self._new_loader(sampler, iterator._dataset)
                 return found
             except TypeError:
                 continue
-        return Loader(sampler=id(sampler))
+        return self._new_loader(sampler, iterator._dataset)
+
+    def _new_loader(self, sampler: Any, dataset: Any) -> Loader:
+        found = Loader(sampler=id(sampler))
+        with suppress(TypeError):  # a dataset that is a list, or is not to be hashed
+            found.dataset, found.again = ref(dataset), dataset in self._datasets
+        return found
 
 
 def _samples_in(data_pass: DataPass, iterator: Any, batch: Any) -> int:

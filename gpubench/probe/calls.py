@@ -126,8 +126,7 @@ class CallProbe(Probe):
             return call(module, *args, **kwargs)
         self._end_search()  # first, because the wrapper of the class calls what it finds now
         self._roots[id(module)] = module
-        if "model" not in self._found and (place := self._places.here()):
-            self._found["model"] = place
+        self._places.model(self._found)
         if type(module) not in self._wrapped:
             self._wrapped.add(type(module))
             stand_in(type(module), "__call__", self._call_module)

@@ -33,6 +33,8 @@ MOST_NODES = 64
 """The nodes of a loss's graph in which its rows are looked for."""
 MOST_LOOKS = 32
 """The backward passes whose losses are looked at, where the calls before them are all of one size."""
+ALIKE = 3
+"""The backward passes in a row whose loss has the same number of rows, after which these count as samples."""
 DOUBTFUL = 0.1
 """What is uncertain is said if it is so in at least this share of the updates."""
 LAYERS = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
@@ -77,6 +79,31 @@ class Given:
         del self.counted[:-LATEST]
 
 
+@dataclass
+class RowsOfLoss:
+    """The losses of a module that have fewer rows than it is given entries."""
+
+    rows: int
+    entries: int
+    """Those before the first one of these losses."""
+    alike: int = 1
+    """The losses in a row with as many rows."""
+    same: bool = True
+    """Whether as many entries came before each of them."""
+
+    def decide(self, entries: int) -> bool:
+        """Notes one more of these losses, and tells whether its rows are samples from now on."""
+        self.alike += 1
+        self.same = self.same and entries == self.entries
+        if self.alike == ALIKE and self.same and entries % self.rows:
+            self.alike = 0  # they are some of the entries, such as those of a mask that is always the same
+        return self.alike == ALIKE
+
+    def of(self, entries: int) -> int:
+        """Returns the rows of a loss after so many entries."""
+        return entries * self.rows // self.entries if self.same else self.rows
+
+
 class GivenSamples:
     """The calls of the outermost modules of the thread that trains."""
 
@@ -89,6 +116,8 @@ class GivenSamples:
         """The dimension that counts the samples of each, as far as something shows it."""
         self._by_loss: set[int] = set()
         """Those for which the loss has shown it."""
+        self._rows: dict[int, RowsOfLoss] = {}
+        """Those of the modules whose losses have fewer rows than the modules have entries."""
         self._last: tuple[ref[torch.Tensor] | None, int] = None, 0
         """The tensor that was counted last, and the identity of the optimizer that has updated with it."""
         self._counting: Counter[int] = Counter()
@@ -102,6 +131,8 @@ class GivenSamples:
         """The last call, if its samples are its own."""
         self.model = ""
         """The class of the module whose samples count."""
+        self.by_rows = False
+        """Whether they are the rows of its loss."""
 
     def size(self, root: torch.nn.Module, given: Any) -> int:
         """Returns the number of samples in a call of the module with the arguments and keyword arguments `given`.
@@ -182,15 +213,44 @@ class GivenSamples:
             for loss in losses:
                 rows.update(_rows(loss))
         for key, mine in self._given.items():
-            if len(mine.calls) == 1:
-                self._compare(key, mine, rows)
-            if len({call.samples for call in mine.calls}) > 1 and any(call.samples in rows for call in mine.calls):
-                mine.calls = [call for call in mine.calls if call.samples in rows]
-            if len(mine.calls) > 1:
-                self._doubt("several", f"{self._name(key)} is given several batches before a backward pass, all added")
-            for call in mine.calls:
-                mine.count(call)
-            mine.calls = []
+            if mine.calls:
+                self._settle(key, mine, rows)
+
+    def _settle(self, key: int, mine: Given, rows: set[int]) -> None:
+        """Counts the calls of a module since the last backward pass, whose losses have these numbers of rows."""
+        by_rows = self._by_rows(key, mine, rows)
+        if not by_rows and len(mine.calls) == 1:
+            self._compare(key, mine, rows)
+        if len({call.samples for call in mine.calls}) > 1 and any(call.samples in rows for call in mine.calls):
+            mine.calls = [call for call in mine.calls if call.samples in rows]
+        if not by_rows and len(mine.calls) > 1:
+            self._doubt("several", f"{self._name(key)} is given several batches before a backward pass, all added")
+        for call in mine.calls:
+            mine.count(call)
+        mine.calls = []
+
+    def _by_rows(self, key: int, mine: Given, rows: set[int]) -> bool:
+        """Counts the rows of the loss if these are the samples, such as rays of many points, or graphs of many nodes.
+
+        They are if a loss has fewer rows than the calls before it have entries, and as many each time, while the
+        entries are a multiple of them or vary. Returns whether it has counted.
+        """
+        entries = sum(call.samples for call in mine.calls)
+        seen = self._rows.get(key)
+        if seen is None or seen.alike < ALIKE:
+            found = max(rows, default=0)
+            others = not any(not each.samples or _divides(each.samples, rows) for each in mine.calls)
+            if not (len(rows) == 1 and 1 < found < entries and others):
+                self._rows.pop(key, None)
+                return False
+            if seen is None or seen.rows != found:
+                self._rows[key] = RowsOfLoss(found, entries)
+                return False
+            if not seen.decide(entries):
+                return False
+            self._doubts.clear()
+        mine.samples += seen.of(entries) - entries
+        return True
 
     def settle_inner(self, losses: list[Any]) -> None:
         """Notes that losses are differentiated so that the result can be too, as those of an inner loop are."""
@@ -222,6 +282,7 @@ class GivenSamples:
         key = self._chosen(given, first, optimizer)
         mine = given[key]
         self.model = self.model or self._name(key)
+        self.by_rows = key in self._rows and self._rows[key].alike >= ALIKE
         last = mine.counted[-1].tensor if mine.counted else None
         tensor, updated = self._last
         if last and tensor and last() is tensor() is not None and id(optimizer) != updated:

@@ -33,7 +33,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, SAMPLED_VARIABLE, TREATMENTS_VARIABLE
-from .batches import OF_MODEL, DrawnBatches, in_words
+from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words
 from .cached import CachedBatches
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
 from .device import loss_of
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = "data_wait", "forward", "backward", "optimizer", "zero_grad"
 WORKER_START = "worker_start"
+MOST_LOADERS = 64
+"""The largest number of DataLoaders of which it is noted how they were made."""
 LONGEST_SETUP = 4096
 """Marks without an update after which what they measure counts as set-up and not as the first step."""
 WITHOUT_OPTIMIZER = "the program uses no optimizer of torch.optim, so that each backward pass counts as a step"
@@ -138,8 +140,8 @@ class Probe:
         """`treatments` are values by dot-key; `follows` means that the memory is recorded instead of the time."""
         self._address = address
         self._treatments = Treatments(treatments)
-        self._facts: dict[str, Any] = {}
-        """How the first DataLoader runs, by the dot-keys of the treatments."""
+        self._loaders: dict[int, tuple[dict[str, Any], str | None]] = {}
+        """How each DataLoader runs, by dot-key, and the line that makes it, by the identity of its sampler."""
         self._autocast: torch.dtype | None = None
         """The type in which autocast computes calls of modules; None if it computes none."""
         self._places = SourcePlaces()
@@ -216,6 +218,8 @@ class Probe:
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
         self._given = GivenSamples(self._roots)
+        self._undrawn = 0
+        """The steps whose samples are not those of DataLoaders."""
         self._shared = 0
         """The steps in which several optimizers have updated with samples of their own."""
         self._started: tuple[int, int, int] | None = None
@@ -321,7 +325,7 @@ class Probe:
         call(loader, *args, **kwargs)
         sampler = getattr(loader, "_index_sampler", None)
         if sampler is not None:
-            self._places.remember(id(sampler))
+            self._places.remember(id(sampler), id(getattr(loader, "dataset", None)))
 
     def _make_ddp(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if place := self._places.here():
@@ -440,7 +444,7 @@ class Probe:
                 self._discount(module, samples)
         if looks:
             self._checks.returned(result)
-        return result if drawn.trained else self._note_result(result)
+        return result if drawn.tells else self._note_result(result)
 
     def _call_untrained(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls an outermost module that is not trained, which is a part of the forward pass if it is a teacher."""
@@ -504,7 +508,7 @@ class Probe:
                 self._checks.give(tensor)
             if not self._again:
                 part.forwarded += samples
-        if not self._drawn.trained and not self._again:
+        if not self._drawn.tells and not self._again:
             self._given.call(module, given)
         return samples
 
@@ -516,7 +520,7 @@ class Probe:
             self._given.fail(module)
 
     def _note_result(self, result: Any) -> Any:
-        if not self._drawn.trained:
+        if not self._drawn.tells:
             self._given.returned(result)
         return result
 
@@ -608,13 +612,18 @@ class Probe:
     def _end_pass(self) -> None:
         """Ends a part of the loop with a backward pass, if the program updates its parameters itself."""
         known = self._updates or self._made or self._following or FORWARD in self._timeline.open
-        if not self._counted.by_hand or known or self._captured:
+        if known or self._captured:
+            return
+        self._timeline.end_pass()
+        if not self._counted.by_hand:
             return
         if self._own is None:
             self._own = {}
             self._look_for_own_optimizers()
         if self._counted.passes >= self._without_own:
             self._end_part(BY_HAND)
+            if self._timeline.ended == 1:
+                self._timeline.divide_first(1)
 
     def _look_for_own_optimizers(self) -> None:
         """Measures the optimizers that are of no class of torch.optim, and gives them time to update once."""
@@ -630,9 +639,12 @@ class Probe:
             return call(optimizer, *args, **kwargs)
         with self._timeline.phase(OPTIMIZER):
             result = call(optimizer, *args, **kwargs)
-        if self._counted.passes > self._passes and not self._captured:
+        passes = self._counted.passes - self._passes
+        if passes > 0 and not self._captured:
             self._updates += 1
             self._end_part(self._own.setdefault(id(optimizer), ByHand()))
+            if self._updates == 2 and len(self._own) == 1:  # from the first to the second update are those of a step
+                self._timeline.divide_first(passes)
         return result
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -892,12 +904,10 @@ class Probe:
         return self._given.size(module, given)
 
     def _note_loader(self, iterator: Any) -> None:
-        """Notes that the program draws from a DataLoader and, of the first one, how and where it was made."""
+        """Notes that the program draws from a DataLoader, and how and where it was made."""
         sampler = id(iterator._index_sampler)
-        if not self._facts:
-            self._facts = of_loader(iterator)
-            if sampler in self._places.remembered:
-                self._found["loader"] = self._places.remembered[sampler]
+        if len(self._loaders) < MOST_LOADERS or sampler in self._loaders:
+            self._loaders[sampler] = of_loader(iterator), self._places.remembered.get(sampler)
         self._treatments.draw(sampler)
 
     def _keep_loss(self, loss: Any) -> None:
@@ -1163,7 +1173,7 @@ class Probe:
                 if self._following and id(module) not in self._roots:
                     self._following.untrained(module)
             return
-        if inner and not self._drawn.trained:
+        if inner and not self._drawn.tells:
             self._given.layer(module, args, kwargs)
         first = next(parameters_of(module), None)
         if first is not None:
@@ -1171,9 +1181,9 @@ class Probe:
         if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
             if self._following and id(module) not in self._roots:  # a timed program gets it later
                 self._treatments.apply_to([module], updated=False)
+            if id(module) not in self._roots or "model" not in self._found:
+                self._places.model(self._found)
             self._add_root(module)
-            if "model" not in self._found and (place := self._places.here()):
-                self._found["model"] = place
 
     def _is_updated(self, module: torch.nn.Module) -> bool:
         """Tells whether an optimizer has a parameter of a module, which a teacher in evaluation mode lacks."""
@@ -1248,6 +1258,9 @@ class Probe:
             found = {id(each): each for root in self._roots.values() for each in parameters_of(root)}
             parameters = [each for each in found.values() if not is_lazy(each)]
             updated = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+            loaders = self._training_loaders()
+            lines = enumerate(dict.fromkeys(place for _, place in loaders if place), 1)
+            made = {f"loader {number}" if number > 1 else "loader": place for number, place in lines}
             self._host.put(
                 "modelbuilt",
                 repeat=self._repeat,
@@ -1258,13 +1271,18 @@ class Probe:
                 seconds=None,
                 device=next((each.device.type for each in [*parameters, *updated]), None),
                 settings={
-                    **self._facts,
+                    **next((facts for facts, _ in loaders if facts), {}),
                     **of_process(list(self._roots.values()), optimizer, self._autocast),
                     "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
-                places=self._found,
+                places={**self._found, **made},
                 optimizers=of_optimizers(self._made),
             )
+
+    def _training_loaders(self) -> list[tuple[dict[str, Any], str | None]]:
+        """Returns how and where the DataLoaders that train were made; without any, the first one."""
+        known = [self._loaders[sampler] for _, sampler in self._drawn.found if sampler in self._loaders]
+        return known or list(self._loaders.values())[:1]
 
     def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
         """Measures the next steps that the device has finished, at most so many; `ended` after the last one."""
@@ -1307,6 +1325,7 @@ class Probe:
         self._time += total
         self._elapsed += total
         self._evaluated += step.phases.get(EVALUATION, 0)
+        self._undrawn += parts[-1].undrawn
         return step
 
     def _held_steps(self) -> Iterator[str]:
@@ -1339,7 +1358,7 @@ class Probe:
         """Returns the samples of a step."""
         if self._samples is not None:
             return self._samples
-        if self._drawn.trained:
+        if self._drawn.trained and not parts[-1].undrawn:
             return parts[0].drawn if len(parts) == 1 else sum(part.drawn for part in parts)
         if len(parts) == 1:
             return parts[0].forwarded
@@ -1349,13 +1368,19 @@ class Probe:
         self._shared += sum(samples > 0 for samples in found.values()) > 1
         return max(found.values())
 
+    @property
+    def _has_loaders(self) -> bool:
+        """Whether the samples of most steps are those of DataLoaders."""
+        return self._drawn.trained and 2 * self._undrawn <= self._sent
+
     def _samples_from(self) -> str:
         """Returns what the samples are, as a part of a sentence; empty if they are unknown."""
         if self._samples is not None:
             return "set by --samples-per-step"
-        if self._drawn.trained:
+        if self._has_loaders:
             return in_words([(how, self._places.remembered.get(sampler, "")) for how, sampler in self._drawn.found])
-        return OF_MODEL.format(self._given.model) if self._given.model else ""
+        given = self._given
+        return (OF_LOSS if given.by_rows else OF_MODEL).format(given.model) if given.model else ""
 
     def _finish(self) -> None:
         """Sends what is left and leaves the run. It waits for the device, whose last step has been issued."""
@@ -1410,9 +1435,9 @@ class Probe:
         """Says that the number of samples in a step is uncertain, or what evaluation is, and why."""
         if host.rank or self._repeat:
             return
-        if not self._drawn.trained and self._evaluated > MUCH_EVALUATION * self._elapsed:
+        if not self._has_loaders and self._evaluated > MUCH_EVALUATION * self._elapsed:
             host.warn(IN_EVALUATION_MODE.format(self._evaluated / self._elapsed))
-        if self._drawn.trained:
+        if self._has_loaders:
             doubt = DIFFERENT if self._drawn.doubtful else ""
         else:
             doubt = self._given.doubt() or (SHARED if 2 * self._shared > self._sent else "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
+from itertools import islice
 from types import FrameType
 from typing import Any, Mapping
 
@@ -158,6 +161,9 @@ _UNNAMED = frozenset({"torch", __name__.partition(".")[0]})
 
 MOST_PLACES = 1024
 """The largest number of places that are remembered."""
+MOST_MODELS = 16
+"""The largest number of places that fixes belong in."""
+CALLED = re.compile(r"(?:self\.)?[^\W\d]\w*(?=\s*\()")
 
 
 class SourcePlaces:
@@ -176,12 +182,22 @@ class SourcePlaces:
         """Whether files are the program's own, by their names in code objects."""
         self.remembered: dict[int, str] = {}
         """The places of calls by what was made there; see `remember`."""
+        self._made_of: dict[int, str] = {}
+        """Those of the program's own calls by what it was made of."""
 
-    def remember(self, made: int) -> None:
-        """Keeps the line that is being run as the place where the object with the identity `made` was made."""
+    def remember(self, made: int, of: int) -> None:
+        """Keeps the line that is being run as the place where the object with the identity `made` was made.
+
+        A package that makes another one of the same thing, such as a DataLoader of a dataset with the identity `of`,
+        has what it is made with from the one that the program has made.
+        """
         if place := self.here():
             if len(self.remembered) >= MOST_PLACES:
                 self.remembered.clear()
+            if " (by " in place:
+                place = self._made_of.get(of, place)
+            elif len(self._made_of) < MOST_PLACES:
+                self._made_of[of] = place
             self.remembered[made] = place
 
     def here(self) -> str | None:
@@ -202,6 +218,38 @@ class SourcePlaces:
                     package = module
             frame = frame.f_back
         return None
+
+    def model(self, found: dict[str, str]) -> None:
+        """Notes the line that calls an outermost module: as "model" the first one, and each as "model NAME".
+
+        NAME is what the module is called there, and a number where that is not a name or is unknown.
+        """
+        if (place := self.here()) is None:
+            return
+        found.setdefault("model", place)
+        key = f"model {self._called() or len(found)}"
+        if found.get(key, place) != place or len(found) >= MOST_MODELS:
+            key = f"model {min(len(found), MOST_MODELS)}"
+        found.setdefault(key, place)
+
+    def _called(self) -> str:
+        """Returns what the innermost line of the program calls, if it is a name or an attribute of `self`.
+
+        The variables of a frame are not looked at: that would keep them as long as the frame.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame and not self.is_own(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None or not hasattr(frame.f_code, "co_positions"):  # Python before 3.11
+            return ""
+        line, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+        if line is None or column is None:
+            return ""
+        text = (
+            linecache.getline(self.absolute(frame.f_code.co_filename), line).encode()[column:].decode(errors="replace")
+        )
+        named = CALLED.match(text)
+        return named[0] if named else ""
 
     def is_own(self, name: str) -> bool:
         """Tells whether a file of source, by its name in a code object, is the program's own."""

@@ -51,6 +51,10 @@ class LoopPart:
     """The graph whose replay has computed the losses, with the number of its replays: its last one overwrites them."""
     updates = 1
     """The number of updates that a graph has made at the end of the part, each of which has a share of its time."""
+    undrawn = False
+    """Whether its samples are not those of the DataLoaders, which are not drawn from any more."""
+    passes: list[tuple[int, int, int, int]] | None = None
+    """The marks, the samples drawn and forwarded, and the losses at the end of each backward pass of the first part."""
     whole: LoopPart | None = None
     """The part that the update of this one has a share of."""
     phases: dict[str, int]
@@ -232,6 +236,37 @@ class Timeline:
         part.evaluates = self.base == EVALUATION
         return part
 
+    def end_pass(self) -> None:
+        """Notes a backward pass of the first part, which may turn out to be all of a step."""
+        part = self.part
+        if not self.ended:
+            now = len(part.marks), part.drawn, part.forwarded, len(part.losses)
+            part.passes = [*(part.passes or ()), now]
+
+    def divide_first(self, passes: int) -> None:
+        """Makes parts of so many backward passes each of the first part, in which no update was known as such.
+
+        It stays as it is if they do not make whole parts.
+        """
+        whole = self._parts[0] if len(self._parts) == self.ended else None
+        if whole is None or not whole.passes or not passes or len(whole.passes) % passes:
+            return
+        parts: list[LoopPart] = []
+        began = 0, 0, 0, 0
+        ended = len(whole.marks), whole.drawn, whole.forwarded, len(whole.losses)
+        for until in [*whole.passes[passes - 1 :: passes][:-1], ended]:
+            part = LoopPart(whole.marks[max(0, began[0] - 1) : until[0]], None if parts else whole.device_idle)
+            part.optimizer, part.evaluates, part.graphs = whole.optimizer, whole.evaluates, whole.graphs
+            part.drawn, part.forwarded = until[1] - began[1], until[2] - began[2]
+            part.losses = whole.losses[began[3] : until[3]]
+            parts.append(part)
+            began = until
+        self._parts.popleft()
+        self._parts.extendleft(reversed(parts))
+        self.ended += len(parts) - 1
+        for part in parts[1:]:
+            self.rhythm.add(part.optimizer)
+
     def restart(self) -> None:
         """Begins the current part again, now: the time since the last part belongs to none."""
         mark = self.timing.mark()
@@ -340,7 +375,12 @@ class Timeline:
         return place
 
     def end(self) -> float:
-        """Waits for the device, and returns the time from the first part to the end of the last one in seconds."""
+        """Waits for the device, and returns the time from the first step to the end of the last one in seconds.
+
+        The updates of a turn that is not complete are forgotten, as they are no step.
+        """
+        self.rhythm.end()
+        self.keep(self.complete)
         timing = self.timing
         now, last = timing.mark(), self.part.marks[0][1]
         timing.wait([*(mark for part in (*self._parts, self.part) for _, mark in part.marks), now])

@@ -28,7 +28,9 @@ def patch_of(folder: Path, case: Case) -> Patch:
     if case.loader == "last":
         known["loader"] = f"train.py:{line_of(case.source, 'last')}"
     optimizers = {
-        f"torch.optim.{name}": [f"train.py:{line_of(case.source, f'optim.{name}(')}"]
+        f"torch.optim.{name}": [
+            f"train.py:{number}" for number, line in enumerate(case.source.splitlines(), 1) if f"optim.{name}(" in line
+        ]
         for name in ("SGD", "AdamW")
         if f"optim.{name}(" in case.source
     }
@@ -134,6 +136,10 @@ def test_what_the_trainer_of_transformers_does_is_set_by_its_arguments(
     program = Program(tmp_path, ["python", "train.py"], {"loader": place, "model": place}, {"AdamW": [place]}, "cpu")
     patch = edited(settings, program)
     assert expected in patch.files["train.py"].after.decode()
+    apart = {"performance.cpu_threads": 1, "performance.channels_last": True}
+    found = edited(apart, program)
+    assert "set_num_threads(1)" in found.files["train.py"].after.decode()
+    assert "move it to torch.channels_last" in found.left["performance.channels_last"]
     (tmp_path / "train.py").write_text(source.replace("TrainingArguments(", "Made("))
     assert "set" in next(iter(edited(settings, program).left.values()))
 
@@ -175,6 +181,16 @@ def test_the_name_of_a_file_may_have_spaces_and_umlauts(tmp_path: Path) -> None:
     (tmp_path / "best.patch").write_bytes(text_of(patch))
     applies(tmp_path, tmp_path / "best.patch")
     assert diff.applied(text_of(patch), lambda one: (tmp_path / one).read_bytes()) == patch.files
+
+
+@pytest.mark.parametrize(("device", "is_edited"), [("cpu", True), ("cuda", False)])
+def test_a_loss_that_autocast_refuses_on_a_gpu_is_not_put_into_it(tmp_path: Path, device: str, is_edited: bool) -> None:
+    source = PLAIN.replace("nn.functional.cross_entropy(model(x), y)", "nn.BCELoss()(model(x).sigmoid()[:, 0], y / 3)")
+    (tmp_path / "train.py").write_text(source)
+    place = f"train.py:{line_of(source, 'model(x)')}"
+    patch = edited({"precision": "bf16"}, Program(tmp_path, ["python", "train.py"], {"model": place}, {}, device))
+    assert bool(patch.files) is is_edited
+    assert is_edited or f"not around BCELoss at {place}" in patch.left["precision"]
 
 
 def test_what_needs_workers_is_left_with_them(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from probing import Loop, Measured, batches, probed
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from gpubench.probe.batches import DrawnBatches
@@ -65,6 +65,65 @@ def under_attack(loop: Loop) -> None:
 
 
 WAYS: list[Evaluate] = [without_eval, of_averaged_weights, cut_short, under_attack]  # fmt: skip
+
+
+def test_batches_that_are_kept_count_again_where_the_model_is_given_them(tmp_path: Path) -> None:
+    def run(keep: Callable[[], list[Any]]) -> Callable[[], None]:
+        def train() -> None:
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+            optimizer = torch.optim.SGD(model.parameters())
+            kept = keep()
+            for number in range(40):
+                (batch,) = kept[number % len(kept)]
+                model(batch).mean().backward()
+                optimizer.step()
+
+        return train
+
+    def one_of_an_open_pass() -> list[Any]:
+        passes.append(iter(batches(5)))
+        return [next(passes[-1])]
+
+    passes: list[Any] = []
+    for number, keep in enumerate((lambda: [next(iter(batches(5)))], lambda: list(batches(5)), one_of_an_open_pass)):
+        (folder := tmp_path / str(number)).mkdir()
+        found = probed(folder, run(keep))
+        assert {step["samples"] for step in found.steps[10:]} == {4}, keep
+        assert found.events["repeatdone"]["samples_from"] == "entries of the first tensor that Sequential is given"
+
+
+def test_several_updates_with_each_batch_count_it_once(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters())
+        for (batch,) in batches(10):
+            for _ in range(5):
+                model(batch).mean().backward()
+                optimizer.step()
+
+    found = probed(tmp_path, run)
+    assert [step["samples"] for step in found.steps] == [4, 0, 0, 0, 0] * 10
+
+
+def test_a_model_that_evaluates_between_new_loaders_of_the_same_data_evaluates(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        data = TensorDataset(torch.randn(20, 3))
+        for _ in range(3):
+            for (batch,) in DataLoader(data, 4):
+                model(batch).mean().backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                for _ in range(3):
+                    model(torch.randn(2, 3))
+                    time.sleep(SLEEP)
+            model.train()
+
+    steps = probed(tmp_path, run).steps
+    assert len(steps) == 15
+    assert [number for number, step in enumerate(steps) if step["phases"].get(EVALUATION, 0) >= 3 * SLEEP] == [5, 10]
 
 
 @pytest.mark.parametrize("evaluate", WAYS, ids=lambda each: each.__name__)

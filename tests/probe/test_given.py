@@ -209,6 +209,31 @@ def of_long_episodes() -> None:
     times(model, lambda: torch.stack([model(torch.randn(1, 3)) for _ in range(1100)]).sum())
 
 
+def of_rays(points: int = 12, mask: int = 8) -> None:
+    """A field of points on rays, whose chunks are given one after the other."""
+    model = nn.Linear(3, 4)
+
+    def loss() -> Tensor:
+        found = torch.cat([model(chunk) for chunk in torch.randn(8 * points, 3).split(64)])
+        return mse_loss(found.view(8, points, 4).mean(dim=1)[:mask], torch.randn(mask, 4))
+
+    times(model, loss)
+
+
+def of_graphs() -> None:
+    """Graphs of some nodes each, all of whose nodes are one batch."""
+    model, step = nn.Linear(3, 4), 0
+
+    def loss() -> Tensor:
+        nonlocal step
+        step += 1
+        sizes = [2 + (step + each) % 3 for each in range(5)]
+        means = [part.mean(dim=0) for part in model(torch.randn(sum(sizes) + step % 2, 3))[: sum(sizes)].split(sizes)]
+        return mse_loss(torch.stack(means), torch.randn(5, 4))
+
+    times(model, loss)
+
+
 KNOWN: dict[str, tuple[Train, int]] = {
     "sequences for an LSTM": (of_sequences(Recurrent(nn.LSTM(4, 8))), 8),
     "sequences for an LSTM with batches first": (of_sequences(Recurrent(nn.LSTM(4, 8, batch_first=True)), 12), 12),
@@ -225,6 +250,8 @@ KNOWN: dict[str, tuple[Train, int]] = {
     "two passes with other parameters": (of_sharpness, 8),
     "one batch for several": (of_accumulated_batch, 32),
     "long episodes": (of_long_episodes, 1100),
+    "points on rays": (of_rays, 8),
+    "nodes of graphs": (of_graphs, 5),
 }
 
 
@@ -238,11 +265,6 @@ def test_samples_are_those_that_the_program_shows(tmp_path: Path, train: Train, 
     steps = probed(tmp_path, train).steps
     assert len(steps) == STEPS
     assert {step["samples"] for step in steps[3:]} == {samples}
-
-
-def of_rays() -> None:
-    model = nn.Linear(3, 4)
-    times(model, lambda: mse_loss(model(torch.randn(96, 3)).view(8, 12, 4).mean(dim=1), torch.randn(8, 4)))
 
 
 def of_two_views() -> None:
@@ -265,7 +287,8 @@ def of_made_batches() -> None:
 @pytest.mark.parametrize(
     ("train", "reason"),
     [
-        (of_rays, "Linear is given 96 entries, but its loss has 8"),
+        (lambda: of_rays(7, 5), "Linear is given 56 entries, but its loss has 5"),
+        (of_rays, ""),
         (of_two_views, "Linear is given several batches before a backward pass"),
         (of_made_batches, "the tensors in a batch all have another first dimension"),
         (of_critic, "several optimizers update in a step"),

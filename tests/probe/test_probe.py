@@ -233,8 +233,8 @@ def test_a_program_that_updates_its_parameters_itself_has_a_step_for_each_backwa
                 parameter.grad = None
 
     found = probed(tmp_path, run)
-    assert len(found.steps) == (30 - checks if checks else 30 - 7)
-    assert {step["samples"] for step in found.steps[1:]} == {4}
+    assert len(found.steps) == 30 - checks
+    assert {step["samples"] for step in found.steps[min(checks, 1) :]} == {4}
     assert all(step["loss"] is not None for step in found.steps)
     assert ("log" in found.events) == (not checks)
 
@@ -267,9 +267,10 @@ def test_the_updates_of_an_optimizer_of_an_own_class_are_steps_with_a_phase(tmp_
             optimizer.zero_grad()
 
     found = probed(tmp_path, run)
-    assert len(found.steps) == 17  # the first eight backward passes show that there is none of torch.optim
-    assert {step["samples"] for step in found.steps[1:]} == {4}
-    assert all({"backward", "optimizer", "forward"} <= set(step["phases"]) for step in found.steps[4:])
+    assert len(found.steps) == 20
+    assert {step["samples"] for step in found.steps} == {4}
+    # The first eight backward passes show that there is none of torch.optim.
+    assert all({"backward", "optimizer", "forward"} <= set(step["phases"]) for step in found.steps[7:])
     assert all(step["loss"] is not None for step in found.steps)
     assert "log" not in found.events
 
@@ -291,6 +292,81 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path) -> None:
     counted = {"backward_passes": 90, "updated_first": 16, "updated_least": 16, "unused_passes": 0}
     assert {name: work[name] for name in counted} == counted
     assert 29 <= work["counted_steps"] <= 30  # a step has three updates
+
+
+def test_each_model_has_its_name_where_the_program_calls_it(tmp_path: Path) -> None:
+    def run() -> None:
+        body, heads = nn.Linear(3, 3), [nn.Linear(3, 3)]
+
+        class Trainer:
+            def __init__(self) -> None:
+                self.tail = nn.Linear(3, 1)
+
+            def loss(self, batch: Tensor) -> Tensor:
+                return self.tail(heads[0](body(batch))).mean()  # type: ignore[no-any-return]
+
+        trainer = Trainer()
+        optimizer = torch.optim.SGD([*body.parameters(), *heads[0].parameters(), *trainer.tail.parameters()])
+        for (batch,) in batches(6):
+            trainer.loss(batch).backward()
+            optimizer.step()
+
+    places = probed(tmp_path, run).events["modelbuilt"]["places"]
+    assert len({places[each] for each in ("model", "model body", "model self.tail")}) == 1
+    others = places.keys() - {"loader", "model", "model body", "model self.tail"}
+    assert len(others) == 1
+    assert others.pop().removeprefix("model ").isdigit()
+
+
+def test_each_loader_that_trains_has_the_line_that_makes_it(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        first = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=2)
+        other = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=2)
+        for (one,), (two,) in zip(first, other, strict=True):
+            (model(one).mean() - model(two).mean()).backward()
+            optimizer.step()
+
+    places = probed(tmp_path, run).events["modelbuilt"]["places"]
+    file, _, line = places["loader"].rpartition(":")
+    assert places["loader 2"] == f"{file}:{int(line) + 1}"
+
+
+def test_a_loader_that_does_not_train_is_not_that_of_the_program(tmp_path: Path) -> None:
+    """Such as one that computes the mean of the data before the training."""
+
+    def run() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        data = TensorDataset(torch.randn(24, 3))
+        sum(batch.mean() for (batch,) in DataLoader(data))
+        for (batch,) in (trains := DataLoader(data, batch_size=2)):
+            model(batch).mean().backward()
+            optimizer.step()
+            assert trains
+
+    file, _, line = probed(tmp_path, run).events["modelbuilt"]["places"]["loader"].rpartition(":")
+    assert "trains := DataLoader(" in Path(file).read_text().splitlines()[int(line) - 1]
+
+
+def test_a_turn_that_the_end_of_the_program_cuts_short_is_in_neither_the_steps_nor_the_wall_time(
+    tmp_path: Path,
+) -> None:
+    def run() -> None:
+        critic, generator = nn.Linear(3, 3), nn.Linear(3, 1)
+        one, other = torch.optim.SGD(critic.parameters()), torch.optim.SGD(generator.parameters())
+        for number in range(20):
+            for optimizer in (one, one, other) if number < 19 else (one,):
+                generator(critic(torch.randn(4, 3))).mean().backward()
+                optimizer.step()
+        time.sleep(0.05)
+        generator(critic(torch.randn(4, 3))).mean().backward()
+        one.step()
+
+    found = probed(tmp_path, run)
+    assert len(found.steps) == 19
+    assert sum(step["total"] for step in found.steps) == pytest.approx(found.events["repeatdone"]["wall"])
 
 
 @pytest.mark.parametrize(

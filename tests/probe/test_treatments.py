@@ -16,7 +16,7 @@ from places import DOCS
 from probing import RECORDED, Loop, probed
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gpubench import probe
 from gpubench.kinds.program.code_of_fixes import in_code
@@ -343,7 +343,10 @@ def line(place: str) -> str:
 def test_the_probe_finds_the_lines_that_treatments_change(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "trainer.py"
     library.parent.mkdir()
-    library.write_text("def optimizer(cls, *args):\n    return cls(*args)\n")
+    library.write_text(
+        "def optimizer(cls, *args):\n    return cls(*args)\n"
+        "def again(cls, loader):\n    return cls(loader.dataset, batch_size=loader.batch_size)\n"
+    )
 
     def run() -> None:
         sys.path.insert(0, str(library.parent))
@@ -351,12 +354,14 @@ def test_the_probe_finds_the_lines_that_treatments_change(tmp_path: Path) -> Non
 
         loop = Loop()
         loop.optimizer = trainer.optimizer(torch.optim.Adam, loop.model.parameters())
+        own = DataLoader(TensorDataset(torch.randn(48, 3)), batch_size=4)
+        loop.data = trainer.again(DataLoader, own)
         loop()
 
     built = probed(tmp_path, run).events["modelbuilt"]
     places, (optimizer,) = built["places"], built["optimizers"]["torch.optim.Adam"]
-    assert places.keys() == {"loader", "model"}
-    assert "DataLoader(" in line(places["loader"])
+    assert places.keys() == {"loader", "model", "model self.model"}
+    assert "own = DataLoader(" in line(places["loader"])
     assert "self.model(batch)" in line(places["model"])
     assert "trainer.optimizer(" in line(optimizer)
     assert optimizer.endswith(" (by trainer)")
@@ -369,8 +374,8 @@ def test_an_installed_probe_does_not_name_itself_as_who_made_a_call(
     shutil.copytree(Path(probe.__file__).parent, packages / "_installed_probe")
     monkeypatch.syspath_prepend(str(packages))
     places = importlib.import_module("_installed_probe.observed").SourcePlaces()
-    places.remember(1)
-    assert "remember(1)" in line(places.remembered[1])
+    places.remember(1, 2)
+    assert "remember(1, 2)" in line(places.remembered[1])
     assert "(by" not in places.remembered[1]
 
 
@@ -395,6 +400,14 @@ def test_a_fix_in_code_puts_the_arguments_of_a_call_together_with_its_place() ->
     places = {"loader": "train.py:3", "model": "train.py:7"}
     fix = {"data.workers": 4, "data.pin_memory": True}
     assert in_code(fix, places, {}) == "DataLoader(..., num_workers=4, pin_memory=True) at train.py:3"
+    more = places | {
+        "loader 2": "train.py:5",
+        "model net": "train.py:7",
+        "model head": "train.py:8",
+        "model 6": "train.py:9",
+    }
+    assert in_code({"data.workers": 4}, more, {}) == "DataLoader(..., num_workers=4) at train.py:3 and train.py:5"
+    assert in_code({"performance.compile": True}, more, {}).endswith("train.py:7, and likewise head")
     graphs = {"performance.compile": True, "performance.compile_mode": "reduce-overhead"}
     compiled = in_code(graphs, places, {})
     assert compiled.startswith("model = torch.compile(model, mode='reduce-overhead') ")

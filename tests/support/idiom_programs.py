@@ -141,6 +141,19 @@ CASES = [
         "+    losses.append(float(total))\n",
     ),
     IdiomCase(
+        "a loss that is moved to the CPU is summed where it is",
+        SUMMED,
+        START
+        + EPOCHS
+        + indented(
+            "total, steps = 0.0, 0\nfor x, y in loader:\n" + LOSS + STEP + "    total += loss.detach().cpu().item()\n"
+        )
+        + "    print(f'loss {total / 2:.3f}')\n    losses.append(total)\n",
+        "-        total += loss.detach().cpu().item()\n-    print(f'loss {total / 2:.3f}')\n-    losses.append(total)\n"
+        "+        total += loss.detach()\n+    print(f'loss {float(total) / 2:.3f}')\n"
+        "+    losses.append(float(total))\n",
+    ),
+    IdiomCase(
         "a sum is shown every few steps",
         SUMMED,
         summing(

@@ -26,6 +26,23 @@ STEP = """    optimizer.zero_grad()
 LOOP = ("for x, y in loader:\n    loss = nn.functional.cross_entropy(model(x), y)\n") + STEP
 PLAIN = HEAD + MODEL + LOADER + SGD + LOOP
 ADAM = PLAIN.replace("SGD", "AdamW")
+TWO = PLAIN.replace(MODEL, MODEL + "other = nn.Linear(3, 3)\n").replace("(model(x), y)", "(other(model(x)), y)")
+NAMED = {"model model": "model(x)", "model other": "other("}
+OF_ITSELF = (
+    HEAD
+    + """
+
+class Net(nn.Linear):
+    def loss(self, x, y):
+        return nn.functional.cross_entropy(self(x), y)
+
+
+"""
+    + MODEL.replace("nn.Linear(4, 3)", 'Net(4, 3).to("cpu")')
+    + LOADER
+    + SGD
+    + LOOP.replace("nn.functional.cross_entropy(model(x), y)", "model.loss(x, y)")
+)
 FUNCTIONS = (
     HEAD
     + (
@@ -482,7 +499,69 @@ CASES = [
         PLAIN,
         {**COMPILE, "performance.compile_mode": "reduce-overhead"},
         '+model.compile(mode="reduce-overhead")\n',
-        left="it is part of the edit",
+    ),
+    Case(
+        "an attribute of torch that has the value already",
+        replaced(MODEL, f"torch.backends.cudnn.benchmark = True\n{MODEL}"),
+        {"performance.cudnn_benchmark": True},
+        left="train.py:8 does that already",
+    ),
+    Case(
+        "two optimizers of which one is so already",
+        replaced(SGD, f"other = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)\n{SGD}"),
+        {"training.optimizer_impl": "fused"},
+        "-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)\n",
+    ),
+    Case(
+        "workers that stay, where there are some already",
+        replaced(LOADER, LOADER.replace("4)", "4, num_workers=2)")),
+        {"data.workers": 2, "data.persistent_workers": True},
+        "-loader = DataLoader(data, batch_size=4, num_workers=2)\n"
+        "+loader = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)\n",
+        left="train.py:9 has num_workers=2 already",
+    ),
+    Case(
+        "two loaders that train",
+        replaced(LOADER, f"{LOADER}more = DataLoader(data, 2)\n").replace("in loader", "in [*loader, *more][:2]"),
+        WORKERS,
+        "-loader = DataLoader(data, batch_size=4)\n"
+        "-more = DataLoader(data, 2)\n"
+        "+loader = DataLoader(data, batch_size=4, num_workers=1)\n"
+        "+more = DataLoader(data, 2, num_workers=1)\n",
+        more={"loader 2": "more ="},
+    ),
+    Case("a model that calls itself", OF_ITSELF, COMPILE, "+model.compile()\n", model="self(x)"),
+    Case(
+        "a model of a list that calls itself",
+        OF_ITSELF.replace('model = Net(4, 3).to("cpu")\n', "models = [Net(4, 3)]\nmodel = models[0]\n"),
+        COMPILE,
+        left="train.py:12 calls the model in a method of its own: after it is made, write it.compile()",
+        model="self(x)",
+    ),
+    Case(
+        "one of two models that call themselves",
+        OF_ITSELF.replace('model = Net(4, 3).to("cpu")\n', "model = Net(4, 3)\nother = Net(4, 3)\n"),
+        COMPILE,
+        left="train.py:12 calls the model in a method of its own: after it is made, write it.compile()",
+        model="self(x)",
+    ),
+    Case("two models", TWO, COMPILE, "+model.compile()\n+other.compile()\n", more=NAMED),
+    Case(
+        "two models of which one has no name",
+        TWO,
+        {"performance.channels_last": True},
+        left="train.py:13 calls one of several models by no name: after each of its models is made, write "
+        "model.to(memory_format=torch.channels_last)",
+        more={"model model": "model(x)", "model 3": "other("},
+    ),
+    Case(
+        "two models with a backward pass each",
+        TWO + "\n\ndef regularize(x):\n    other(x).mean().backward()\n",
+        {"precision": "bf16"},
+        left='train.py:13 calls the model: put `with torch.autocast("cpu", torch.bfloat16):` around it and the loss, '
+        "and around the other forward passes",
+        more=NAMED,
     ),
     Case("a model that a function is given", FUNCTIONS, COMPILE, "+    first.compile()\n", model="net(x)"),
     Case("a model of an object", CLASS, COMPILE, "+        self.model.compile()\n", model="self.model(x)"),

@@ -93,5 +93,10 @@ def _located(
         return [
             f"{name}{arguments}" + (f" at {units.listed(lines)}" if lines else "") for name, lines in optimizers.items()
         ]
-    where = f" {AT[place].format(places[place])}" if place in AT and place in places else ""
-    return [f"{call}{arguments}{where}"]
+    if place not in AT or place not in places:
+        return [f"{call}{arguments}"]
+    others = {kind.removeprefix(f"{place} "): line for kind, line in places.items() if kind.startswith(f"{place} ")}
+    if place == "loader":
+        return [f"{call}{arguments} {AT[place].format(units.listed([places[place], *others.values()]))}"]
+    likewise = "".join(f", and likewise {name}" for name in list(others)[1:] if not name.isdigit())
+    return [f"{call}{arguments} {AT[place].format(places[place])}{likewise}"]
