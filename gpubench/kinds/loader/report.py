@@ -151,8 +151,10 @@ def _computes(found: DataCost) -> str:
         return ""
     record = found.record
     delay = record.stage_delay / max(1, record.stage_samples) / found.sample
-    waited = f", or waiting {units.percent(delay)} of its time for a core" if delay >= NOTABLE_DELAY else ""
-    return f", {units.percent(found.sample_cpu / found.sample)} of it computing{waited}"
+    if delay < NOTABLE_DELAY:
+        return f", {units.percent(found.sample_cpu / found.sample)} of it computing"
+    computes = max(0.0, found.sample_cpu / found.sample - delay)
+    return f", {units.percent(computes)} of it computing and {units.percent(delay)} waiting for a core"
 
 
 def _read(found: DataCost) -> str:
