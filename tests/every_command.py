@@ -28,8 +28,8 @@ DEVICES = [
 SHORT = ("--steps=6", "--training.warmup_steps=1", "--repeats=1")
 
 
-def run(command: str, *options: str, results: Path) -> Finished:
-    done = gpubench(command, *options, results=results)
+def run(command: str, *options: str, results: Path, cwd: Path | None = None) -> Finished:
+    done = gpubench(command, *options, results=results, cwd=cwd)
     assert done.code == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -81,6 +81,16 @@ def test_memory_is_measured_and_its_snapshot_read_again(
     if device == "cuda":
         snapshot = done.run / "profiler_traces" / "rank0.snapshot.pickle"
         assert "allocated" in command_line("memory", "--snapshot", str(snapshot), "-v").stdout
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_drawn_alone(workers: int, tmp_path: Path) -> None:
+    made = f"lambda: DataLoader([[1.0]] * 64, batch_size=4, num_workers={workers})"
+    (tmp_path / "my_data.py").write_text(f"from torch.utils.data import DataLoader\nmake = {made}\n")
+    options = ("--alone", "--data=my_data:make", "--steps=6", "--repeats=1")
+    done = run("loader", *options, results=tmp_path / "results", cwd=tmp_path)
+    stages = {one["kind"] for one in done.document("loader.json")["stages"]}
+    assert stages >= {"index", "dataset", "collate", *(["transfer"] if workers else [])}
 
 
 def test_memory_is_predicted_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
