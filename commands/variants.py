@@ -80,10 +80,10 @@ def _refuse_command(program: Sequence[str], arguments: str) -> None:
     begin = program.index(words[0]) if words[0] in program else 0
     command = program[begin:]
     added = words[len(command) :] if words[: len(command)] == [*command] else []
-    hint = f"--vs-args={shlex.quote(shlex.join(added))}" if added else "--vs-args '--lr 3' adds --lr 3"
+    instead = f": --vs-args={shlex.quote(shlex.join(added))}" if added else ""
     raise UsageError(
         f"--vs-args {arguments!r} begins with the program, to which these words would be added",
-        f"give only what is added: {hint}",
+        f"give only what is added{instead}",
     )
 
 
