@@ -14,7 +14,6 @@ import random
 import sys
 from array import array
 from contextlib import suppress
-from time import monotonic
 from types import FunctionType, ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -24,10 +23,10 @@ from torch.utils.data import IterableDataset
 from .stages import names_in
 
 MOST_DEPTH, MOST_LISTED = 5, 64
-FOLLOWED_SECONDS = 0.3
-"""The time after which a generator is not followed any further from one of its states to another."""
 WORDS = 624
-"""The words of which a Mersenne Twister makes new ones at a time."""
+"""The words that a Mersenne Twister makes at a time."""
+MOST_TWISTS = 10_000
+"""How often it makes them while it is followed from one of its states to another."""
 
 
 class RandomStates:
@@ -144,7 +143,7 @@ def _state_of(generator: Any) -> Tuple[Any, ...]:
     with suppress(Exception):
         if isinstance(generator, torch.Generator):
             return ("stream", generator.initial_seed(), generator.get_state().numpy().tobytes())
-        if hasattr(generator, "bit_generator"):
+        if hasattr(generator, "bit_generator") and not isinstance(generator, ModuleType):
             state = generator.bit_generator.state
             inner = state["state"]
             if "pos" in inner:
@@ -169,11 +168,12 @@ def _follows(first: Tuple[Any, ...], later: Tuple[Any, ...]) -> bool:
     twister = random.Random()
     twister.setstate((3, (*words, WORDS), None))
     now = tuple(words)
-    until = monotonic() + FOLLOWED_SECONDS
-    while now != wanted and monotonic() < until:
+    for _ in range(MOST_TWISTS):
+        if now == wanted:
+            return True
         twister.getrandbits(32 * WORDS)  # the words after all of these
         now = twister.getstate()[1][:WORDS]
-    return now == wanted
+    return False
 
 
 def same_numbers(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
