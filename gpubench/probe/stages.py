@@ -45,7 +45,7 @@ KNOWN = {
     "bz2": {"decompress": (DECODE, "bz2.decompress")},
     "cv2": {"imread": (DECODE, "cv2.imread"), "imdecode": (DECODE, "cv2.imdecode")},
     "gzip": {"decompress": (DECODE, "gzip.decompress")},
-    "h5py": {"Dataset.__getitem__": (READ, "h5py")},
+    "h5py": dict.fromkeys(("Dataset.__getitem__", "Group.__getitem__"), (READ, "h5py")),
     "imageio.v2": {"imread": (DECODE, "imageio.imread")},
     "imageio.v3": {"imread": (DECODE, "imageio.imread")},
     "json": {"load": (DECODE, "json.load"), "loads": (DECODE, "json.loads")},
@@ -243,8 +243,8 @@ class StageFinder:
         self._places = places
         self._seen: set[int] = set()
         self._classes: set[type] = set()
+        """The classes whose methods have been looked at, and those of whose instances the calls have been."""
         self._callable: set[type] = set()
-        """The classes whose methods, and the calls of whose instances, have been looked at."""
         self._origins: Dict[str, str] = {}
         """The places of the program, or the modules, of what the stages are named after."""
         self._known: Dict[int, Callable[..., Any]] = {}
@@ -334,7 +334,7 @@ class StageFinder:
     def _look_at_class(self, cls: type) -> None:
         """Times the calls of the instances of a class, such as a transform."""
         if (
-            cls in self._classes
+            cls in self._callable
             or cls.__module__ in ("builtins", "functools", "typing")
             or issubclass(cls, torch.nn.modules.loss._Loss)
         ):

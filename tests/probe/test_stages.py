@@ -257,6 +257,31 @@ def test_shares_of_a_batch_sum_to_its_time(program: Callable[[str], Any]) -> Non
     assert sum(wall for wall, _, _ in record["stages"].values()) == record["wall"]
 
 
+def test_a_function_object_for_batches_is_no_transform(program: Callable[[str], Any]) -> None:
+    source = (
+        "class Photos(Dataset):\n    def __getitem__(self, i): spend(1)\n"
+        "class Collator:\n    def __call__(self, rows): spend(3); return rows\n"
+    )
+    module = program(source)
+    assert spent(fetch(module.Photos(), collate=module.Collator())[-1]) == {"dataset": 2, "collate": 3}
+
+
+def test_what_is_looked_at_twice_is_timed_once(program: Callable[[str], Any]) -> None:
+    source = (
+        "class Blur:\n    def __call__(self, x): spend(1)\ndef load(x): spend(1)\n"
+        "class Photos(Dataset):\n    def __init__(self): self.all = [Blur(), Blur(), lambda x: spend(1)]\n"
+        "    def part(self, x): load(x)\n"
+        "    def __getitem__(self, i): self.part(i); [each(i) for each in self.all]\n"
+    )
+    module = program(source)
+    photos = module.Photos()
+    finder = StageFinder(Stages(), SourcePlaces())
+    for _ in range(2):
+        finder.look_at(photos, list)
+    for call in (module.Blur.__call__, module.load, module.Photos.part, photos.all[2]):
+        assert not hasattr(call.__wrapped__, "__wrapped__")
+
+
 def test_a_stream_is_timed_step_by_step(program: Callable[[str], Any]) -> None:
     source = (
         "from torch.utils.data import IterableDataset\n"
