@@ -81,14 +81,14 @@ class Making:
         self.blur = Blur()
         self.transform = sharpen
         self.both = Both([First(), Second()])
-        self.packed = zlib.compress(np.random.default_rng(0).integers(0, 8, 700_000, dtype=np.uint8).tobytes())
+        self.packed = zlib.compress(np.random.default_rng(0).integers(0, 8, 1_500_000, dtype=np.uint8).tobytes())
         self.picture = b""
         if CASE.stage == "picture":
             from PIL import Image
 
             kept = BytesIO()
             pixels = np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)
-            Image.fromarray(pixels).resize((960, 640)).save(kept, "JPEG")
+            Image.fromarray(pixels).resize((1920, 1280)).save(kept, "JPEG")
             self.picture = kept.getvalue()
 
     def load(self, index: int) -> torch.Tensor:
@@ -136,13 +136,13 @@ class Batch:
         self.tensor = tensor
 
     def __getstate__(self) -> dict[str, Any]:
-        TRUTH.spend("transfer")
+        TRUTH.spend("transfer", BATCH)
         return {"tensor": self.tensor}
 
 
 def collate(samples: list[torch.Tensor]) -> Any:
     with TRUTH.of("collate"):
-        TRUTH.spend("collate")
+        TRUTH.spend("collate", len(samples))
         batch = torch.stack(samples)
     TRUTH.end_batch("made")
     return Batch(batch) if CASE.stage == "transfer" else batch
@@ -151,7 +151,7 @@ def collate(samples: list[torch.Tensor]) -> Any:
 class Collate:
     def __call__(self, samples: list[torch.Tensor]) -> Any:
         with TRUTH.of("collator"):
-            TRUTH.spend("collator")
+            TRUTH.spend("collator", len(samples))
             batch = torch.stack(samples)
         TRUTH.end_batch("made")
         return batch

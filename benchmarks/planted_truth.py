@@ -15,8 +15,10 @@ import numpy as np
 
 from gpubench.probe.alone import ALONE_VARIABLE
 
-LARGEST, OTHER = 4e-3, 0.7e-3
-"""The seconds of the cost that is planted, and of that in every other stage."""
+LARGEST, OTHER = 5e-3, 0.2e-3
+"""The seconds of the cost that is planted, for each sample, and of that in every other stage."""
+TOUCHED = 24
+"""The mebibytes of memory that are touched as a cost."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,18 @@ class Truth:
             self._inside[-1] += took
         self._seconds[stage] = self._seconds.get(stage, 0.0) + took - inside
 
-    def spend(self, stage: str) -> None:
-        """Spend the time that is planted in a stage."""
+    def spend(self, stage: str, samples: int = 1) -> None:
+        """Spend the time that is planted in a stage for so many samples."""
         with self.of(stage):
             seconds, kind = (LARGEST, self._case.cost) if stage == self._case.stage else (OTHER, "sleep")
             if kind == "sleep":
-                time.sleep(seconds)
+                time.sleep(samples * seconds)
             elif kind == "burn":
-                until = time.thread_time() + seconds
+                until = time.thread_time() + samples * seconds
                 while time.thread_time() < until:
                     pass
             elif kind == "touch":
-                for _ in range(4):
+                for _ in range(TOUCHED * samples):
                     np.ones(2**20, dtype=np.uint8).sum()
 
     def end_batch(self, what: str) -> None:
