@@ -362,6 +362,7 @@ class ObservedFetching:
             record["reads"], reads.found = reads.found, {}
         if self._batches <= 2:
             record["drew"] = self._states.drew()
+            record["repeats_knowingly"] = self._states.repeats_knowingly
         record["sent"] = self._fetchers.sent()
         record["places"] = self._fetchers.stages.places if self._batches <= 2 else {}
         self._sink(record)
@@ -535,7 +536,7 @@ class LoaderDrawing:
     def _found(self) -> Dict[str, Any]:
         loader, dataset, warm, end = self._loader, self._loader.dataset, self._warm, self._end
         records = self._fetchers.of_workers() if loader.num_workers else self._fetchers.records
-        summed = Summed(records, self._fetchers.own)
+        summed = Summed(records, self._fetchers.own, self._samples / self.steps)
         again = self._make_again(summed.slowest) if self._recorded else {}
         if self._recorded:
             self._send_code()
@@ -612,7 +613,7 @@ class LoaderDrawing:
 class Summed:
     """The records of many batches, added."""
 
-    def __init__(self, records: List[Dict[str, Any]], own: Mapping[str, List[int]]) -> None:
+    def __init__(self, records: List[Dict[str, Any]], own: Mapping[str, List[int]], each_batch: float) -> None:
         rest = [each for each in records if not each.get("first")] or records
         self._rest = rest
         self._places: Dict[str, str] = {}
@@ -620,20 +621,22 @@ class Summed:
             self._places.update(each.get("places", {}))
         plain = [each for each in rest if not each.get("traced")] or rest
         self._plain = plain
-        self.samples = sum(max(1, len(each["samples"])) for each in plain)
         self.delay = sum(each.get("delay", 0) for each in plain)
-        self.made = sum(max(1, len(each["samples"])) for each in records)
+        made = sum(each["made"] for each in plain)
+        self._each = each_batch if made == len(plain) else 1
+        """The samples of what the dataset makes at a time, which may be a whole batch."""
+        self.samples = round(self._each * made)
         self._own = own
         totals: Dict[str, List[int]] = {}
         for each in plain:
             for stage, total in each["stages"].items():
                 _add(totals, stage, total)
             _add(totals, TRANSFER, each.get("sent", (0, 0, 0)))
-        for stage, total in own.items():  # of all batches
-            share = self.samples / self.made if self.made else 0.0
+        for stage, total in own.items():  # of all batches, and of some that are not made any more
+            share = len(plain) / total[2] if total[2] else 0.0
             _add(totals, stage, [round(share * part) for part in total])
         self._totals = totals
-        times = [(key, wall) for each in plain for key, wall, _ in each["samples"]]
+        times = [(key, wall) for each in plain for key, wall in each["samples"] if self._each == 1]
         self._times = times[:MOST_KEPT]
         longest: Dict[str, int] = {}
         for key, wall in self._times:
@@ -643,7 +646,7 @@ class Summed:
     def _reading(self) -> Dict[str, List[int]]:
         """Returns the time of the calls that read by the stage that they are in, for as many samples as the stages."""
         traced = [each for each in self._rest if "reads" in each]
-        samples = sum(max(1, len(each["samples"])) for each in traced)
+        samples = self._each * sum(each["made"] for each in traced)
         found: Dict[str, List[int]] = {}
         for each in traced:
             for stage, total in each["reads"].items():
@@ -694,7 +697,7 @@ class Summed:
         if not found:
             return None
         return {
-            "samples": sum(max(1, len(each["samples"])) for each in found),
+            "samples": round(self._each * sum(each["made"] for each in found)),
             "asked": sum(each["bytes"][0] for each in found),
             "disk": sum(each["bytes"][1] for each in found),
         }

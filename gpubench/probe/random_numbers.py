@@ -1,20 +1,32 @@
 """Finds generators of random numbers that are in the same state in several workers, or at the start of several passes.
 
 Their numbers are then the same, so that augmentation makes fewer different samples than it seems to. PyTorch seeds the
-generators of torch, random and NumPy in each worker; those that a dataset holds it cannot know.
+generators of torch, random and NumPy in each worker; those that a dataset holds, or that are variables of its module,
+it cannot know. A generator is no fault that gets a seed of its own for each sample, or from which a stream draws once,
+before its first sample, as for an order of files that all workers have to agree on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 import sys
+from array import array
 from contextlib import suppress
+from types import FunctionType, ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
+from torch.utils.data import IterableDataset
 
-MOST_DEPTH, MOST_LISTED = 4, 64
+from .stages import names_in
+
+MOST_DEPTH, MOST_LISTED = 5, 64
+WORDS = 624
+"""The words that a Mersenne Twister makes at a time."""
+MOST_TWISTS = 10_000
+"""How often it makes them while it is followed from one of its states to another."""
 
 
 class RandomStates:
@@ -23,22 +35,46 @@ class RandomStates:
     def __init__(self, dataset: Any) -> None:
         self._generators = dict(_generators(dataset))
         self._at_first = {name: _state_of(each) for name, each in self._generators.items()}
+        self._last = dict(self._at_first)
+        self._draw: List[str] = []
+        """The generators that go on from their first states, once this is known."""
+        self._stream = isinstance(dataset, IterableDataset)
+        self._batches = 0
+        self._told: set[str] = set()
+        self.repeats_knowingly = _knows_passes(dataset)
+        """Whether the program tells the dataset which pass begins, which it does not for passes of the probe."""
 
     def drew(self) -> Dict[str, str]:
-        """Returns the first states, as digests, of the generators from which numbers have been drawn since."""
-        return {
-            name: before
-            for name, before in self._at_first.items()
-            if before and _state_of(self._generators[name]) != before
-        }
+        """Returns the first states, as digests, of the generators from which numbers are drawn for samples, each once.
+
+        It is called after each of the first batches.
+        """
+        self._batches += 1
+        now = {name: _state_of(each) for name, each in self._generators.items()}
+        changed = [name for name, state in now.items() if state and state != self._last[name]]
+        if self._batches == 1:
+            self._draw = [name for name in changed if _follows(self._at_first[name], now[name])]
+        found = [] if self._stream and self._batches == 1 else [name for name in self._draw if name in changed]
+        self._last = now
+        new = [name for name in found if name not in self._told]
+        self._told.update(new)
+        return {name: hashlib.sha256(repr(self._at_first[name]).encode()).hexdigest()[:16] for name in new}
 
 
 def _generators(dataset: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields the generators of Python, PyTorch and NumPy, and those that the dataset holds or its code names."""
     yield "random", random
     yield "torch", torch.default_generator
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         yield "numpy.random", numpy.random
+    for path, each in _parts(dataset):
+        if _is_generator(each):
+            yield path, each
+
+
+def _parts(dataset: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields what a dataset holds, and what its code uses by name, with what it is called."""
     seen: set[int] = set()
     level: List[Tuple[str, Any]] = [(type(dataset).__name__, dataset)]
     for _ in range(MOST_DEPTH):
@@ -47,18 +83,47 @@ def _generators(dataset: Any) -> Iterator[Tuple[str, Any]]:
             if id(holder) in seen:
                 continue
             seen.add(id(holder))
-            if isinstance(holder, (list, tuple)):
-                held = [(path, each) for each in holder[:MOST_LISTED]]
-            else:
-                held = [(f"{path}.{name}", each) for name, each in list(getattr(holder, "__dict__", {}).items())]
-            for name, each in held:
-                if _is_generator(each):
-                    yield name, each
-                elif isinstance(each, (list, tuple)):
+            for name, each in _held(path, holder):
+                yield name, each
+                if isinstance(each, (list, tuple, dict)):
                     deeper += [(name, each)] * (len(each) <= MOST_LISTED)
-                elif hasattr(each, "__dict__") and not isinstance(each, type):
+                elif hasattr(each, "__dict__") and not isinstance(each, (type, ModuleType, torch.Tensor)):
                     deeper.append((name, each))
         level = deeper
+
+
+def _held(path: str, holder: Any) -> List[Tuple[str, Any]]:
+    if isinstance(holder, (list, tuple)):
+        return [(path, each) for each in holder[:MOST_LISTED]]
+    if isinstance(holder, dict):
+        return [(path, each) for each in holder.values()]
+    held = [(f"{path}.{name}", each) for name, each in list(getattr(holder, "__dict__", {}).items())]
+    function = getattr(holder, "__func__", getattr(holder, "func", holder))
+    if isinstance(function, FunctionType):
+        held += [(function.__name__, function)] * (function is not holder)
+        return held + _named_by(function)
+    for cls in type(holder).__mro__:
+        if cls.__module__.partition(".")[0] not in ("builtins", "torch"):
+            for value in list(vars(cls).values()):
+                value = getattr(value, "__func__", value)
+                if isinstance(value, FunctionType):
+                    held += _named_by(value)
+    return held
+
+
+def _named_by(function: FunctionType) -> List[Tuple[str, Any]]:
+    """Returns what a function uses by names of its module, or of the function around it: generators and functions."""
+    function = inspect.unwrap(function)
+    code = function.__code__
+    found: Dict[str, Any] = {name: function.__globals__.get(name) for name in names_in(code)}
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return [
+        (name, each)
+        for name, each in found.items()
+        if _is_generator(each) or (isinstance(each, FunctionType) and each.__module__ == function.__module__)
+    ]
 
 
 def _is_generator(found: Any) -> bool:
@@ -68,42 +133,63 @@ def _is_generator(found: Any) -> bool:
     return numpy is not None and isinstance(found, (numpy.random.Generator, numpy.random.RandomState))
 
 
-def _state_of(generator: Any) -> str:
-    """Returns a digest of the state of a generator; empty if it cannot be read."""
+def _knows_passes(dataset: Any) -> bool:
+    return hasattr(dataset, "set_epoch") or any(hasattr(each, "set_epoch") for _, each in _parts(dataset))
+
+
+def _state_of(generator: Any) -> Tuple[Any, ...]:
+    """Returns the seed or the stream of a generator, if it has one, and where in it the generator is: for a Mersenne
+    Twister "twister", its words and its place in them. Returns () if that cannot be read."""
     with suppress(Exception):
         if isinstance(generator, torch.Generator):
-            state: Any = generator.get_state().numpy().tobytes()
-        elif hasattr(generator, "bit_generator"):
-            state = repr(generator.bit_generator.state)
-        elif hasattr(generator, "getstate"):
-            state = repr(generator.getstate())
-        else:
-            name, keys, *rest = generator.get_state()
-            state = repr((name, bytes(keys), rest))
-        return hashlib.sha256(state if isinstance(state, bytes) else state.encode()).hexdigest()[:16]
-    return ""
+            return ("stream", generator.initial_seed(), generator.get_state().numpy().tobytes())
+        if hasattr(generator, "bit_generator") and not isinstance(generator, ModuleType):
+            state = generator.bit_generator.state
+            inner = state["state"]
+            if "pos" in inner:
+                return ("twister", array("I", inner["key"].tolist()).tobytes(), inner["pos"])
+            stream = inner.get("inc", inner.get("key"))
+            return ("stream", repr(stream), repr(state))
+        if hasattr(generator, "getstate"):
+            _, words, gauss = generator.getstate()
+            return ("twister", array("I", words[:WORDS]).tobytes(), words[WORDS], gauss)
+        _, key, *rest = generator.get_state()
+        return ("twister", array("I", key.tolist()).tobytes(), *rest)
+    return ()
+
+
+def _follows(first: Tuple[Any, ...], later: Tuple[Any, ...]) -> bool:
+    """Tells whether a generator comes from its first state to a later one by drawing, and not by another seed."""
+    if not first or not later:
+        return False
+    if first[0] == "stream":
+        return bool(first[1] == later[1])
+    words, wanted = array("I", first[1]), tuple(array("I", later[1]))
+    twister = random.Random()
+    twister.setstate((3, (*words, WORDS), None))
+    now = tuple(words)
+    for _ in range(MOST_TWISTS):
+        if now == wanted:
+            return True
+        twister.getrandbits(32 * WORDS)  # the words after all of these
+        now = twister.getstate()[1][:WORDS]
+    return False
 
 
 def same_numbers(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Returns the fields of `gpubench.loader_record.SameNumbers` by the records of all batches."""
-    first = [each for each in records if each.get("first")]
     used: Dict[str, Dict[int, List[str]]] = {}
     for record in records:
         for name, state in record.get("drew", {}).items():
-            states = used.setdefault(name, {}).setdefault(record["worker"], [])
-            if state not in states or record.get("first"):
-                states.append(state)
+            used.setdefault(name, {}).setdefault(record["worker"], []).append(state)
+    knowingly = any(record.get("repeats_knowingly") for record in records)
     found = []
     for name, by_worker in used.items():
         firsts = [states[0] for states in by_worker.values()]
         most = max(firsts.count(state) for state in firsts)
-        if len(firsts) > 1 and most > 1:
+        if most > 1:
             found.append({"generator": name, "where": "workers", "number": most})
-        passes = [_repeated(states) for states in by_worker.values()]
-        if len(first) > len(by_worker) and max(passes) > 1:
-            found.append({"generator": name, "where": "passes", "number": max(passes)})
+        passes = max(states.count(state) for states in by_worker.values() for state in states)
+        if passes > 1 and not knowingly:
+            found.append({"generator": name, "where": "passes", "number": passes})
     return found
-
-
-def _repeated(states: List[str]) -> int:
-    return max((states.count(state) for state in states), default=0)

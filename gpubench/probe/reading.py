@@ -6,6 +6,7 @@ measured are made under it.
 
 from __future__ import annotations
 
+import io
 import sys
 from time import perf_counter_ns, thread_time_ns
 from typing import Any, Dict, List
@@ -17,6 +18,7 @@ NAMES = frozenset(
 )
 """The names of the functions that open or read files."""
 MODULES = frozenset({"_io", "io", "posix", "nt", "mmap"})
+IN_MEMORY = (io.BytesIO, io.StringIO)
 
 
 class ReadTimes:
@@ -40,9 +42,9 @@ class ReadTimes:
 
     def _see(self, frame: Any, event: str, call: Any) -> None:
         if event == "c_call":
-            if call.__name__ in NAMES and _module_of(call) in MODULES:
+            if call.__name__ in NAMES and _reads_file(call):
                 self._began, self._cpu = perf_counter_ns(), thread_time_ns()
-        elif self._began and event[:2] == "c_" and call.__name__ in NAMES and _module_of(call) in MODULES:
+        elif self._began and event[:2] == "c_" and call.__name__ in NAMES and _reads_file(call):
             wall, cpu = perf_counter_ns() - self._began, thread_time_ns() - self._cpu
             self._began = 0
             total = self.found.setdefault(self._stages.current, [0, 0, 0])
@@ -51,5 +53,7 @@ class ReadTimes:
             total[2] += 1
 
 
-def _module_of(call: Any) -> str:
-    return str(getattr(call, "__module__", None) or type(getattr(call, "__self__", None)).__module__)
+def _reads_file(call: Any) -> bool:
+    of = getattr(call, "__self__", None)
+    module = getattr(call, "__module__", None) or type(of).__module__
+    return module in MODULES and not isinstance(of, IN_MEMORY)
