@@ -508,7 +508,8 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    for each in cls.__subclasses__():
+    children: List[type] = cls.__subclasses__()
+    for each in children:
         yield each
         yield from _subclasses(each)
 
