@@ -112,6 +112,8 @@ class DataCost(Struct, frozen=True):
     """The time of all stages for one sample, and the part of it in which they computed."""
     sample_cpu: float
     times: SampleTimes | None
+    delay: float = 0.0
+    """The part of `sample_cpu` in which a core was waited for that another process had."""
     scaling: list[WithWorkers] = []
     ceiling: Ceiling | None = None
     proposed: Proposed | None = None
@@ -188,6 +190,16 @@ def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) ->
         if found.seconds > 0
     ]
     return sorted(stages, key=lambda stage: -stage.seconds)
+
+
+def delay_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) -> float:
+    """Returns for how long the stages of a sample waited for a core, as the mean of the records that `stages_of`
+    takes."""
+    of = list(records) or [one for one in [recorded] if one]
+    known = [
+        _delayed(one) * sum(each.seconds - each.cpu for each in one.stages) / max(1, one.stage_samples) for one in of
+    ]
+    return sum(known) / max(1, len(known))
 
 
 def _delayed(record: LoaderRecord) -> float:

@@ -24,7 +24,8 @@ MOST_TRIED = 6
 """The largest number of numbers of workers that are tried."""
 MOST_WAITING = 32
 """The largest number of workers that is tried of its own accord."""
-REPEATS = 3
+FEWEST_REPEATS = 2
+"""The repeats of training at least, without which nothing is known of how they differ."""
 
 
 def numbers(own: int, cores: int, *, waits: bool = False) -> list[int]:
@@ -103,9 +104,9 @@ def _training(run: Configuration[Any], changes: dict[str, Any], variant: str) ->
     """Returns the configuration of training the same program."""
     cls: Any = COMMANDS[PROGRAM]
     given = {key: value for key, value in run.settings.model_dump(mode="json").items() if key != "profiling"}
-    given["training"] = dict.fromkeys(("steps", "warmup_steps"))
+    given["training"] = {"steps": run.settings.training.steps}
     found = Configuration(cls.model_validate(given), dict(run.origins))
-    repeats = {"measurement.repeats": max(REPEATS, run.settings.measurement.repeats)}
+    repeats = {"measurement.repeats": max(FEWEST_REPEATS, run.settings.measurement.repeats)}
     return completed(found.with_overrides(repeats | changes, FIX), kind_of(PROGRAM).complete).called(variant=variant)
 
 

@@ -28,6 +28,8 @@ CLOSE = 0.02
 """Numbers of workers whose throughputs differ by less are alike."""
 SPARE_CORES = 1.2
 """The cores that the processes of a loader keep busy beyond one each, from which on these compute with threads."""
+UNPROVED = 0.1
+"""The share of training, of medium severity, as which counts at most what is not known to matter."""
 MUCH_CPU = 2.0
 """The factor of the CPU time of a sample from which on threads do harm."""
 SMALL_READS = 2**20
@@ -56,7 +58,7 @@ class DataCase(Case):
     def saving(self) -> float | None:
         """The share of training that waits for data; None if that is unknown."""
         ceiling = self.cost.ceiling
-        if ceiling is None or ceiling.ratio is None:
+        if ceiling is None or ceiling.ratio is None or ceiling.verdict == "inconclusive":
             return None
         return max(0.0, 1 - 1 / ceiling.ratio)
 
@@ -67,6 +69,8 @@ class DataCase(Case):
     def worth(self, share: float) -> float:
         """Returns the share of training that less of a part of the samples' time can save; that of the samples
         themselves if training was not run."""
+        if self.cost.ceiling and self.saving is None:  # it is not known whether training waits
+            return min(share, UNPROVED)
         return share if self.saving is None else min(share, self.saving)
 
     def expected(self, share: float) -> Saving | None:
@@ -119,11 +123,12 @@ def workers(case: DataCase) -> Answers:
         for one in case.cost.scaling
         if one.throughput and one.throughput.value >= (1 - CLOSE) * best.throughput.value
     )
-    evidence = [
-        f"the loader alone makes {units.rate(one.throughput.value, 'samples/s')} with {_number(one.workers)}"
+    rates = [
+        f"{units.rate(one.throughput.value, 'samples/s')} with {_number(one.workers)}"
         for one in dict.fromkeys((alone, least, best))
         if one.throughput
     ]
+    evidence = [f"the loader alone makes {units.listed(rates)}"]
     waits = case.saving
     if own < least.workers and (waits is None or waits >= NOTABLE):
         share = 1 - alone.throughput.value / best.throughput.value
@@ -212,8 +217,7 @@ def restarts(case: DataCase) -> Answers:
     if not record.workers or not record.restarts or record.wall <= 0 or record.persistent:
         return
     each = fmean(record.restarts)
-    batches = record.batches / max(1, record.passes)
-    share = each / (each + batches * record.wall / max(1, record.batches))
+    share = min(1.0, sum(record.restarts) / record.wall)
     if share < NOTABLE:
         return
     yield Finding(
@@ -408,7 +412,7 @@ def slow_reads(case: DataCase) -> Answers:
 
 def slow_stage(case: DataCase) -> Answers:
     """Yields the stage that takes most of a sample, with the lines of its code."""
-    stages = [one for one in case.cost.stages if one.kind not in ("read", "transfer")]
+    stages = [one for one in case.cost.stages if one.kind != "read"]
     if not stages or stages[0].share < HIGH or (case.saving is not None and case.saving < NOTABLE):
         return
     first = stages[0]
@@ -437,12 +441,17 @@ def _cause(stage: SampleStage) -> str:
     return {
         "index": "drawing the indices of a batch is itself slow, one after the other in the process that draws",
         "collate": f"making a batch of the samples is itself slow{where}",
+        "transfer": "a worker pickles each batch, and the process that trains unpickles it",
     }.get(stage.kind, f"it runs once or more for every sample{where}")
 
 
 def _advice(case: DataCase, stage: SampleStage) -> str:
-    waits = stage.waits >= 0.5
-    if waits:
+    if stage.kind == "transfer":
+        return (
+            "make batches of a few tensors in place of many small objects, each of which is pickled; or load without "
+            "workers, if samples are cheap"
+        )
+    if stage.waits >= 0.5 and stage.kind in ("dataset", "decode", "transform"):
         return "let more samples wait at once, in more workers, or do what it waits for beforehand"
     if stage.kind == "decode":
         faster = [name for name in case.record.decoders if name not in SLOW_DECODERS]

@@ -48,7 +48,7 @@ def fastest(found: DataCost) -> WithWorkers | None:
 def sentence(found: DataCost) -> str:
     """Says how many workers feed training, or why none do; "" if that is not known."""
     best = fastest(found)
-    if best is None or found.ceiling is None or len(found.scaling) < 2:
+    if best is None or found.ceiling is None or found.ceiling.verdict == "inconclusive" or len(found.scaling) < 2:
         return ""
     feeding = enough(found)
     if feeding:
@@ -74,7 +74,9 @@ def limit(one: WithWorkers, found: DataCost) -> str:
         return f"all {units.counted(cores, 'core')} are busy"
     if one.main is not None and one.main >= BUSY_MAIN and one.workers:
         return f"the main process is busy {units.whole_percent(one.main)} of the time, receiving batches"
-    if one.workers and found.sample > 0 and found.sample_cpu < WAITS * found.sample:
+    last = max(found.scaling, key=lambda each: each.workers, default=one)
+    grows = one is last and fastest(found) is one
+    if one.workers and grows and found.sample > 0 and found.sample_cpu < WAITS * found.sample:
         waits = units.whole_percent(1 - found.sample_cpu / found.sample)
         return f"samples wait {waits} of their time, so that more workers may help"
     return ""

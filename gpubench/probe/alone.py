@@ -355,7 +355,7 @@ class ObservedFetching:
         if self._batches == 1:
             self._fetchers.look_again()
         record, self._record = self._record, {}
-        record["delay"] = max(0, core_delay() - delay)
+        record["delay"] = max(0, min(core_delay() - delay, record["wall"] - record["cpu"]))
         if before and (after := read_bytes()):
             record["bytes"] = [after["asked"] - before["asked"], after["disk"] - before["disk"]]
         if reads:
@@ -517,8 +517,10 @@ class LoaderDrawing:
 
     @property
     def _warmup(self) -> int:
+        """The batches that come before the workers have filled their queues once."""
         given: Optional[int] = self._training["warmup_steps"]
-        return min(MOST_WARMUP, max(1, self._loader.num_workers)) if given is None else given
+        queued = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        return min(MOST_WARMUP, 1 + queued) if given is None else given
 
     def _fitting(self) -> Optional[Length]:
         """Returns how many batches fit into the time, once enough of them have come to tell.

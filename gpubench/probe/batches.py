@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from .observed import first_tensor
+from .observed import first_tensor, is_vector
 from .timeline import EVALUATION, LoopPart
 
 REGULAR = 3
@@ -483,10 +483,19 @@ def _samples_in(data_pass: DataPass, iterator: Any, batch: Any) -> int:
         size, data_pass.loader.counted = _agreeing(batch, known), CONSTANT
     elif known is not None:
         size, data_pass.loader.counted = known, INDICES
+    elif not iterator._auto_collation and is_vector(_first_of(batch)):  # as one sample may be
+        size, data_pass.loader.counted = 1, INDICES
     else:
         size, data_pass.loader.counted = size_of(batch), DIMENSION
         data_pass.loader.doubtful = data_pass.loader.doubtful or _disagree(batch)
     return size
+
+
+def _first_of(batch: Any) -> torch.Tensor | None:
+    try:
+        return first_tensor(batch)
+    except Exception:  # the batch is the program's own class
+        return None
 
 
 def in_words(found: Sequence[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpubench import events, probe
-from gpubench.data_cost import DataCost, scalars, stages_of
+from gpubench.data_cost import DataCost, delay_of, scalars, stages_of
 from gpubench.diagnosis.rules import of_data
 from gpubench.errors import GpubenchError, ProgramFailed
 from gpubench.findings import Findings
@@ -113,6 +113,11 @@ class LoaderRecorder(ProgramRecorder):
             self.keep_cost(found)
             self.metrics.scalars(self.progress.repeat, 0, time.time(), scalars(found))
 
+    def close(self, status: str, summary: Summary, error: GpubenchError | None = None) -> None:
+        if self.advice is None and (found := self.cost):  # of a run that was interrupted
+            self.keep_cost(found)
+        super().close(status, summary, error)
+
     @property
     def cost(self) -> DataCost | None:
         """What the data costs, as far as this run tells; None before the first repeat."""
@@ -127,6 +132,7 @@ class LoaderRecorder(ProgramRecorder):
             sample=sum(stage.seconds for stage in stages),
             sample_cpu=sum(stage.cpu for stage in stages),
             times=last.times,
+            delay=delay_of(records, recorded),
         )
 
     def keep_cost(self, found: DataCost) -> None:

@@ -109,7 +109,8 @@ def _what_it_takes(found: DataCost) -> Iterator[str]:
     alone = next((one for one in found.scaling if one.workers == found.record.workers), None)
     if alone and alone.throughput:
         how = units.counted(alone.workers, "worker") if alone.workers else "no workers, as the program has it,"
-        takes = f", and training takes up to {_rate(found.ceiling.ready)}" if found.ceiling else ""
+        known = found.ceiling and found.ceiling.verdict != "inconclusive"
+        takes = f", and training could take {_rate(found.ceiling.ready)}" if found.ceiling and known else ""
         yield f"the loader alone makes {_rate(alone.throughput)} with {how}".rstrip(",") + takes
     if said := needs.sentence(found):
         yield said
@@ -123,7 +124,7 @@ def _sure(run: RunEvidence, found: DataCost) -> str:
     what = f"{record.dataset}, {record.style}-style"
     size = f" of {units.counted(record.length, 'sample')}" if record.length else ""
     where = f", DataLoader at {record.place}" if record.place else ""
-    others = f"; {units.counted(record.others, 'other DataLoader')} not drawn" if record.others else ""
+    others = f"; {units.counted(record.others, 'other DataLoader')} not measured" if record.others else ""
     return f"{what}{size}{where}{others}"
 
 
@@ -149,8 +150,7 @@ def _stages(found: DataCost) -> Iterator[Block]:
 def _computes(found: DataCost) -> str:
     if found.sample <= 0:
         return ""
-    record = found.record
-    delay = record.stage_delay / max(1, record.stage_samples) / found.sample
+    delay = found.delay / found.sample
     if delay < NOTABLE_DELAY:
         return f", {units.percent(found.sample_cpu / found.sample)} of it computing"
     computes = max(0.0, found.sample_cpu / found.sample - delay)

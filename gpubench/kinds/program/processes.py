@@ -364,6 +364,11 @@ class ProgramProcesses(SpreadWorkers):
                 "a step is a call of a torch.nn.Module with parameters, not inside of a compiled function; in a "
                 f"program that also trains, in evaluation mode or without gradients; {self._hint()}",
             )
+        if probe.LOADER_VARIABLE in self._more:
+            return ProgramFailed(
+                "the program ended, and no optimizer step was seen, which shows which DataLoader trains",
+                f"without training, give its data: gpubench loader --data module:callable; {self._hint()}",
+            )
         return ProgramFailed(
             "the program ended, and no optimizer step was seen",
             "a step is a call of step() of a torch.optim optimizer, as ZeroRedundancyOptimizer is one and "

@@ -13,10 +13,11 @@ from gpubench.errors import DataError, GpubenchError
 from gpubench.worker.callables import find_callable
 
 PROBE = "_gpubench_probe.alone"
+WITHOUT_SIZE = "leave out --batch-size"
 WANTED = "return a Dataset, an IterableDataset, a DataLoader or (dataset, collate_fn) of torch.utils.data, or batches"
 
 
-class OwnBatches(IterableDataset[Any]):
+class GeneratedBatches(IterableDataset[Any]):
     """The batches that a generator of the user makes without a DataLoader."""
 
     def __init__(self, source: str, first: Iterable[Any]) -> None:
@@ -26,7 +27,7 @@ class OwnBatches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Each pass calls the user's callable again, because a generator works only once."""
         first, self._first = self._first, None
-        return iter(find_callable("data.source", self._source, DataError)() if first is None else first)
+        return iter(find_callable("--data", self._source, DataError)() if first is None else first)
 
 
 def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[Any]:
@@ -35,7 +36,7 @@ def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[
     match returned:
         case DataLoader():
             if batch_size is not None:
-                raise DataError(f"--data {source} returns a DataLoader, which has its own batch size", "leave it out")
+                raise DataError(f"--data {source} returns a DataLoader, which has its own batch size", WITHOUT_SIZE)
             return returned
         case (Dataset() as dataset, collate) if callable(collate):
             return _made(dataset, size, collate_fn=collate)
@@ -44,7 +45,9 @@ def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[
         case str() | bytes() | dict():
             pass
         case Iterable():
-            return DataLoader(OwnBatches(source, returned), batch_size=None)
+            if batch_size is not None:
+                raise DataError(f"--data {source} returns batches, which have their own size", WITHOUT_SIZE)
+            return DataLoader(GeneratedBatches(source, returned), batch_size=None)
     kind = type(returned)
     raise DataError(f"--data {source} returned {kind.__module__}.{kind.__qualname__}", WANTED)
 
@@ -58,7 +61,7 @@ def main() -> None:
     probe = sys.modules[PROBE].installed
     probe.join()
     try:
-        returned = find_callable("data.source", source, DataError)()
+        returned = find_callable("--data", source, DataError)()
         loader = loader_of(source, returned, int(size) if size != "-" else None)
     except GpubenchError as error:
         probe.refuse(error.message, error.hint or "")
