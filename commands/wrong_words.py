@@ -4,6 +4,7 @@ A user who comes from other tools types their words, options and file names. The
 word that was refused, or that cannot have any other meaning. So no word loses a meaning that it has.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -124,6 +125,15 @@ class Complaint(NamedTuple):
 
     message: str
     hint: str
+
+
+def is_there(word: str) -> bool:
+    """Tells whether there is a file or a folder of this name, which may be any word."""
+    return os.path.exists(word)  # noqa: PTH110 - Path's own raises for a name too long
+
+
+def is_folder(word: str) -> bool:
+    return os.path.isdir(word)  # noqa: PTH112 - as above
 
 
 def typed(words: Sequence[str]) -> list[str]:
@@ -300,7 +310,7 @@ def unknown_of_runs(word: str, rest: Sequence[str], known: Sequence[str], comman
         return line(["runs", meant, *rest])
     if word in commands:
         return line([word, *rest])
-    if RUN.fullmatch(word) or Path(word).is_dir():
+    if RUN.fullmatch(word) or is_folder(word):
         return line(["runs", "show", word, *rest])
     if near := did_you_mean(word, known):
         return f"{near} gpubench runs --help lists all"
@@ -310,15 +320,15 @@ def unknown_of_runs(word: str, rest: Sequence[str], known: Sequence[str], comman
 def as_program(words: Sequence[str]) -> list[str] | None:
     """The command that the words stand for, if they may be the command of a program; None if not."""
     first, *rest = words
-    if any(char.isspace() for char in first) and not Path(first).exists():
+    if any(char.isspace() for char in first) and not is_there(first):
         if OPERATORS.search(first):
             return ["bash", "-c", shlex.join([first, *rest]) if rest else first]
         first, *rest = [*_split(first), *rest]
-    if ASSIGNMENT.fullmatch(first) and rest and not Path(first).exists():
+    if ASSIGNMENT.fullmatch(first) and rest and not is_there(first):
         return ["env", first, *rest]
     if (starter := STARTED_WITH.get(Path(first).suffix)) and not _starts_itself(Path(first)):
         return [*starter, near_file(first) or first, *rest]
-    if first in STARTERS or which(first) or Path(first).is_file():
+    if first in STARTERS or which(first) or is_there(first):
         return [first, *rest]
     return None
 
@@ -425,9 +435,9 @@ def _name(found: Stray) -> Complaint | None:
         return Complaint(f"{found.message}: a model is given by --model", found.instead("--model", word))
     if SETTING.fullmatch(word) and "." in word.partition("=")[0]:
         return Complaint(f"{found.message}: a setting is an option", found.instead(f"--{word}"))
-    if RUN.fullmatch(word) or (Path(word) / RUN_FILE).exists():
+    if RUN.fullmatch(word) or is_there(str(Path(word) / RUN_FILE)):
         return Complaint(f"{found.message}: {found.command} makes a new run", line(["runs", "show", word]))
-    if found.command == "pipe-infer" and Path(word).is_dir():
+    if found.command == "pipe-infer" and is_folder(word):
         return Complaint(f"{found.message}: a model is given by --model", found.instead("--model", word))
     if (option := OF_COMMITS.get(found.command)) and is_commit(Path(), word):
         whole = found._replace(program=found.program or [*EXAMPLE])

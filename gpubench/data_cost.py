@@ -79,7 +79,7 @@ class WithWorkers(Struct, frozen=True):
     error: str | None = None
 
 
-class Ceiling(Struct, frozen=True):
+class ReadyCeiling(Struct, frozen=True):
     """How fast training is with data that is always ready."""
 
     training: Estimate
@@ -115,7 +115,7 @@ class DataCost(Struct, frozen=True):
     delay: float = 0.0
     """The part of `sample_cpu` in which a core was waited for that another process had."""
     scaling: list[WithWorkers] = []
-    ceiling: Ceiling | None = None
+    ceiling: ReadyCeiling | None = None
     proposed: Proposed | None = None
 
 

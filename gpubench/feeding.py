@@ -8,7 +8,7 @@ import msgspec
 
 from gpubench import devices
 from gpubench.bench import Bench, stop_if_interrupted
-from gpubench.data_cost import Ceiling, DataCost, Estimate, Proposed, WithWorkers
+from gpubench.data_cost import DataCost, Estimate, Proposed, ReadyCeiling, WithWorkers
 from gpubench.diagnosis import data_needs as needs
 from gpubench.errors import GpubenchError
 from gpubench.host.schedule import Outcome
@@ -88,7 +88,9 @@ def with_ready_data(run: Configuration[Any], cost: DataCost, terminal: Any) -> I
     verdict = bench.throughput(without, ready)
     if ours is None or theirs is None or verdict is None:
         return
-    ceiling = Ceiling(ours, theirs, verdict.ratio, verdict.interval, verdict.verdict, (_name(without), _name(ready)))
+    ceiling = ReadyCeiling(
+        ours, theirs, verdict.ratio, verdict.interval, verdict.verdict, (_name(without), _name(ready))
+    )
     cost = msgspec.structs.replace(cost, ceiling=ceiling)
     if more and best and (found := bench.throughput(without, more[0])):
         proposed = Proposed(best.workers, found.ratio, found.interval, found.verdict, _name(more[0]))

@@ -80,10 +80,7 @@ class Tools:
             list[str] | None, Field(description="Also run with these arguments added, interleaved, and compare.")
         ] = None,
     ) -> CallToolResult:
-        """Measure how fast a program trains or infers, and where the time of a step goes.
-
-        With vs, vs_ref or vs_args, run both versions interleaved, and say which is faster and whether that is certain.
-        """
+        """Measure how fast a program trains or infers, and where the time of a step goes."""
         options = _options(steps=steps, repeats=repeats, inference=inference, vs_ref=vs_ref)
         if vs_args:
             options.append(f"--vs-args={shlex.join(vs_args)}")
@@ -100,12 +97,13 @@ class Tools:
         steps: Steps = None,
         inference: Inference = False,
         verify: Verify = False,
+        data: Annotated[bool, Field(description="Diagnose how its batches are made.")] = False,
         settings: Settings = None,
     ) -> CallToolResult:
         """Find why a program is not faster: findings with file, line, cause, fix, and what the fix saves at most."""
         options = _options(steps=steps, inference=inference, verify=verify)
-        options += _settings(PROGRAM_PROFILE, settings)
-        return await self._measure(context, "profile", program, directory, options)
+        options += _settings(LOADER if data else PROGRAM_PROFILE, settings)
+        return await self._measure(context, "loader" if data else "profile", program, directory, options)
 
     async def memory(
         self,
@@ -121,20 +119,6 @@ class Tools:
         options = _options(steps=steps, verify=verify, vs_ref=vs_ref)
         options += _settings(PROGRAM_MEMORY, settings)
         return await self._measure(context, "memory", program, directory, options)
-
-    async def loader(
-        self,
-        context: Context,
-        program: Program,
-        directory: Directory = ".",
-        alone: Annotated[
-            bool, Field(description="Draw from the loader as it is, without training and other numbers of workers.")
-        ] = False,
-        settings: Settings = None,
-    ) -> CallToolResult:
-        """Find what the data of a program that trains costs, stage by stage, and what it takes not to wait for it."""
-        options = [*_options(alone=alone), *_settings(LOADER, settings)]
-        return await self._measure(context, "loader", program, directory, options)
 
     async def judge(
         self,
@@ -242,7 +226,6 @@ TOOLS = {
     "measure": "train-bench",
     "profile": "profile",
     "memory": "memory",
-    "loader": "loader",
     "judge": "judge",
     "tune": "tune",
     "compare": "compare",

@@ -387,8 +387,8 @@ class DrawnBatches:
         alone = loader.trains or not self.trained
         if stretch.evaluates:  # a batch for training may be drawn before the evaluation mode is left
             return alone and (not stretch.over if last else not stretch.called and not stretch.drained)
-        if not stretch.called:
-            return last or not stretch.drained or alone
+        if not stretch.called:  # a pass that ended before others began only looked at the data
+            return last or not stretch.drained
         if data_pass.row >= REGULAR and not stretch.over:  # such as unlabelled batches, which get pseudo-labels first
             return True
         if stretch.forward < 0:

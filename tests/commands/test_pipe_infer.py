@@ -67,7 +67,7 @@ def test_every_file_is_as_the_published_schema_says(tiny: Finished) -> None:
         if not (tiny.run / name).exists():
             # of training; of repeats; of a run that was recorded; of one that followed its memory; of an edit
             others = ("steps.jsonl", "epochs.jsonl", "noise.json", "profile.json", "findings.json")
-            assert name in (*others, "memory.json", "batch_sizes.json", "trades.json", "decision.json")
+            assert name in (*others, "memory.json", "batch_sizes.json", "trades.json", "loader.json", "decision.json")
         elif name.endswith(".jsonl"):
             assert tiny.lines(name)
             for line in (tiny.run / name).read_bytes().splitlines():

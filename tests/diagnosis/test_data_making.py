@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpubench.data_cost import Ceiling, DataCost, Estimate, Proposed, SampleStage, WithWorkers, stages_of
+from gpubench.data_cost import DataCost, Estimate, Proposed, ReadyCeiling, SampleStage, WithWorkers, stages_of
 from gpubench.diagnosis import data_needs
 from gpubench.diagnosis.rules import of_data
 from gpubench.findings import Finding
@@ -64,7 +64,7 @@ def findings(found: DataCost) -> dict[str, Finding]:
     return {one.id: one for one in of_data(found, None).findings}
 
 
-CEILING = Ceiling(Estimate(100), Estimate(200), 2.0, (1.9, 2.1), "faster", ("a", "b"))
+CEILING = ReadyCeiling(Estimate(100), Estimate(200), 2.0, (1.9, 2.1), "faster", ("a", "b"))
 
 
 def test_more_workers_are_proposed_with_what_they_were_measured_to_save() -> None:
@@ -81,7 +81,7 @@ def test_more_workers_are_proposed_with_what_they_were_measured_to_save() -> Non
 
 
 def test_no_worker_is_proposed_to_a_program_that_does_not_wait() -> None:
-    ready = Ceiling(Estimate(100), Estimate(101), 1.01, (1.0, 1.02), "equivalent", ("a", "b"))
+    ready = ReadyCeiling(Estimate(100), Estimate(101), 1.01, (1.0, 1.02), "equivalent", ("a", "b"))
     assert "too-few-workers" not in findings(cost(scaling=[*cost().scaling, scaled(4, 190)], ceiling=ready))
 
 

@@ -245,6 +245,7 @@ def test_treatments_that_find_nothing_to_change_are_reported_and_change_nothing(
         "data.pin_memory": True,
         "data.prefetch": 2,
         "data.persistent_workers": True,
+        "data.cached": True,
         "training.optimizer_impl": "fused",
         "performance.channels_last": True,
         "performance.compile_mode": "default",

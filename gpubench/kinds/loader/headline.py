@@ -28,4 +28,4 @@ def describe(
     batch = f", {units.counted(number, 'sample')} a batch" if number else ""
     workers = workload.get("workers")
     by = f", {units.counted(workers, 'worker')}" if workers else ", no workers" if workers == 0 else ""
-    return f"data of {model(settings, workload)}{batch}{by}"
+    return f"data of {headlines.known(model(settings, workload))}{batch}{by}"

@@ -7,7 +7,7 @@ import numpy as np
 
 from gpubench import units
 from gpubench.compare.evidence import RunEvidence
-from gpubench.data_cost import Ceiling, DataCost, Estimate, SampleStage, WithWorkers
+from gpubench.data_cost import DataCost, Estimate, ReadyCeiling, SampleStage, WithWorkers
 from gpubench.diagnosis import data_needs as needs
 from gpubench.metrics import TOO_WIDE
 from gpubench.report import bar_charts, charts, findings, steps
@@ -58,7 +58,7 @@ def answer(run: RunEvidence) -> str:
     return ceiling_sentence(found.ceiling) if found and found.ceiling else ""
 
 
-def ceiling_sentence(found: Ceiling) -> str:
+def ceiling_sentence(found: ReadyCeiling) -> str:
     """Says how much faster training could be."""
     if found.verdict == "equivalent" or (found.ratio is not None and found.verdict == "inconclusive"):
         within = f": {_times(found.ratio, found.interval)}" if found.ratio else ""
