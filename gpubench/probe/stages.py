@@ -494,6 +494,7 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    each: type
     for each in cls.__subclasses__():
         yield each
         yield from _subclasses(each)
