@@ -15,12 +15,22 @@ Place = Literal["loader", "optimizer", "model"]
 Judged = Literal["faster", "slower", "equivalent", "inconclusive"]
 
 
+OUTCOMES: dict[str, Outcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
+"""The outcome of a trial by the verdict on the throughput. With any other verdict it is inconclusive."""
+
+
 class Saving(Struct, frozen=True):
     """A saving as a fraction of the step time or of the memory's peak; negative if the fix takes more."""
 
     estimate: float
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def of_throughput(cls, ratio: float, interval: tuple[float, float] | None) -> "Saving":
+        """Returns the saving of time by the ratio of the throughput with a fix to that without, and its interval."""
+        low, high = sorted(1 - 1 / end for end in interval) if interval else (None, None)
+        return cls(1 - 1 / ratio, low, high)
 
 
 class Cost(Struct, frozen=True):

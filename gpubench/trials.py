@@ -14,7 +14,7 @@ from gpubench import proof, units
 from gpubench.bench import Bench, stop_if_interrupted
 from gpubench.diagnosis.lines import lines_of
 from gpubench.errors import GpubenchError, OutOfMemory, WorkerLost
-from gpubench.findings import Combination, Cost, Finding, Findings, Judged, Saving, Trial
+from gpubench.findings import OUTCOMES, Combination, Cost, Finding, Findings, Judged, Saving, Trial
 from gpubench.findings import Outcome as TrialOutcome
 from gpubench.foreign_files import TRIALS
 from gpubench.host.schedule import Outcome
@@ -89,9 +89,6 @@ def saved(trial: Trial | None) -> float:
     """The estimated saving of a trial, as a fraction; 0 if there is none."""
     return trial.saving.estimate if trial and trial.saving else 0.0
 
-
-OUTCOMES: dict[str, TrialOutcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
-"""The outcome of a trial by the verdict on the throughput. With any other verdict it is inconclusive."""
 
 UNCHANGED = "without a fix"
 """What the run is called that the runs with fixes are compared with."""
@@ -232,8 +229,7 @@ def _speed_trial(fix: Mapping[str, Any], without: Outcome, with_fix: Outcome, be
         return Trial("failed", None, run, baseline, "no step was measured")
     if verdict.ratio is None:
         return Trial("inconclusive", None, run, baseline, verdict.reason)
-    low, high = sorted(1 - 1 / ratio for ratio in verdict.interval) if verdict.interval else (None, None)
-    saving = Saving(1 - 1 / verdict.ratio, low, high)
+    saving = Saving.of_throughput(verdict.ratio, verdict.interval)
     return Trial(OUTCOMES.get(verdict.verdict, "inconclusive"), saving, run, baseline, verdict.reason)
 
 

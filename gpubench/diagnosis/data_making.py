@@ -11,7 +11,7 @@ from gpubench import units
 from gpubench.data_cost import DataCost, SampleStage, WithWorkers
 from gpubench.diagnosis import code, data_needs
 from gpubench.diagnosis.case import HIGH, NOTABLE, Answers, Case, at_most, severity
-from gpubench.findings import Finding, Outcome, Saving, Trial
+from gpubench.findings import OUTCOMES, Finding, Saving, Trial
 from gpubench.loader_record import LoaderRecord, SameNumbers
 from gpubench.sampled import SampledCode, SampledFunction
 
@@ -61,10 +61,6 @@ class DataCase(Case):
         if ceiling is None or ceiling.ratio is None or ceiling.verdict == "inconclusive":
             return None
         return max(0.0, 1 - 1 / ceiling.ratio)
-
-    @property
-    def threshold(self) -> str:
-        return f"at least {units.percent(NOTABLE)} of the time of a sample"
 
     def worth(self, share: float) -> float:
         """Returns the share of training that less of a part of the samples' time can save; that of the samples
@@ -498,19 +494,13 @@ RULES = (
 """The rules about making batches."""
 
 
-_OUTCOMES: Mapping[str, Outcome] = {"faster": "confirmed", "slower": "worse", "equivalent": "no effect"}
-
-
 def tried(finding: Finding, cost: DataCost) -> Finding:
     """Adds to a finding what its number of workers has saved, if training was run with it."""
     proposed = cost.proposed
     if proposed is None or cost.ceiling is None or finding.fix != {"data.workers": proposed.workers}:
         return finding
-    saving = None
-    if proposed.ratio:
-        low, high = sorted(1 - 1 / end for end in proposed.interval) if proposed.interval else (None, None)
-        saving = Saving(1 - 1 / proposed.ratio, low, high)
-    outcome = _OUTCOMES.get(proposed.verdict, "inconclusive")
+    saving = Saving.of_throughput(proposed.ratio, proposed.interval) if proposed.ratio else None
+    outcome = OUTCOMES.get(proposed.verdict, "inconclusive")
     return msgspec.structs.replace(finding, measured=Trial(outcome, saving, proposed.run, cost.ceiling.runs[0]))
 
 

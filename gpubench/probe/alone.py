@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset, dataloader, get_worker_info
 from torch.utils.data._utils import pin_memory
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
+from .cached import tensors_in
 from .facts import peak_rss
 from .hooks import ALL_MEASURED, DATA_WAIT, MOST_LOADERS, WORKER_START, End, Probe
 from .length import FEWEST, MOST, MOST_WARMUP, Length
@@ -628,7 +629,6 @@ class Summed:
         self._each = each_batch if made == len(plain) else 1
         """The samples of what the dataset makes at a time, which may be a whole batch."""
         self.samples = round(self._each * made)
-        self._own = own
         totals: Dict[str, List[int]] = {}
         for each in plain:
             for stage, total in each["stages"].items():
@@ -774,10 +774,6 @@ def _add(totals: Dict[str, List[int]], stage: str, more: Any) -> None:
         total[place] += more[place]
 
 
-def _nothing() -> None:
-    """Stands for a weak reference to nothing."""
-
-
 def _length(dataset: Any) -> Optional[int]:
     try:
         return len(dataset)
@@ -795,21 +791,10 @@ def _start_method(loader: Any) -> str:
         return ""
 
 
-def _tensors(found: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif depth and isinstance(found, Mapping):
-        for each in found.values():
-            yield from _tensors(each, depth - 1)
-    elif depth and isinstance(found, (tuple, list)):
-        for each in found[:1000]:
-            yield from _tensors(each, depth - 1)
-
-
 def _facts_of(batch: Any) -> Optional[Dict[str, Any]]:
     """Returns the fields of `gpubench.loader_record.BatchFacts`."""
     try:
-        tensors = list(_tensors(batch))
+        tensors = tensors_in(batch)
         sizes = [each.numel() * each.element_size() for each in tensors]
         return {
             "size": sum(sizes),

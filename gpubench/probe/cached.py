@@ -50,13 +50,6 @@ class KeptBatch:
         return rebuilt(self._given, copies)
 
 
-class CachedPass:
-    """What a pass over a DataLoader has given."""
-
-    def __init__(self) -> None:
-        self.given = 0
-
-
 class CachedBatches:
     """The batches that are kept of the DataLoaders of training, by the identities of their samplers."""
 
@@ -65,7 +58,8 @@ class CachedBatches:
         self._full: Dict[int, bool] = {}
         self._seconds = 0.0
         """The time in which batches were made."""
-        self._passes: WeakKeyDictionary[Any, CachedPass] = WeakKeyDictionary()
+        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The number of batches that each pass has given."""
 
     def next(self, iterator: Any, draw: Callable[[], Any], drawn: DrawnBatches) -> Tuple[Any, Optional[KeptBatch]]:
         """Returns the next batch of a pass, and what was kept of it if it is one that was given before.
@@ -73,29 +67,26 @@ class CachedBatches:
         `draw` makes the next one, and `drawn` knows which DataLoaders train. Raises StopIteration at the end of a pass.
         """
         sampler = id(iterator._index_sampler)
-        known = self._passes.get(iterator)
-        if known is None:
-            known = self._passes[iterator] = CachedPass()
+        given = self._given.get(iterator, 0)
         if not self._full.get(sampler):
             began = monotonic()
             batch = draw()
             self._seconds += monotonic() - began
-            known.given += 1
+            self._given[iterator] = given + 1
             if drawn.is_known_to_train(iterator):
                 self._keep(sampler, iterator, KeptBatch(batch, drawn.expected(iterator)))
             return batch, None
-        if (length := _length(iterator)) is not None and known.given >= length:
+        if (length := _length(iterator)) is not None and given >= length:
             raise StopIteration
         kept = self._kept[sampler]
-        found = kept[known.given % len(kept)]
-        known.given += 1
-        iterator._num_yielded = known.given
+        found = kept[given % len(kept)]
+        self._given[iterator] = iterator._num_yielded = given + 1
         drawn.expect(iterator, found.samples)
         return found.give(), found
 
     def begin_pass(self, iterator: Any) -> None:
         """Notes that an iterator begins another pass."""
-        self._passes.pop(iterator, None)
+        self._given.pop(iterator, None)
 
     def ready(self, loader: Any) -> Any:
         """Returns an iterator of a DataLoader whose batches are kept, without starting workers; None for others."""

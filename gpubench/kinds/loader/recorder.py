@@ -17,7 +17,6 @@ from gpubench.loader_record import LoaderRecord
 from gpubench.metrics import stage_metric
 from gpubench.runs.directory import FINDINGS, LOADER
 from gpubench.runs.summary import Summary, metric_of
-from gpubench.sampled import SampledCode
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedLoaderSettings
 
@@ -73,13 +72,9 @@ class LoaderRecorder(ProgramRecorder):
         """What was seen in the repeats that were measured."""
         return [record for number, record in sorted(self._records.items()) if number != self.profiled]
 
-    _code_sampled: events.CodeSampled | None = None
-
     def take(self, event: events.Message) -> None:
         if isinstance(event, events.LoaderRefused):
             raise ProgramFailed(event.reason, event.hint)
-        if isinstance(event, events.CodeSampled):
-            self._code_sampled = event
         super().take(event)
 
     def keep(self, event: events.Message) -> bool:
@@ -138,9 +133,7 @@ class LoaderRecorder(ProgramRecorder):
     def keep_cost(self, found: DataCost) -> None:
         """Writes what the data costs, and the findings on it. Called again, it replaces them."""
         self.writer.replace(LOADER, found)
-        code = self._code_sampled
-        sampled = SampledCode(code.main, code.workers, code.calls) if code else None
-        self.conclude(self.addressed(of_data(found, sampled)))
+        self.conclude(self.addressed(of_data(found, self._sampled.get(0))))
 
     @property
     def findings(self) -> Findings | None:
