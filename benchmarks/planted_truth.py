@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpubench.probe.alone import ALONE_VARIABLE
+from gpubench.probe.fetching import ALONE_VARIABLE
 
 LARGEST, OTHER = 5e-3, 0.2e-3
 """The seconds of the cost that is planted, for each sample, and of that in every other stage."""

@@ -2,7 +2,7 @@
 
 The program runs as it would until its first update has shown which DataLoader trains. Then its batches are drawn one
 after the other, in fresh passes over the data, and the program ends. Each batch is a step of the run. How its samples
-are made is timed by `stages`, in this process or in the workers, which leave their records in the host's folder.
+are made is timed by `fetching`.
 """
 
 from __future__ import annotations
@@ -15,56 +15,38 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from importlib.util import find_spec
-from multiprocessing import queues, reduction
-from threading import Lock, get_ident
-from time import monotonic_ns, perf_counter_ns, process_time, thread_time_ns
+from threading import get_ident
+from time import monotonic_ns, perf_counter_ns, process_time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
-import torch
-from torch.utils.data import IterableDataset, dataloader, get_worker_info
-from torch.utils.data._utils import pin_memory
+from torch.utils.data import IterableDataset, dataloader
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
-from .cached import tensors_in
+from .batch_records import BatchRecords
 from .facts import peak_rss
+from .fetching import ALONE_VARIABLE, Fetchers
 from .hooks import ALL_MEASURED, DATA_WAIT, MOST_LOADERS, WORKER_START, End, Probe
 from .length import FEWEST, MOST, MOST_WARMUP, Length
+from .loader_facts import batch_facts, length_of, loader_facts, objects_of, start_method_of
 from .measured import MeasuredStep
-from .observed import SourcePlaces
-from .processes import core_delay, cpu_seconds, memory, read_bytes
-from .random_numbers import RandomStates, same_numbers
-from .reading import ReadTimes
+from .processes import cpu_seconds, memory
+from .random_numbers import same_numbers
 from .sampling import StackSampler, of_workers
-from .stages import INDEX, PIN, TRANSFER, Fetching, FileSink, StageFinder, Stages, records_in
-from .treatments import stand_in
 
 PATIENCE = 50
 """The updates after which a program without a DataLoader that trains has none."""
-ALONE_VARIABLE = "_GPUBENCH_ALONE"
-"""Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is."""
-MOST_KEPT = 20_000
-"""The samples whose times are kept."""
-MOST_SLOW, MADE_AGAIN = 8, 2
-"""The slowest samples that are made again, each so many times."""
+MADE_AGAIN = 2
+"""How often each of the slowest samples is made again."""
 RECORDED_SECONDS = 10.0
 """The time after which slow samples are not made again."""
-FEWEST_VALUES = 16
-"""The different values that tell a picture from a constant."""
 USUAL_SECONDS = 1.0
 """The time of a repeat if the host gives none."""
-DECODERS = ("PIL", "cv2", "torchvision", "turbojpeg", "simplejpeg", "imageio", "skimage")
-"""Packages that decode pictures."""
-ONE_IN = 4
-"""Of so many batches in the repeat that is recorded, the calls that read are timed in one."""
 NO_LOADER = "the program trains without a DataLoader, in whose place nothing can be drawn alone"
 NO_LOADER_HINT = "give what makes its batches, a callable that returns a dataset or a loader: --data module:callable"
 UNKNOWN_LOADER = "the DataLoader that the program trains from was made before gpubench could see it"
 UNKNOWN_HINT = "make it after the import of torch, as a torch.utils.data.DataLoader"
 NO_BATCH = "the DataLoader made no batch"
 NO_BATCH_HINT = "its dataset or its sampler is empty, or drop_last drops all: let it have one batch at least"
-
-
 SHARED_MEMORY_HINT = (
     "batches are handed over in /dev/shm: give the container more of it (the shm-size of docker), or use fewer "
     "workers, smaller batches or --data.prefetch=1"
@@ -198,179 +180,6 @@ class LoaderProbe(Probe):
         self._host.put("done")
         self._host.flush()
         raise End(1, f"gpubench cannot measure the DataLoader, and ends the program here: {reason}")
-
-
-class Fetchers:
-    """Times how batches are made, in this process or in workers."""
-
-    def __init__(self, folder: str, places: SourcePlaces) -> None:
-        self._folder = folder
-        self._places = places
-        self.stages = Stages()
-        """Those of this process."""
-        self.records: List[Dict[str, Any]] = []
-        """Those of the batches that this process has made."""
-        self.received: List[int] = [0, 0, 0]
-        self._sent: List[int] = [0, 0, 0]
-        self._indices: List[int] = [0, 0, 0]
-        self._pinned: List[int] = [0, 0, 0]
-        self._pinning = False
-        self._lock = Lock()
-        self._finder: Optional[StageFinder] = None
-
-    def install(self) -> None:
-        stand_in(dataloader._DatasetKind, "create_fetcher", self._create)
-        stand_in(pin_memory, "pin_memory", self._pin)
-        fetchers = self
-
-        class TimedPickler(reduction.ForkingPickler):
-            @classmethod
-            def dumps(cls, obj: Any, protocol: Optional[int] = None) -> Any:
-                return fetchers._timed(fetchers._sent, super().dumps, obj, protocol)
-
-            @staticmethod
-            def loads(data: Any) -> Any:  # type: ignore[override]  # as `multiprocessing.queues` calls it
-                return fetchers._timed(fetchers.received, reduction.ForkingPickler.loads, data)
-
-        queues._ForkingPickler = TimedPickler  # type: ignore[attr-defined]
-
-    def begin(self) -> None:
-        """Forgets what was timed so far."""
-        for total in (self.received, self._sent, self._indices, self._pinned):
-            total[:] = [0, 0, 0]
-        self.records.clear()
-
-    def index(self, call: Callable[..., Any], iterator: Any) -> Any:
-        if ALONE_VARIABLE not in os.environ:
-            return call(iterator)
-        return self._timed(self._indices, call, iterator)
-
-    def _pin(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if ALONE_VARIABLE not in os.environ or self._pinning:  # it calls itself for the parts of a batch
-            return call(*args, **kwargs)
-        self._pinning = True
-        try:
-            return self._timed(self._pinned, call, *args, **kwargs)
-        finally:
-            self._pinning = False
-
-    def _timed(self, total: List[int], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        began, cpu = perf_counter_ns(), thread_time_ns()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            with self._lock:
-                total[0] += perf_counter_ns() - began
-                total[1] += thread_time_ns() - cpu
-                total[2] += 1
-
-    def _create(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Makes what fetches the batches of a pass, in this process or in a worker."""
-        fetcher = call(*args, **kwargs)
-        mode = os.environ.get(ALONE_VARIABLE)
-        if mode:
-            with suppress(Exception):  # nothing of it may reach the program
-                self._observe(fetcher, recorded=mode == "recorded")
-        return fetcher
-
-    def _observe(self, fetcher: Any, *, recorded: bool) -> None:
-        info = get_worker_info()
-        if info is None:
-            sink: Callable[[Dict[str, Any]], None] = self.records.append
-        else:
-            self.stages.thread = get_ident()
-            self._lock = Lock()  # another thread may have held it when this process was forked
-            self._sent[:] = [0, 0, 0]
-            sink = FileSink(os.path.join(self._folder, f"fetched-{os.getppid()}-{os.getpid()}"))
-        if self._finder is None:
-            self._finder = StageFinder(self.stages, self._places)
-        states = RandomStates(fetcher.dataset)
-        self._finder.look_at(fetcher.dataset, fetcher.collate_fn)
-        ObservedFetching(fetcher, self, sink, info.id if info else 0, states, recorded=recorded)
-
-    def sent(self) -> List[int]:
-        """Returns the time of pickling since the last call of it."""
-        with self._lock:
-            found, self._sent[:] = list(self._sent), [0, 0, 0]
-        return found
-
-    def of_workers(self) -> List[Dict[str, Any]]:
-        """Returns the records that the workers of this process have left so far."""
-        found = []
-        prefix = f"fetched-{os.getpid()}-"
-        with suppress(OSError):
-            for name in sorted(os.listdir(self._folder)):
-                if name.startswith(prefix):
-                    found += records_in(os.path.join(self._folder, name))
-        return found
-
-    def look_again(self) -> None:
-        """Times the known functions of modules that the first batch has imported."""
-        if self._finder:
-            self._finder.find_known()
-
-    @property
-    def own(self) -> Dict[str, List[int]]:
-        """The stages of this process around the making of batches."""
-        return {INDEX: self._indices, PIN: self._pinned, TRANSFER: self.received}
-
-
-class ObservedFetching:
-    """Adds to the record of each batch what else is seen of it."""
-
-    def __init__(
-        self,
-        fetcher: Any,
-        fetchers: Fetchers,
-        sink: Callable[[Dict[str, Any]], None],
-        worker: int,
-        states: RandomStates,
-        *,
-        recorded: bool,
-    ) -> None:
-        self._fetchers = fetchers
-        self._sink = sink
-        self._worker = worker
-        self._states = states
-        self._reading = ReadTimes(fetchers.stages) if recorded else None
-        self._batches = 0
-        self._traced = False
-        self._record: Dict[str, Any] = {}
-        Fetching(fetcher, fetchers.stages, self._add)
-        self._fetch = fetcher.fetch
-        fetcher.fetch = self.fetch
-
-    def fetch(self, index: Any) -> Any:
-        self._batches += 1
-        reads = self._reading if self._batches % ONE_IN == 2 else None
-        before = read_bytes() if self._reading else None
-        delay = core_delay()
-        self._traced = reads is not None
-        if reads:
-            reads.start()
-        try:
-            batch = self._fetch(index)
-        finally:
-            if reads:
-                reads.stop()
-        if self._batches == 1:
-            self._fetchers.look_again()
-        record, self._record = self._record, {}
-        record["delay"] = max(0, min(core_delay() - delay, record["wall"] - record["cpu"]))
-        if before and (after := read_bytes()):
-            record["bytes"] = [after["asked"] - before["asked"], after["disk"] - before["disk"]]
-        if reads:
-            record["reads"], reads.found = reads.found, {}
-        if self._batches <= 2:
-            record["drew"] = self._states.drew()
-            record["repeats_knowingly"] = self._states.repeats_knowingly
-        record["sent"] = self._fetchers.sent()
-        record["places"] = self._fetchers.stages.places if self._batches <= 2 else {}
-        self._sink(record)
-        return batch
-
-    def _add(self, record: Dict[str, Any]) -> None:
-        self._record = {**record, "worker": self._worker, "first": self._batches == 1, "traced": self._traced}
 
 
 class Moment(NamedTuple):
@@ -539,13 +348,13 @@ class LoaderDrawing:
     def _found(self) -> Dict[str, Any]:
         loader, dataset, warm, end = self._loader, self._loader.dataset, self._warm, self._end
         records = self._fetchers.of_workers() if loader.num_workers else self._fetchers.records
-        summed = Summed(records, self._fetchers.own, self._samples / self.steps)
+        summed = BatchRecords(records, self._fetchers.own, self._samples / self.steps)
         again = self._make_again(summed.slowest) if self._recorded else {}
         if self._recorded:
             self._send_code()
         samples = end.samples - warm.samples
         return {
-            **_described(loader),
+            **loader_facts(loader),
             "batches": self.steps - (self._planned.warmup if self._planned else 0),
             "samples": samples,
             "wall": (end.time - warm.time) / 1e9,
@@ -564,14 +373,14 @@ class LoaderDrawing:
             ],
             "same_numbers": same_numbers(records),
             "read": summed.read(),
-            "batch": _facts_of(self._batch),
-            "objects": _objects(dataset),
+            "batch": batch_facts(self._batch),
+            "objects": objects_of(dataset),
         }
 
     def _make_again(self, slowest: List[Tuple[str, int]]) -> Dict[str, Any]:
         """Makes the slowest samples of a map-style dataset again, and as many others, and returns their times."""
         dataset = self._loader.dataset
-        length = _length(dataset)
+        length = length_of(dataset)
         if isinstance(dataset, IterableDataset) or not length or not slowest:
             return {}
         until = monotonic_ns() + round(1e9 * RECORDED_SECONDS)
@@ -581,7 +390,7 @@ class LoaderDrawing:
         sys.addaudithook(lambda event, args: opened.append(str(args[0])) if looks[0] and event == "open" else None)
         draw = random.Random(0)
         with suppress(Exception):  # an error of the program's own, which it has not had until now
-            for key, _ in slowest[:MOST_SLOW]:
+            for key, _ in slowest:
                 index = int(key)
                 for _ in range(MADE_AGAIN):
                     looks[0] = True
@@ -613,98 +422,6 @@ class LoaderDrawing:
         )
 
 
-class Summed:
-    """The records of many batches, added."""
-
-    def __init__(self, records: List[Dict[str, Any]], own: Mapping[str, List[int]], each_batch: float) -> None:
-        rest = [each for each in records if not each.get("first")] or records
-        self._rest = rest
-        self._places: Dict[str, str] = {}
-        for each in records:
-            self._places.update(each.get("places", {}))
-        plain = [each for each in rest if not each.get("traced")] or rest
-        self._plain = plain
-        self.delay = sum(each.get("delay", 0) for each in plain)
-        made = sum(each["made"] for each in plain)
-        self._each = each_batch if made == len(plain) else 1
-        """The samples of what the dataset makes at a time, which may be a whole batch."""
-        self.samples = round(self._each * made)
-        totals: Dict[str, List[int]] = {}
-        for each in plain:
-            for stage, total in each["stages"].items():
-                _add(totals, stage, total)
-            _add(totals, TRANSFER, each.get("sent", (0, 0, 0)))
-        for stage, total in own.items():  # of all batches, and of some that are not made any more
-            share = len(plain) / total[2] if total[2] else 0.0
-            _add(totals, stage, [round(share * part) for part in total])
-        self._totals = totals
-        times = [(key, wall) for each in plain for key, wall in each["samples"] if self._each == 1]
-        self._times = times[:MOST_KEPT]
-        longest: Dict[str, int] = {}
-        for key, wall in self._times:
-            longest[key] = max(wall, longest.get(key, 0))
-        self.slowest = sorted(longest.items(), key=lambda each: -each[1])[:MOST_SLOW]
-
-    def _reading(self) -> Dict[str, List[int]]:
-        """Returns the time of the calls that read by the stage that they are in, for as many samples as the stages."""
-        traced = [each for each in self._rest if "reads" in each]
-        samples = self._each * sum(each["made"] for each in traced)
-        found: Dict[str, List[int]] = {}
-        for each in traced:
-            for stage, total in each["reads"].items():
-                _add(found, stage, [round(self.samples / samples * part) for part in total])
-        return found
-
-    def stages(self) -> List[Dict[str, Any]]:
-        """Returns the stages, those with most time first."""
-        found = []
-        reading = self._reading()
-        for stage, (wall, cpu, calls) in sorted(self._totals.items(), key=lambda each: -each[1][0]):
-            if wall <= 0:
-                continue
-            kind, _, name = stage.partition(" ")
-            read, read_cpu, _ = reading.get(stage, (0, 0, 0))
-            found.append(
-                {
-                    "kind": kind,
-                    "name": name,
-                    "seconds": wall / 1e9,
-                    "cpu": max(0, min(cpu, wall)) / 1e9,
-                    "calls": calls,
-                    "place": self._places.get(stage, "")[:200],
-                    "reading": min(read, wall) / 1e9,
-                    "reading_cpu": max(0, min(read_cpu, read, wall)) / 1e9,
-                }
-            )
-        return found[:1000]
-
-    def times(self, again: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-        walls = sorted(wall for _, wall in self._times)
-        if not walls:
-            return None
-        last = len(walls) - 1
-        files, slow = again.get("files", {}), again.get("slow", {})
-        return {
-            "number": len(walls),
-            "quantiles": [walls[round(part * last / 100)] / 1e9 for part in range(101)],
-            "slowest": [
-                {"index": key, "seconds": wall / 1e9, "again": slow.get(key, []), "file": files.get(key, "")}
-                for key, wall in self.slowest
-            ],
-            "typical_again": again.get("typical", []),
-        }
-
-    def read(self) -> Optional[Dict[str, int]]:
-        found = [each for each in self._rest if "bytes" in each]
-        if not found:
-            return None
-        return {
-            "samples": round(self._each * sum(each["made"] for each in found)),
-            "asked": sum(each["bytes"][0] for each in found),
-            "disk": sum(each["bytes"][1] for each in found),
-        }
-
-
 def install(variables: Mapping[str, str]) -> None:
     """Installs the probe as `hooks.install` does."""
     global installed
@@ -717,26 +434,6 @@ def _shut_down(iterator: Any) -> None:
     if hasattr(iterator, "_shutdown_workers"):
         with suppress(Exception):  # one that has ended already
             iterator._shutdown_workers()
-
-
-def _described(loader: Any) -> Dict[str, Any]:
-    """Returns how a DataLoader runs."""
-    dataset = loader.dataset
-    return {
-        "dataset": type(dataset).__name__[:200],
-        "style": "iterable" if isinstance(dataset, IterableDataset) else "map",
-        "length": _length(dataset),
-        "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
-        "workers": loader.num_workers,
-        "start_method": _start_method(loader),
-        "prefetch": loader.prefetch_factor if loader.num_workers else None,
-        "persistent": bool(loader.persistent_workers),
-        "pin_memory": bool(loader.pin_memory),
-        "threads": 1 if loader.num_workers else torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gpus": torch.cuda.device_count(),
-        "decoders": [name for name in DECODERS if find_spec(name)],
-    }
 
 
 def _until_end(iterator: Any) -> Iterator[Any]:
@@ -759,71 +456,10 @@ def failure(error: Exception, drawn: int, loader: Any) -> Tuple[str, str]:
     if ended and loader.num_workers:
         return f"a worker of the DataLoader was killed or crashed, {where}"[:900], KILLED_HINT
     sent = "pickle" in text.lower() or isinstance(error, pickle.PicklingError)
-    if sent and loader.num_workers and _start_method(loader) != "fork":
-        message = f"the dataset cannot be sent to workers that start by {_start_method(loader)}: {text}"
+    if sent and loader.num_workers and start_method_of(loader) != "fork":
+        message = f"the dataset cannot be sent to workers that start by {start_method_of(loader)}: {text}"
         return message[:900], "define its classes and functions at the top of a module, or start the workers by fork"
     if isinstance(error, MemoryError):
         return f"there is not enough memory, {where}: {text}"[:900], KILLED_HINT
     last = text.rpartition("Error: ")[2] if type(error).__name__ in text else text
     return f"the data raised {type(error).__name__}, {where}: {last}"[:900], "output.log has the traceback"
-
-
-def _add(totals: Dict[str, List[int]], stage: str, more: Any) -> None:
-    total = totals.setdefault(stage, [0, 0, 0])
-    for place in range(3):
-        total[place] += more[place]
-
-
-def _length(dataset: Any) -> Optional[int]:
-    try:
-        return len(dataset)
-    except Exception:  # it has none
-        return None
-
-
-def _start_method(loader: Any) -> str:
-    if not loader.num_workers:
-        return ""
-    context = loader.multiprocessing_context or torch.multiprocessing
-    try:
-        return str(context.get_start_method())
-    except Exception:  # a context of the program's own
-        return ""
-
-
-def _facts_of(batch: Any) -> Optional[Dict[str, Any]]:
-    """Returns the fields of `gpubench.loader_record.BatchFacts`."""
-    try:
-        tensors = tensors_in(batch)
-        sizes = [each.numel() * each.element_size() for each in tensors]
-        return {
-            "size": sum(sizes),
-            "wide": sum(size for each, size in zip(tensors, sizes) if each.dtype is torch.float64),
-            "from_bytes": sum(size for each, size in zip(tensors, sizes) if _is_of_bytes(each)),
-            "pinned": any(each.is_pinned() for each in tensors if torch.cuda.is_available()),
-        }
-    except Exception:  # tensors of the program's own class
-        return None
-
-
-def _is_of_bytes(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor of pictures has the values of bytes, as they are or divided by 255."""
-    if not tensor.is_floating_point() or tensor.dim() < 3 or tensor.numel() < 256:
-        return False
-    part = tensor.reshape(-1)[:4096].double()
-    if part.min() < 0 or part.max() > 255:
-        return False
-    if len(part.unique()) < FEWEST_VALUES:
-        return False
-    scaled = part if part.max() > 1 else part * 255
-    return bool((scaled - scaled.round()).abs().max() < 1e-3)
-
-
-def _objects(dataset: Any) -> int:
-    """Returns the largest number of entries of a list or mapping of Python objects that a dataset holds."""
-    most, level = 0, [dataset]
-    for _ in range(3):
-        held = [each for one in level for each in getattr(one, "__dict__", {}).values()]
-        most = max([most, *(len(each) for each in held if isinstance(each, (list, dict, set, tuple)))])
-        level = [each for each in held if isinstance(each, torch.utils.data.Dataset)]
-    return most

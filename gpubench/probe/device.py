@@ -377,6 +377,11 @@ def about(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def visible_gpus() -> int:
+    """Returns the number of GPUs that this process may use; 0 if it cannot be known."""
+    return ask("the number of devices", torch.cuda.device_count) or 0
+
+
 def _used() -> range:
     """Returns the visible devices; none in a process that does not use CUDA."""
     number = ask("the number of devices", lambda: torch.cuda.device_count() if torch.cuda.is_initialized() else 0)

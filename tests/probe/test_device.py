@@ -1,8 +1,10 @@
 """The clock of the probe: which timeline the times are on, and what it does where a device answers with an error."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -190,3 +192,15 @@ def test_a_loss_that_has_no_memory_or_is_negated_lazily_has_the_value_that_it_ha
         ).tolist()
         == [0.0] * 3
     )
+
+
+ELSEWHERE = {"amp", "is_available", "is_initialized", "CUDAGraph", "nccl"}
+"""What other modules of the probe use of torch.cuda, none of which asks a device."""
+
+
+def test_no_other_module_of_the_probe_asks_a_device() -> None:
+    for path in sorted(Path(device.__file__).parent.glob("*.py")):
+        if path.name not in ("device.py", "gpus.py"):  # gpus.py asks for names, whose errors make no time unreliable
+            text = path.read_text()
+            assert set(re.findall(r"torch\.cuda\.(\w+)", text)) <= ELSEWHERE, path
+            assert "torch.accelerator" not in text, path

@@ -294,8 +294,6 @@ def asked() -> list[str]:
     return sorted(found)
 
 
-ELSEWHERE = {"amp", "is_available", "is_initialized", "CUDAGraph", "nccl"}
-"""What other modules of the probe use of torch.cuda, none of which asks a device."""
 OF_LOSSES = {"cuda.Stream", "cuda.stream", "torch.empty", "Tensor.copy_"}
 OF_MEMORY = {
     "cuda.get_device_name", "cuda.mem_get_info", "cuda.memory_allocated", "cuda.memory_reserved",
@@ -309,15 +307,6 @@ UNASKED = {
     "followed": OF_LOSSES | GUESSED | {"cuda.device_count", "Event.elapsed_time", "Event.synchronize"},
 }
 """What the loops of the test have no need of: most have an optimizer, which tells the device."""
-
-
-def test_no_other_module_of_the_probe_asks_a_device() -> None:
-    for path in sorted(Path(device.__file__).parent.glob("*.py")):
-        if path.name not in ("device.py", "gpus.py"):  # gpus.py asks for names, whose errors make no time unreliable
-            text = path.read_text()
-            assert set(re.findall(r"torch\.cuda\.(\w+)", text)) <= ELSEWHERE, path
-            assert "torch.accelerator" not in text, path
-    assert {"cuda.current_stream", "cuda.Event", "cuda.Stream", "Event.query", "Tensor.copy_"} <= set(asked())
 
 
 @pytest.mark.parametrize("how", ["timed", "recorded", "inference", "followed"])
