@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse, uneven
+from planted import Ending, Planted, drawn, fixed, levelled, nothing, slow_to_load, solve, sparse, threefold, uneven
 
 from gpubench.tuning.combination import Combination
 from gpubench.tuning.conclusion import Factor, NextRuns
 from gpubench.tuning.confirmation import Confirmation, ConfirmingRun
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Result
+from gpubench.tuning.model import EffectTerms, posterior
 from gpubench.tuning.noises import Noises, compared
 from gpubench.tuning.search import FEWEST_RUNS, Search
 
@@ -153,6 +154,29 @@ def test_the_noise_of_each_setting_is_told_from_runs_whose_effects_are_unknown()
     assert 2 < uneven_ones.factors[2, 1] < 5
     assert uneven_ones.of([(0, 0, 0, 0), (1, 1, 0, 1)]).tolist() == [1, 1]
     assert compared(runs, rates + 0.02 * rng.standard_normal(60), smooth, 0.02) == Noises()
+
+
+def test_a_dozen_runs_that_differ_three_times_as_much_as_a_dozen_others_show_a_noisier_setting() -> None:
+    runs, signs = [(number % 2,) for number in range(24)], np.tile([1, 1, -1, -1], 6)
+    for times, shown in ((3.0, True), (1.5, False)):
+        rates = 0.02 * signs * np.tile([1, times], 12)
+        assert bool(compared(runs, rates, np.zeros((24, 24)), 0.02).factors) == shown
+
+
+def test_what_is_likely_does_not_depend_on_the_random_numbers_of_a_walk() -> None:
+    """A walk that is too short stays near its beginning, so that two of them differ by 0.4 here."""
+    differences = []
+    for seed in range(4):
+        rng = np.random.default_rng([7, seed])
+        planted = threefold(rng, 0.02)
+        runs = [(0,) * 8] * 4 + [tuple(map(int, row)) for row in rng.integers(0, 2, (36, 8))]
+        rates = [planted.run(one).rate or 0.0 for one in runs]
+        one, other = (
+            posterior(EffectTerms([2] * 8), runs, rates, np.linspace(0, 1, 40).tolist(), lambda _: 0.02, walk)
+            for walk in (np.random.default_rng(0), np.random.default_rng(1))
+        )
+        differences.append(np.abs(one.certainty - other.certainty).max())
+    assert np.mean(differences) < 0.3
 
 
 def test_runs_that_prove_the_gain_are_not_those_by_which_the_combination_was_chosen() -> None:
