@@ -376,6 +376,7 @@ def test_what_is_known_is_there_at_any_time() -> None:
         assert found.gain is None or block.stage == "confirming"
         assert {one.factor for one in search.standing()} == {one.name for one in planted.factors}
         planned.append(search.planned())
+    planned.append(search.planned())
     assert planned[-1].total == planned[-1].done == len(planted.made)
     assert all(plan.total <= planned[0].most for plan in planned)
     assert all(one.gain and one.gain.low <= one.gain.ratio <= one.gain.high for one in search.standing())
