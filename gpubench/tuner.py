@@ -133,6 +133,7 @@ def look(base: Configuration[Any], bench: Bench, folder: SearchFolder, wishes: W
         workload=dict(run.workload),
         world_size=_ranks(run),
         device=run.summary.environment.device if run.summary.environment else None,
+        ready_data=recorder.ready_data,
         precision=None if of_program and subject.on_gpu else str(settings.get("precision") or "fp32"),
         treatments=treatments,
         untried=untried,

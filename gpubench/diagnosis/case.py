@@ -103,6 +103,13 @@ class ReadyData(NamedTuple):
     run: str
     """The run that has measured it."""
 
+    @property
+    def found(self) -> str:
+        return (
+            f"with data that is always ready the program is {units.digits(self.ratio)} times as fast, as gpubench "
+            f"loader has measured in {self.run}"
+        )
+
 
 @dataclass(frozen=True)
 class ProfileCase(Case):

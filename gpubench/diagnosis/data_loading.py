@@ -192,10 +192,7 @@ def _evidence(case: ProfileCase) -> list[str]:
             "for its batches" + (f"; {found.summary}" if found and found.summary else "")
         )
     if case.ready:
-        evidence.append(
-            f"with data that is always ready the program is {units.digits(case.ready.ratio)} times as fast, as "
-            f"gpubench loader has measured in {case.ready.run}"
-        )
+        evidence.append(case.ready.found)
     evidence += [*code.sampled_evidence(found), *code.idle_workers(case)]
     evidence += case.idle_starts_evidence()
     device, loading = case.rank.device, case.rank.idle.get("data_loader", 0)

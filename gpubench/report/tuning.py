@@ -195,6 +195,8 @@ def _certainty(tuning: Tuning, found: Conclusion) -> Iterator[Block]:
     if _is_busy(found):
         advice = "for a narrower result," if tuning.keep else "for a result,"
         yield Paragraph(f"this machine is busy: {advice} search again while nothing else runs on it", "warning")
+    if (ready := tuning.ready_data) and ready.ratio > 1:
+        yield Paragraph(f"{ready.found}: no settings of the data alone gain more")
     if tuning.keep and (unsure := _by_proof(tuning, found)[1]):
         names = units.listed(map(said, unsure))
         yield Paragraph(f"also kept, because the gain was proved with them, but not proved by themselves: {names}")

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gpubench import foreign_files
 from gpubench.compare.losses import DEFAULT, Margin, Outcome
+from gpubench.diagnosis.case import ReadyData
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.patches.result import ProvedPatch
 from gpubench.runs.directory import write_document
@@ -83,6 +84,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The ranks of the first run."""
     device: str | None = None
     """The name of the device."""
+    ready_data: ReadyData | None = None
+    """What `gpubench loader` has measured of the program with data that is always ready; None if it has not."""
     precision: str | None
     """The type in which the baseline computes, which decides how large rounding errors are; None if it is unknown."""
     treatments: list[Treatment]

@@ -16,6 +16,7 @@ from rich.text import Text
 from gpubench import units
 from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
+from gpubench.diagnosis.case import ReadyData
 from gpubench.errors import GpubenchError, Interrupted, OutOfMemory, RunDirectoryError, RunFailed, SettingsError
 from gpubench.gain import Gain
 from gpubench.metrics import PEAKS
@@ -84,6 +85,7 @@ class Program(Bench):
             is_open=False,
             in_code=lambda changes: "",
             source={},
+            ready_data=None,
             seconds=[1.0] * len(paces),
         )
         summary = SimpleNamespace(get=metrics.get, metrics=list(metrics.values()), missed={})
@@ -295,6 +297,14 @@ def test_the_runs_and_the_time_of_the_first_look_are_counted_apart(tmp_path: Pat
     )
     said = "25 s are too little: the first look took 20 s, a run takes 10 s, and 9 runs can prove one setting"
     assert said in report.headline(short)
+
+
+def test_what_the_loader_has_measured_of_the_program_is_said_as_the_limit_of_its_data(tmp_path: Path) -> None:
+    found = searched(tmp_path, Program(tmp_path, planted))
+    known = msgspec.structs.replace(found, ready_data=ReadyData(2.1, "results/loader/one"))
+    said = " ".join(Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, known)).split())
+    assert "2.10 times as fast, as gpubench loader has measured in results/loader/one: no settings of the data" in said
+    assert "gpubench loader" not in Terminal(quiet=True, verbosity=0).render(report.document(tmp_path, found))
 
 
 @pytest.mark.parametrize("changes", [{"samples": 8}, {}])
