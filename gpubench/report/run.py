@@ -62,7 +62,7 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 """What stands beside the summary in --json: name, file and type."""
 MOST_LINKS = 6  # runs of one command that a page leads to
 DAMAGED = "restore it from a copy, or leave --json out"
-UNKNOWN_SAMPLES = "the number of samples in a step is unknown: set it by --samples-per-step N to get a throughput"
+UNKNOWN_SAMPLES = "the number of samples in a step is unknown"
 
 
 def to_json(paths: Sequence[Path], comparisons: Comparisons | None = None) -> str:
@@ -354,7 +354,9 @@ def _metrics_in_text(run: RunEvidence, own: KindReport) -> Iterator[Block]:
         if run.summary.timed_by:
             yield Paragraph(f"times are from {run.summary.timed_by}", "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics:
-            yield Paragraph(UNKNOWN_SAMPLES)
+            can_be_set = "training.samples_per_step" in run.settings
+            hint = ": set it by --samples-per-step N to get a throughput" if can_be_set else ""
+            yield Paragraph(UNKNOWN_SAMPLES + hint)
     elif not (run.untimed or run.kind.diagnosed):
         yield Paragraph(own.without_metrics(run))
     yield Paragraph(ceilings(run), on=Medium.DETAILS, listed=True)
