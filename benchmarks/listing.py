@@ -28,6 +28,13 @@ BENCHMARKS = (
         6,
     ),
     Benchmark(
+        "probe-overhead",
+        "How much does gpubench slow a program of the user down, and is its step time correct?",
+        ("benchmarks/probe_overhead.py",),
+        "at most 30 us of CPU time in a step; the step time within 0.5 % of the program's own stopwatch",
+        2,
+    ),
+    Benchmark(
         "data-cost",
         "Does `loader` say where the time of a sample goes, and how fast the loader is?",
         ("benchmarks/data_cost.py",),
