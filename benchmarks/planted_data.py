@@ -100,7 +100,8 @@ class Making:
             TRUTH.spend("getitem")
             sample = self.load(index)
             if CASE.stage == "read":
-                with (FOLDER / f"{index % FILES}.bin").open("rb", buffering=0) as file, TRUTH.of("read"):
+                path = FOLDER / f"{index % FILES}.bin"
+                with TRUTH.of("read"), path.open("rb", buffering=0) as file:  # to open a file is a part of reading it
                     while file.read(CHUNK):
                         pass
             elif CASE.stage == "packed":

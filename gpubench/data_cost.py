@@ -158,9 +158,8 @@ class _Sum:
 def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) -> list[SampleStage]:
     """Returns the stages of a sample as means over the records, those with most time first.
 
-    The calls that read are timed in the recorded repeat alone. They become a stage of their own by the shares that they
-    have there of the time in which a stage computes and of that in which it waits: a machine that is busier in one of
-    the repeats slows one of these down and not the other.
+    The calls that read are timed in the recorded repeat alone: by the share that they have of a stage there they become
+    a stage of their own.
     """
     sums: dict[_Key, _Sum] = {}
     places: dict[_Key, str] = {}
@@ -168,18 +167,18 @@ def stages_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) ->
     of = list(records) or [one for one in [recorded] if one]
     for record in of:
         parts = len(of) * max(1, record.stage_samples)
+        delayed = _delayed(record)
         for one in record.stages:
             key = (one.kind, one.name)
             places[key] = places.get(key) or one.place
-            computed, _ = _divided(one.seconds, one.cpu, record)
-            sums.setdefault(key, _Sum()).add(one.seconds / parts, computed / parts, one.calls / parts)
+            cpu = one.cpu + delayed * (one.seconds - one.cpu)
+            sums.setdefault(key, _Sum()).add(one.seconds / parts, cpu / parts, one.calls / parts)
     for key, found in list(sums.items()):
         known = reading.get(key)
         if known and known.reading > 0 and key[0] not in ("read", "transfer"):
-            computed, waited = _divided(known.reading, known.reading_cpu, recorded or of[0])
-            all_computed, all_waited = _divided(known.seconds, known.cpu, recorded or of[0])
-            cpu = found.cpu * _share(computed, all_computed)
-            seconds = cpu + (found.seconds - found.cpu) * _share(waited, all_waited)
+            seconds = found.seconds * known.reading / known.seconds
+            computed = known.reading_cpu + _delayed(recorded or of[0]) * (known.reading - known.reading_cpu)
+            cpu = min(found.cpu, seconds * computed / known.reading)
             found.add(-seconds, -cpu, 0.0)
             sums.setdefault(_READ, _Sum()).add(seconds, cpu, 0.0)
     whole = sum(found.seconds for found in sums.values()) or 1.0
@@ -201,16 +200,6 @@ def delay_of(records: Sequence[LoaderRecord], recorded: LoaderRecord | None) -> 
         _delayed(one) * sum(each.seconds - each.cpu for each in one.stages) / max(1, one.stage_samples) for one in of
     ]
     return sum(known) / max(1, len(known))
-
-
-def _share(part: float, whole: float) -> float:
-    return min(1.0, part / whole) if whole > 0 else 0.0
-
-
-def _divided(seconds: float, cpu: float, record: LoaderRecord) -> tuple[float, float]:
-    """Returns the time in which a part of a record computed or waited for a core to do so, and the rest of it."""
-    computed = cpu + _delayed(record) * (seconds - cpu)
-    return computed, seconds - computed
 
 
 def _delayed(record: LoaderRecord) -> float:

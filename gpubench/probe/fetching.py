@@ -21,7 +21,7 @@ from .treatments import stand_in
 
 ALONE_VARIABLE = "_GPUBENCH_ALONE"
 """Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is."""
-ONE_IN = 4
+ONE_IN = 2
 """Of so many batches in the repeat that is recorded, the calls that read are timed in one."""
 
 
@@ -167,7 +167,7 @@ class ObservedFetching:
 
     def fetch(self, index: Any) -> Any:
         self._batches += 1
-        reads = self._reading if self._batches % ONE_IN == 2 else None
+        reads = self._reading if self._batches % ONE_IN == 0 else None
         before = read_bytes() if self._reading else None
         delay = core_delay()
         self._traced = reads is not None

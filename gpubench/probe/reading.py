@@ -29,6 +29,8 @@ class ReadTimes:
         """Wall time and CPU time in nanoseconds, by stage."""
         self._stages = stages
         self._began = self._cpu = 0
+        self._call: Any = None
+        """The function that reads now, and when it began."""
         self._before: Any = None
 
     def start(self) -> None:
@@ -41,16 +43,19 @@ class ReadTimes:
             sys.setprofile(None)
 
     def _see(self, frame: Any, event: str, call: Any) -> None:
+        """Reads the clock first where a call ends, and last where one begins: a small read takes a microsecond."""
+        now = perf_counter_ns()
         if event == "c_call":
             if call.__name__ in NAMES and _reads_file(call):
-                self._began, self._cpu = perf_counter_ns(), thread_time_ns()
-        elif self._began and event[:2] == "c_" and call.__name__ in NAMES and _reads_file(call):
-            wall, cpu = perf_counter_ns() - self._began, thread_time_ns() - self._cpu
-            self._began = 0
+                self._call = call
+                self._cpu = thread_time_ns()
+                self._began = perf_counter_ns()
+        elif call is self._call is not None:  # it returns, or raises an error
             total = self.found.setdefault(self._stages.current, [0, 0, 0])
-            total[0] += wall
-            total[1] += cpu
+            total[0] += now - self._began
+            total[1] += thread_time_ns() - self._cpu
             total[2] += 1
+            self._call = None
 
 
 def _reads_file(call: Any) -> bool:

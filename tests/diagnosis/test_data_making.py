@@ -166,12 +166,3 @@ def test_reading_is_split_from_the_stages_that_it_is_in() -> None:
     assert stages["read"].seconds == pytest.approx(3.0 / 800)
     assert stages["dataset"].seconds == pytest.approx(1.0 / 800)
     assert sum(one.share for one in stages.values()) == pytest.approx(1)
-
-
-def test_what_only_computes_in_a_stage_keeps_its_share_if_another_repeat_computes_more_slowly() -> None:
-    recorded = changed(stages=[StageTime("dataset", "", 8.0, 4.0, 800, reading=4.0, reading_cpu=4.0)])
-    slowed = changed(stages=[StageTime("dataset", "", 12.0, 8.0, 800)])
-    stages: dict[str, SampleStage] = {one.kind: one for one in stages_of([slowed], recorded)}
-    assert stages["read"].seconds == pytest.approx(8.0 / 800)
-    assert stages["dataset"].seconds == pytest.approx(4.0 / 800)
-    assert stages["dataset"].cpu == 0
