@@ -18,7 +18,6 @@ cached    training with --vs data.cached=true beside a program edited to use its
 import argparse
 import importlib.util
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -30,15 +29,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import bars
 from planted_truth import Case
 from processes import reason
+from ratios import Ratio
 from tables import table
-
-from gpubench.runs.stats import student_interval
 
 HERE = Path(__file__).resolve().parent
 POINTS = 0.03
@@ -298,13 +296,6 @@ def judge(found: Sequence[Judged]) -> Iterator[bars.Bar]:
     yield bars.every("samples whose shares together are 100 %", whole, len(found))
 
 
-def ratio(what: str, pairs: Sequence[tuple[float, float]], margin: float) -> bars.Bar:
-    logs = [math.log(ours / theirs) for ours, theirs in pairs]
-    interval = student_interval(logs)
-    ends = interval and (math.exp(interval[0]), math.exp(interval[1]))
-    return bars.near_one(what, math.exp(fmean(logs)), ends, margin)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=len(cases()), help="only so many of the planted programs")
@@ -338,7 +329,7 @@ def main() -> int:
     return bars.conclude(
         [
             *judge(found),
-            ratio("loader alone / bare loop, throughput", alone, THROUGHPUT),
+            Ratio.of_pairs(alone).bar("loader alone / bare loop, throughput", THROUGHPUT),
             bars.at_most(
                 "cost of the stopwatches, of a sample",
                 max(0.0, extra / sample),
@@ -346,7 +337,9 @@ def main() -> int:
                 "{:.2%}",
                 f"{extra * 1e6:.1f} us of {sample * 1e3:.2f} ms, by turns in one process",
             ),
-            ratio("data.cached / a program that uses its batches again, steps in a second", cached, THROUGHPUT),
+            Ratio.of_pairs(cached).bar(
+                "data.cached / a program that uses its batches again, steps in a second", THROUGHPUT
+            ),
         ]
     )
 

@@ -31,10 +31,9 @@ import bars
 import environments
 from environments import Environment
 from processes import reason
+from ratios import Ratio
 from subject import CLAIM, STOPWATCH, Subject
 from tables import table
-
-from gpubench.runs.stats import student_interval
 
 HERE = Path(__file__).resolve().parent
 COST_BAR = 0.01
@@ -181,26 +180,6 @@ def alternate(subject: Subject, units: int, steps: int) -> list[float]:
     command = [sys.executable, str(HERE / "peers" / "alternation.py"), str(units), str(steps)]
     found: list[float] = json.loads(run(command, subject.inside(subject.path / "alternation")))
     return found
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The geometric mean of paired ratios, with its 95 % interval, which is None for fewer than two ratios."""
-
-    estimate: float
-    interval: tuple[float, float] | None
-
-    @classmethod
-    def of(cls, logs: Sequence[float]) -> "Ratio":
-        interval = student_interval(logs)
-        return cls(math.exp(fmean(logs)), interval and (math.exp(interval[0]), math.exp(interval[1])))
-
-    def __str__(self) -> str:
-        interval = f" [{self.interval[0]:.4f}, {self.interval[1]:.4f}]" if self.interval else ""
-        return f"{self.estimate:.4f}{interval}"
-
-    def bar(self, what: str, margin: float) -> bars.Bar:
-        return bars.near_one(what, self.estimate, self.interval, margin)
 
 
 def row(contender: Contender, bare: Contender) -> list[str]:

@@ -16,17 +16,16 @@ processes differ among themselves by more than the probe costs.
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from gpubench.runs.stats import student_interval
+import bars
+from ratios import Ratio
 
 COST_BAR = 30e-6
 CLAIM_BAR = 0.005
@@ -135,13 +134,6 @@ def probed(folder: Path, steps: int) -> tuple[float, float]:
     return float(times[last] - times[first - 1]) / window["steps"], claimed
 
 
-def ratio(logs: Sequence[float]) -> str:
-    """Returns the geometric mean of the ratios with its 95 % interval."""
-    interval = student_interval(logs)
-    bounds = f" [{math.exp(interval[0]):.4f}, {math.exp(interval[1]):.4f}]" if interval else ""
-    return f"{math.exp(fmean(logs)):.4f}{bounds}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks in one process")
@@ -149,7 +141,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes with and without the probe")
     parser.add_argument("--steps", type=int, default=1000, help="steps of a fresh process")
     options = parser.parse_args()
-    costs, claims, slower = added(options.blocks, options.block), [], []
+    costs = added(options.blocks, options.block)
+    claims: list[tuple[float, float]] = []
+    slower: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="gpubench-probe-") as name:
         for number in range(options.rounds):
             folder = Path(name, str(number))
@@ -158,14 +152,16 @@ def main() -> int:
                 (own, claimed), free = probed(folder, options.steps), alone(folder, options.steps)
             else:
                 free, (own, claimed) = alone(folder, options.steps), probed(folder, options.steps)
-            claims.append(math.log(claimed / own))
-            slower.append(math.log(own / free))
-    cost, claim = median(costs), math.exp(fmean(claims))
-    print(f"cost, alternating in one process: {cost * 1e6:.1f} us a step (bar: {COST_BAR * 1e6:.0f})")
-    print(f"    which is 0.5 % of a step of {cost / 0.005 * 1e3:.1f} ms")
-    print(f"claim: gpubench / stopwatch {ratio(claims)} (bar: 1 within {CLAIM_BAR:.1%})")
-    print(f"fresh processes: probed / alone {ratio(slower)}")
-    return int(cost > COST_BAR or abs(claim - 1) > CLAIM_BAR)
+            claims.append((claimed, own))
+            slower.append((own, free))
+    step = median(free for _, free in slower)
+    print(f"fresh processes with steps of {step * 1e3:.2f} ms: probed / alone {Ratio.of_pairs(slower)}")
+    return bars.conclude(
+        [
+            bars.at_most("CPU time of the probe in a step", 1e6 * median(costs), 1e6 * COST_BAR, "{:.1f} us"),
+            Ratio.of_pairs(claims).bar("step time / the program's stopwatch", CLAIM_BAR),
+        ]
+    )
 
 
 if __name__ == "__main__":
