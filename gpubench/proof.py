@@ -24,6 +24,7 @@ from gpubench.settings.keys import in_words
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CommandSettings
 
+UNPROVED = "its own part of the gain is not proved"
 ROUNDS, FEWEST = 6, 3
 """The runs of each version without a time limit, and at least: one has no interval, and two have a very wide one."""
 
@@ -64,9 +65,11 @@ def make(
     folder: Path,
     findings: Sequence[EditedFinding] = (),
     file: str = FILE,
+    unproved: Sequence[str] = (),
 ) -> ProvedPatch:
     """Writes a patch into a folder, and returns what it has; without an edit there is no file.
 
+    `unproved` are the settings that were tried with those of the patch, and are not in it.
     Raises OSError if it cannot be written.
     """
     from gpubench.patches import by_finding, diff, text  # which load libcst
@@ -94,7 +97,8 @@ def make(
         content = diff.written(patch.files, text.comments(edits), lambda name, lines: text.heading(edits, name, lines))
         replace(folder / file, content)
     changed = {name: diff.lines_changed(versions) for name, versions in patch.files.items()}
-    return ProvedPatch(changed=changed, edits=edits, left=patch.left)
+    left = patch.left | dict.fromkeys(unproved if edits else (), UNPROVED)
+    return ProvedPatch(changed=changed, edits=edits, left=left)
 
 
 def editable(findings: Sequence[str]) -> list[str]:

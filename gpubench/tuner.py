@@ -299,12 +299,13 @@ class Tuner:
         if program is None or found is None or not self.tuning.keep:
             return
         parts = [self._proved(one, found) for one in found.established]
-        patch = proof.make(parts, program, self._folder.path)
-        gain = found.gain if len(parts) == len(found.contributions) and not patch.left else None
-        patch = msgspec.structs.replace(patch, settings_gain=gain)
+        unproved = [one for one in found.contributions if one not in found.established]
+        others = [key for one in unproved for key in self.tuning.of_level(one.factor, one.level)]
+        patch = proof.make(parts, program, self._folder.path, unproved=others)
         if not patch.changed:
             self._keep(patch=patch if patch.left else None)
             return
+        patch = msgspec.structs.replace(patch, settings_gain=None if patch.left else found.gain)
         budget = self.tuning.budget
         left = None if budget is None else budget - (time.monotonic() - self._began)
         rounds = proof.rounds_in(left, self.seconds_a_run() or 1.0)

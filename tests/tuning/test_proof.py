@@ -86,6 +86,16 @@ def test_a_patch_has_what_each_of_its_hunks_contributes(tmp_path: Path) -> None:
     assert (tmp_path / "train.py").read_text() == PLAIN
 
 
+def test_settings_whose_part_is_not_proved_are_left_out_and_named(tmp_path: Path) -> None:
+    program = proof.PatchedProgram(CommandSettings(command="python train.py", directory=tmp_path), {}, "")
+    (tmp_path / "train.py").write_text(PLAIN)
+    threads = [proof.ProvedSettings({"performance.cpu_threads": 1}, "")]
+    patch = proof.make(threads, program, tmp_path, unproved=["data.prefetch"])
+    assert patch.changed
+    assert patch.left == {"data.prefetch": proof.UNPROVED}
+    assert not proof.make([], program, tmp_path, unproved=["data.prefetch"]).left, "there is no patch"
+
+
 def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
     patch, bench = made(tmp_path), Pair(tmp_path, 0.5, observed={"data.workers": 2})
     found = proof.prove(patch, SIDES, bench, float("inf"), None)
