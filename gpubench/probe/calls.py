@@ -27,7 +27,7 @@ from torch.utils.data import dataloader, get_worker_info
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .hooks import DATA_WAIT, FORWARD, Probe
 from .measured import MeasuredStep
-from .modules import parameters_of
+from .modules import first_parameter, parameters_of
 from .observed import autocast_of, device_of
 from .timeline import LONGEST_PERIOD, LoopPart
 from .treatments import compiled_graphs, is_compiling, stand_in, unwrapped
@@ -227,7 +227,7 @@ class CallProbe(Probe):
         self._timeline.part.graphs = compiled_graphs()
         self._timeline.end_part(id(module))
         if len(self._roots) > self._reported:
-            first = next(parameters_of(module), None)
+            first = first_parameter(module)
             self._autocast = autocast_of(first) if first is not None else None
             self._treatments.apply_to(list(self._roots.values()), updated=False)
         self._advance()
@@ -261,7 +261,7 @@ class CallProbe(Probe):
 
 def _computes(module: torch.nn.Module) -> bool:
     """Tells whether a module can be the model, unlike a transform of images, a loss, or one in a loader's worker."""
-    return get_worker_info() is None and next(parameters_of(module), None) is not None
+    return get_worker_info() is None and first_parameter(module) is not None
 
 
 def _in_module() -> bool:

@@ -15,7 +15,7 @@ action is not. `doubt` says what remains uncertain.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Mapping
@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence
 
-from .modules import parameters_of
+from .modules import first_parameter, parameters_of
 from .observed import first_tensor, is_vector
 from .treatments import unwrapped
 
@@ -124,8 +124,8 @@ class GivenSamples:
         """The updates by the optimizer that had samples to count."""
         self._doubts: dict[str, tuple[int, str]] = {}
         """What is uncertain by the name of the reason: (number of times, the last one in words)."""
-        self._made: deque[StorageWeakRef] = deque(maxlen=MOST_MADE)
-        """Where the modules' last results are."""
+        self._made: dict[Any, StorageWeakRef] = {}
+        """Where the modules' last results are, by what identifies a storage."""
         self._looks = MOST_LOOKS
         self._latest: ModuleCall | None = None
         """The last call, if its samples are its own."""
@@ -155,8 +155,7 @@ class GivenSamples:
         tensor, shape = _first(given)
         if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self._is_made(tensor):
             return
-        parameter = next(parameters_of(root), None)
-        version = getattr(parameter, "_version", 0)
+        version = getattr(first_parameter(root), "_version", 0)
         again = [each for each in mine.calls[-LATEST:] if each.tensor and each.tensor() is tensor]
         again += [each for each in mine.counted if each.tensor and each.tensor() is tensor and each.version != version]
         if tensor is not None and again:
@@ -179,7 +178,11 @@ class GivenSamples:
         """Notes what a call of an outermost module has returned."""
         try:
             if (tensor := first_tensor(result)) is not None:
-                self._made.append(StorageWeakRef(tensor.untyped_storage()))
+                storage = tensor.untyped_storage()
+                self._made.pop(storage._cdata, None)  # one that was freed may have had its place
+                self._made[storage._cdata] = StorageWeakRef(storage)
+                if len(self._made) > MOST_MADE:
+                    del self._made[next(iter(self._made))]
         except Exception:  # of the program's own class, or a tensor without a storage
             pass
 
@@ -294,10 +297,10 @@ class GivenSamples:
 
     def _is_made(self, tensor: torch.Tensor | None) -> bool:
         try:
-            found = tensor is not None and tensor.untyped_storage()._cdata
+            found = self._made.get(tensor.untyped_storage()._cdata) if tensor is not None else None
         except Exception:  # it has no storage
             return False
-        return any(each.cdata == found and not each.expired() for each in self._made)
+        return found is not None and not found.expired()
 
     def doubt(self) -> str:
         """Returns why the number of samples is uncertain, as a sentence; empty if nothing shows that it is."""

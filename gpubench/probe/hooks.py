@@ -45,7 +45,7 @@ from .host import Host, tell
 from .length import MOST_WARMUP, OVERRUN, Length, fitting, shortened, usual
 from .lines import CallLines
 from .measured import MeasuredStep
-from .modules import parameters_of
+from .modules import first_parameter, parameters_of
 from .observed import SourcePlaces, autocast_of, first_tensor, of_loader, of_optimizers, of_process, samples_in
 from .own_optimizers import own_optimizers
 from .recording import ProbeRecording, is_profiled
@@ -528,7 +528,7 @@ class Probe:
         """Treats a module of the class of an outermost one as one itself, such as a copy that an inner loop trains."""
         adopts = type(module) in self._wrapped - self._frozen_classes and not self._following
         if adopts and module.training and torch.is_grad_enabled():
-            first = next(parameters_of(module), None)
+            first = first_parameter(module)
             if first is not None and first.requires_grad:
                 self._add_root(module)
                 return True
@@ -1175,7 +1175,7 @@ class Probe:
             return
         if inner and not self._drawn.tells:
             self._given.layer(module, args, kwargs)
-        first = next(parameters_of(module), None)
+        first = first_parameter(module)
         if first is not None:
             self._autocast = autocast_of(first) or self._autocast
         if not inner and any(parameter.requires_grad for parameter in parameters_of(module)):
@@ -1466,7 +1466,7 @@ def _nothing() -> None:
 
 def _is_model(module: torch.nn.Module) -> bool:
     """Tells whether a module has layers with parameters, unlike a layer by itself, whose class others may share."""
-    return next(module.children(), None) is not None and next(parameters_of(module), None) is not None
+    return next(module.children(), None) is not None and first_parameter(module) is not None
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
