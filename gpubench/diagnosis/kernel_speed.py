@@ -59,6 +59,8 @@ def below_ceiling(case: ProfileCase) -> Answers:
     Attention in separate operators, products of odd shapes, and kernels so short that their fixed cost counts have
     other rules.
     """
+    if case.rank.device is None:
+        return
     left = [one for one in case.rank.operators if _is_slow(case, one)]
     for group in _GROUPS:
         found = [one for one in left if group.belongs(one.name)]
