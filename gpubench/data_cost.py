@@ -100,7 +100,8 @@ class Proposed(Struct, frozen=True):
     ratio: float | None
     interval: tuple[float, float] | None
     verdict: str
-    run: str | None
+    runs: tuple[str, str]
+    """The run directories of training as it is, and of that with as many workers."""
 
 
 class DataCost(Struct, frozen=True):

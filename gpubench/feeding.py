@@ -74,13 +74,8 @@ def with_ready_data(run: Configuration[Any], cost: DataCost, terminal: Any) -> I
     """Trains as the program does, with data that is always ready and with the number of workers that feeds it."""
     bench = Bench(kind_of(PROGRAM), terminal)
     base = _training(run, {}, "as it is")
-    changes: list[dict[str, Any]] = [{CACHED: True}]
-    best = needs.fastest(cost)
-    if best and best.workers != cost.record.workers and cost.record.style == "map":
-        changes.append({WORKERS: best.workers})
-    variants = [base, *(_training(run, change, _label(change)) for change in changes)]
-    without, ready, *more = bench.run(variants, independent=True)
-    stop_if_interrupted([without, ready, *more])
+    without, ready = bench.run([base, _training(run, {CACHED: True}, "data always ready")], independent=True)
+    stop_if_interrupted([without, ready])
     for outcome in (without, ready):
         if outcome.error:
             raise outcome.error
@@ -92,14 +87,16 @@ def with_ready_data(run: Configuration[Any], cost: DataCost, terminal: Any) -> I
         ours, theirs, verdict.ratio, verdict.interval, verdict.verdict, (_name(without), _name(ready))
     )
     cost = msgspec.structs.replace(cost, ceiling=ceiling)
-    if more and best and (found := bench.throughput(without, more[0])):
-        proposed = Proposed(best.workers, found.ratio, found.interval, found.verdict, _name(more[0]))
-        cost = msgspec.structs.replace(cost, proposed=proposed)
     yield cost
-
-
-def _label(change: dict[str, Any]) -> str:
-    return "data always ready" if CACHED in change else f"{change[WORKERS]} workers"
+    wanted = needs.needed(cost)
+    if wanted is None or wanted.workers == cost.record.workers or cost.record.style != "map":
+        return
+    fed = _training(run, {WORKERS: wanted.workers}, f"{wanted.workers} workers")
+    again, more = bench.run([base, fed], independent=True)  # which runs are neighbours in time decides what they tell
+    stop_if_interrupted([again, more])
+    if found := bench.throughput(again, more):
+        proposed = Proposed(wanted.workers, found.ratio, found.interval, found.verdict, (_name(again), _name(more)))
+        yield msgspec.structs.replace(cost, proposed=proposed)
 
 
 def _training(run: Configuration[Any], changes: dict[str, Any], variant: str) -> Configuration[Any]:

@@ -24,8 +24,6 @@ NOT_SHARED = 0.5
 """The share of its growth by which the shared memory of a worker has to shrink, if objects were copied on write."""
 SLOW_START = 1.0
 """The seconds from which on the start of workers is long."""
-CLOSE = 0.02
-"""Numbers of workers whose throughputs differ by less are alike."""
 SPARE_CORES = 1.2
 """The cores that the processes of a loader keep busy beyond one each, from which on these compute with threads."""
 UNPROVED = 0.1
@@ -111,37 +109,33 @@ def _same(one: SameNumbers) -> str:
 
 def workers(case: DataCase) -> Answers:
     """Yields that there are too few workers, or more than help."""
-    best, alone, own = data_needs.fastest(case.cost), case.alone, case.record.workers
-    if best is None or alone is None or alone.throughput is None or best.throughput is None:
+    cost, alone, own = case.cost, case.alone, case.record.workers
+    best, least, needed = data_needs.fastest(cost), data_needs.as_fast(cost), data_needs.needed(cost)
+    if not (best and least and needed and needed.throughput and alone and alone.throughput):
         return
-    least = next(
-        one
-        for one in case.cost.scaling
-        if one.throughput and one.throughput.value >= (1 - CLOSE) * best.throughput.value
-    )
     rates = [
         f"{units.rate(one.throughput.value, 'samples/s')} with {_number(one.workers)}"
-        for one in dict.fromkeys((alone, least, best))
+        for one in dict.fromkeys((alone, needed, least, best))
         if one.throughput
     ]
     evidence = [f"the loader alone makes {units.listed(rates)}"]
     waits = case.saving
-    if own < least.workers and (waits is None or waits >= NOTABLE):
-        share = 1 - alone.throughput.value / best.throughput.value
+    if own < needed.workers and (waits is None or waits >= NOTABLE):
+        share = 1 - alone.throughput.value / needed.throughput.value
         yield Finding(
             id="too-few-workers",
-            title=f"with {_number(own)} batches come more slowly than with {least.workers}",
+            title=f"with {_number(own)} batches come more slowly than with {needed.workers}",
             severity=severity(case.worth(share)),
             evidence=evidence,
             cause="the process that trains makes every batch itself, between two steps"
             if not own
             else "the workers cannot make batches as fast as training takes them",
-            advice=f"load batches in {units.counted(least.workers, 'worker')}",
-            fix=case.fix(data__workers=least.workers),
+            advice=f"load batches in {units.counted(needed.workers, 'worker')}",
+            fix=case.fix(data__workers=needed.workers),
             place="loader",
             expected=case.expected(share),
-            threshold=f"at least {units.percent(CLOSE)} more samples a second, where training waits for data for at "
-            f"least {units.percent(NOTABLE)} of its time",
+            threshold=f"at least {units.percent(data_needs.CLOSE)} more samples a second, where training waits for "
+            f"data for at least {units.percent(NOTABLE)} of its time",
         )
     elif own > least.workers and own > 1:
         memory = f", each with {units.size(alone.memory)} of memory" if alone.memory else ""
@@ -154,7 +148,7 @@ def workers(case: DataCase) -> Answers:
             advice=f"start {units.counted(least.workers, 'worker')}" if least.workers else "start no workers",
             fix=case.fix(data__workers=least.workers),
             place="loader",
-            threshold=f"a smaller number of workers makes at least {units.percent(1 - CLOSE)} of the samples",
+            threshold=f"a smaller number of workers makes {units.percent(1 - data_needs.CLOSE)} of the samples or more",
         )
 
 
@@ -497,11 +491,12 @@ RULES = (
 def tried(finding: Finding, cost: DataCost) -> Finding:
     """Adds to a finding what its number of workers has saved, if training was run with it."""
     proposed = cost.proposed
-    if proposed is None or cost.ceiling is None or finding.fix != {"data.workers": proposed.workers}:
+    if proposed is None or finding.fix != {"data.workers": proposed.workers}:
         return finding
     saving = Saving.of_throughput(proposed.ratio, proposed.interval) if proposed.ratio else None
     outcome = OUTCOMES.get(proposed.verdict, "inconclusive")
-    return msgspec.structs.replace(finding, measured=Trial(outcome, saving, proposed.run, cost.ceiling.runs[0]))
+    before, after = proposed.runs
+    return msgspec.structs.replace(finding, measured=Trial(outcome, saving, after, before))
 
 
 def settings_of(record: LoaderRecord) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from gpubench.loader_record import SlowSample
 
 ENOUGH = 0.98
 """The share of what training takes that a loader has to make to feed it."""
+CLOSE = 0.02
+"""Numbers of workers whose throughputs differ by less are alike."""
 BUSY_CORES = 0.85
 """The share of the cores from which on these limit."""
 BUSY_MAIN = 0.8
@@ -43,6 +45,21 @@ def fastest(found: DataCost) -> WithWorkers | None:
     """The number of workers with the highest throughput."""
     known = [one for one in found.scaling if one.throughput]
     return max(known, key=lambda one: one.throughput.value if one.throughput else 0.0, default=None)
+
+
+def as_fast(found: DataCost) -> WithWorkers | None:
+    """The smallest number of workers with nearly the highest throughput."""
+    best = fastest(found)
+    if best is None or best.throughput is None:
+        return None
+    least = (1 - CLOSE) * best.throughput.value
+    return next(one for one in found.scaling if one.throughput and one.throughput.value >= least)
+
+
+def needed(found: DataCost) -> WithWorkers | None:
+    """The number of workers to have: the smallest one that feeds training, or else one that is as fast as any."""
+    known = found.ceiling is not None and found.ceiling.verdict != "inconclusive"
+    return (enough(found) if known else None) or as_fast(found)
 
 
 def sentence(found: DataCost) -> str:

@@ -69,7 +69,7 @@ CEILING = ReadyCeiling(Estimate(100), Estimate(200), 2.0, (1.9, 2.1), "faster", 
 
 def test_more_workers_are_proposed_with_what_they_were_measured_to_save() -> None:
     more = [*cost().scaling, scaled(4, 190)]
-    proposed = Proposed(4, 1.6, (1.5, 1.7), "faster", "c")
+    proposed = Proposed(4, 1.6, (1.5, 1.7), "faster", ("b", "c"))
     found = findings(cost(scaling=more, ceiling=CEILING, proposed=proposed))["too-few-workers"]
     assert found.fix == {"data.workers": 4}
     assert found.measured
@@ -166,3 +166,12 @@ def test_reading_is_split_from_the_stages_that_it_is_in() -> None:
     assert stages["read"].seconds == pytest.approx(3.0 / 800)
     assert stages["dataset"].seconds == pytest.approx(1.0 / 800)
     assert sum(one.share for one in stages.values()) == pytest.approx(1)
+
+
+def test_the_finding_wants_as_many_workers_as_feed_training_and_no_more() -> None:
+    scaling = [scaled(0, 60), scaled(2, 120), scaled(4, 199), scaled(8, 400)]
+    known = cost(changed(workers=0, start_method="", prefetch=None), scaling=scaling, ceiling=CEILING)
+    assert "4 workers make enough" in data_needs.sentence(known)
+    assert findings(known)["too-few-workers"].fix == {"data.workers": 4}
+    unknown = cost(changed(workers=0, start_method="", prefetch=None), scaling=scaling)
+    assert findings(unknown)["too-few-workers"].fix == {"data.workers": 8}
