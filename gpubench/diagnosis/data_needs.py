@@ -34,8 +34,11 @@ class Slow:
 
 
 def enough(found: DataCost) -> WithWorkers | None:
-    """The smallest number of workers with which the loader makes as much as training takes; None if none does."""
-    if found.ceiling is None:
+    """The smallest number of workers with which the loader makes as much as training takes.
+
+    None if none does, or if it is not known how much training takes.
+    """
+    if found.ceiling is None or found.ceiling.verdict == "inconclusive":
         return None
     wanted = ENOUGH * found.ceiling.ready.value
     return next((one for one in found.scaling if one.throughput and one.throughput.value >= wanted), None)
@@ -58,8 +61,7 @@ def as_fast(found: DataCost) -> WithWorkers | None:
 
 def needed(found: DataCost) -> WithWorkers | None:
     """The number of workers to have: the smallest one that feeds training, or else one that is as fast as any."""
-    known = found.ceiling is not None and found.ceiling.verdict != "inconclusive"
-    return (enough(found) if known else None) or as_fast(found)
+    return enough(found) or as_fast(found)
 
 
 def sentence(found: DataCost) -> str:

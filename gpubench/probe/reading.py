@@ -30,7 +30,7 @@ class ReadTimes:
         self._stages = stages
         self._began = self._cpu = 0
         self._call: Any = None
-        """The function that reads now, and when it began."""
+        """The function that reads now, since `_began`; None between two reads."""
         self._before: Any = None
 
     def start(self) -> None:
