@@ -46,6 +46,15 @@ class Release:
         return self >= Release(2, 9)
 
     @property
+    def records_frees_safely(self) -> bool:
+        """Whether the allocator's history can keep the stacks of frees while an exception is raised.
+
+        In 2.11 taking a stack loses that exception. Activation checkpointing raises one to end a recomputation, and the
+        backward pass then fails with a SystemError, on an H100 and on the simulated CUDA; with 2.12 it does not.
+        """
+        return self >= Release(2, 12)
+
+    @property
     def reduces_scatter_separately(self) -> bool:
         """Whether FSDP2 can reduce-scatter in a process group of its own."""
         return self >= Release(2, 13)

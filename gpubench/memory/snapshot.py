@@ -50,8 +50,9 @@ class FrameInfo(Struct, frozen=True, gc=False):
 
     python: bool
     mark: Phase | None = None
-    node: bool = False
-    """Whether it is a Python frame that evaluates an autograd node written in Python."""
+    called: bool = False
+    """Whether it is a Python frame that autograd's engine may call: of a node written in Python, or of a mode that sees
+    each operator, which the engine takes along into its own threads, and the wrapper that PyTorch puts around it."""
     place: str = ""
     """The file:line of a Python frame, or the file alone if the line is unknown."""
     users: bool = False
@@ -92,7 +93,8 @@ _PATTERNS = [
     (phase, re.compile(rf"(?:.*/)?torch/{file}$"), re.compile(rf"{_CLASS}(?:{name})$")) for phase, file, name in _MARKS
 ]
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::|THPEngine_run_backward")
-_NODE = re.compile(r"(?:.*/)?torch/autograd/function\.py$")
+_CALLED = re.compile(r"(?:.*/)?torch/(autograd/function|_compile)\.py$")
+_MODE = re.compile(rf"{_CLASS}__torch_dispatch__$")
 _WORKSPACE = re.compile(r"getCUDABlasLtWorkspace|getNewWorkspace|cublasSetWorkspace|getCurrentCUDABlasHandle")
 _OPERATOR = re.compile(r"at::_ops::(?!(?:new_)?empty|resize)(?P<name>\w+?)(?:_[A-Z]\w*|_out)?::(?:call|redispatch)\b")
 _LIBRARY = re.compile(
@@ -124,7 +126,7 @@ def frame_info(frame: Frame) -> FrameInfo:
     return FrameInfo(
         python=True,
         mark=next(marks, None),
-        node=_NODE.match(file) is not None,
+        called=_CALLED.match(file) is not None or _MODE.match(name) is not None,
         place=f"{'/'.join(file.split('/')[-2:])}{f':{frame.line}' if 0 < frame.line <= LAST_LINE else ''}",
         users=_LIBRARY.match(file) is None,
     )
@@ -148,8 +150,8 @@ def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
 def _phase(python: Sequence[FrameInfo], engine: bool) -> Phase | None:
     marks = [one.mark for one in python if one.mark]
     innermost = marks[0] if marks else None
-    # On autograd's own threads the outermost Python frame may be a node's.
-    backward = engine or "backward" in marks or (bool(python) and python[-1].node)
+    # On autograd's own threads the outermost Python frame is one that the engine called; else it is a module's.
+    backward = engine or "backward" in marks or (bool(python) and python[-1].called)
     return "backward" if backward and innermost in (None, "forward", "loss") else innermost
 
 
@@ -392,12 +394,19 @@ def _phases(events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache
     """The phases, from stacks, else from annotations, else from the neighbouring events.
 
     Autograd's own threads have no Python frames: if other events of the same kind have a stack, one without any is of
-    the backward pass.
+    the backward pass. A free that is recorded without a stack of its own has that of its allocation, which says nothing
+    about it.
     """
     stacked = {event.action for event in events if event.frames}
     by_name = announced([event.time_us for event in events], found.external_annotations)
     known: list[Phase | None] = []
+    given: dict[int, Any] = {}
     for event, name in zip(events, by_name, strict=True):
+        if event.action == _GIVEN:
+            given[event.addr] = event.frames
+        elif event.frames and event.frames is given.get(event.addr):
+            known.append(name)
+            continue
         bare = not event.frames and event.action in stacked
         known.append(stacks.info(event.frames).phase or name or ("backward" if bare else None))
     return filled(known)

@@ -190,6 +190,12 @@ def test_a_run_that_is_out_of_memory_keeps_what_held_it_and_where(tmp_path: Path
     assert read.peak.level.allocated == pytest.approx(found.peak.level.allocated, rel=0.01)
 
 
+def test_a_run_that_computes_activations_again_is_recorded(tmp_path: Path) -> None:
+    # BERT ends a recomputation early, by an exception through which the allocator frees memory.
+    options = ("--model=bert-tiny", "--batch-size=2", "--model.activation_checkpointing=true", "--device=cuda")
+    assert footprint_of(followed(tmp_path, *options)).peak.stage == "steady"
+
+
 # --- What was predicted
 
 

@@ -207,6 +207,22 @@ def test_what_a_checkpoint_does_again_is_of_the_backward_pass(file: Path) -> Non
     ]  # fmt: skip
 
 
+def test_operators_that_a_mode_sees_in_a_thread_of_autograd_are_of_the_backward_pass(file: Path) -> None:
+    seen = [frame("__call__", f"{TORCH}/_ops.py"), frame("__torch_dispatch__", "/home/me/mode.py")]
+    wrapped = [*seen, frame("_fn", f"{TORCH}/_dynamo/eval_frame.py"), frame("inner", f"{TORCH}/_compile.py")]
+    events = [alloc(0, 8, [*wrapped, *FORWARD]), alloc(512, 8, wrapped), alloc(1024, 8, seen)]
+    found = one(file, snapshot(events)).history
+    assert [found.phase for found in found.allocations] == ["forward", "backward", "backward"]
+
+
+def test_a_free_with_the_stack_of_its_allocation_is_of_the_phase_in_which_it_happens(file: Path) -> None:
+    given = alloc(0, 8, FORWARD)
+    freed = [{**one, "frames": given["frames"]} for one in free(0, 8)]  # the same object, as in PyTorch's files
+    events = flat(given, alloc(512, 8, BACKWARD), freed, alloc(1024, 8, BACKWARD))
+    found = one(file, snapshot(events)).history
+    assert [mark.phase for mark in found.marks] == ["forward", "backward"]
+
+
 def test_a_function_of_autograd_is_forward_where_it_is_called_there(file: Path) -> None:
     custom = [frame("forward", "/home/me/ops.py"), frame("apply", f"{TORCH}/autograd/function.py"), *FORWARD]
     assert one(file, snapshot([alloc(0, 8, custom)])).history.allocations[0].phase == "forward"

@@ -45,8 +45,9 @@ class Wire(Transport):
         return payload if self._nccl else super().stage(payload)
 
     def send_payload(self, payload: Tensor) -> None:
-        self._messages.put(payload.clone())
-        torch.cuda.current_stream(DEVICE).synchronize()
+        copy = payload.clone()
+        torch.cuda.current_stream(DEVICE).synchronize()  # the receiver reads it on a stream of its own
+        self._messages.put(copy)
 
     def receive_payload(self, size: int) -> Tensor:
         payload = self._messages.get()

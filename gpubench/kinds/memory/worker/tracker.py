@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from gpubench import releases
 from gpubench.channel import Activity
 from gpubench.errors import ModelError
 from gpubench.kinds.training.worker.rank import build_loop, open_feed
@@ -331,8 +332,9 @@ def recorded(device: torch.device, path: Path) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
+    context = "all" if releases.installed().records_frees_safely else "alloc"
     # Python stacks only: with C++ stacks a large snapshot takes minutes to write.
-    torch.cuda.memory._record_memory_history(max_entries=EVENTS, stacks="python")
+    torch.cuda.memory._record_memory_history(max_entries=EVENTS, context=context, stacks="python")
     try:
         yield
     finally:
