@@ -18,7 +18,6 @@ cached    training with --vs data.cached=true beside a program edited to use its
 import argparse
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from typing import Any
 
 import bars
 from planted_truth import Case
-from processes import reason
+from processes import reason, without_settings
 from ratios import Ratio
 from tables import table
 
@@ -152,8 +151,7 @@ class Programs:
         packages.mkdir()
         shutil.copy(HERE / "planted_truth.py", packages)
         shutil.copy(HERE / "planted_data.py", place / "train.py")
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-        self._environment |= {"PYTHONPATH": f"{packages}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+        self._environment = without_settings(packages, HERE.parent, OMP_NUM_THREADS="1")
 
     def judge(self, case: Case) -> Judged:
         folder = self._folder()

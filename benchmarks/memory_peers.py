@@ -14,7 +14,6 @@ and 800 MB.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import environments
 import msgspec
 from memory_check import Check
 from memory_subject import PARTS, Subject
-from processes import Spent, observe, reason
+from processes import Spent, observe, reason, without_settings
 from tables import table
 
 from gpubench.hardware import find_by_key
@@ -94,10 +93,8 @@ class Estimator:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of an estimator: one thread, no network, no GPU, no gpubench settings."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-        path = os.pathsep.join(str(one) for one in (HERE.parent, HERE, self.folder) if one)
-        quiet = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-        return clean | quiet | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return without_settings(HERE.parent, HERE, self.folder, **quiet)
 
     def row(self, subject: Subject, measured: Answer | None) -> list[str]:
         if subject not in self.answers:

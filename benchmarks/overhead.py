@@ -18,7 +18,6 @@ interval is too wide to decide. Therefore gpubench's loop and the bare loop also
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from statistics import fmean
 import bars
 import environments
 from environments import Environment
-from processes import reason
+from processes import reason, without_settings
 from ratios import Ratio
 from subject import CLAIM, STOPWATCH, Subject
 from tables import table
@@ -135,8 +134,7 @@ def contenders() -> list[Contender]:
 
 def run(command: Sequence[str], subject: Subject) -> str:
     """Return the output of `command`, which runs without settings of gpubench in the environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    environment |= {**subject.environment(), "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+    environment = without_settings(HERE.parent, HERE, **subject.environment())
     done = subprocess.run(
         command, env=environment, cwd=subject.path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )

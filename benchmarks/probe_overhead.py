@@ -16,7 +16,6 @@ processes differ among themselves by more than the probe costs.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import bars
+from processes import without_settings
 from ratios import Ratio
 
 COST_BAR = 30e-6
@@ -123,8 +123,7 @@ def probed(folder: Path, steps: int) -> tuple[float, float]:
         str(folder / "results"),
     ]
     command = [sys.executable, "-m", "gpubench", "train-bench", "-q", *options, "--", *program]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    subprocess.run(command, check=True, timeout=PATIENCE, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=PATIENCE, env=without_settings(), stdout=subprocess.DEVNULL)
     times = json.loads((folder / "probed").read_text())
     path = max((folder / "results").glob("*/*/summary.json"))
     window = json.loads(path.read_text())["steady"][0]

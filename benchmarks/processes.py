@@ -27,6 +27,16 @@ class Spent:
     """The peak of the resident memory: of the largest process, or of all together if all were sampled."""
 
 
+def without_settings(*folders: str | Path | None, **variables: str) -> dict[str, str]:
+    """Return this process's environment without settings of gpubench and with `variables`.
+
+    Python finds modules in `folders` first, and then where it finds them here: PyTorch's image may lack what is needed.
+    """
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
+    path = os.pathsep.join(str(one) for one in (*folders, clean.get("PYTHONPATH")) if one)
+    return clean | {"PYTHONPATH": path} | variables
+
+
 def observe(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, family: bool = False
 ) -> tuple[str, Spent]:

@@ -7,7 +7,6 @@ a result: the exit code is 1 only if a benchmark did not complete.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import msgspec
 from bars import STOPPED
 from listing import BENCHMARKS, GPU, Benchmark
 from page import page, references
-from processes import last_words, reason, run_for
+from processes import last_words, reason, run_for, without_settings
 from records import PYTHON, ROOT, Machine, Record, keep, recall
 from tables import table
 
@@ -79,8 +78,7 @@ def attempt(benchmark: Benchmark, machine: Machine, limit: float) -> Record:
     """Run a benchmark for at most `limit` seconds."""
     with tempfile.TemporaryDirectory(prefix="gpubench-suite-") as folder:
         judged = Path(folder) / "bars.json"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-        environment |= {bars.VARIABLE: str(judged), "PYTHONUNBUFFERED": "1"}
+        environment = without_settings(**{bars.VARIABLE: str(judged), "PYTHONUNBUFFERED": "1"})
         began = time.monotonic()
         ended = run_for([sys.executable, *benchmark.command], limit, ROOT, environment)
         seconds = time.monotonic() - began

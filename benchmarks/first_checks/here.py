@@ -1,7 +1,6 @@
 """The machine that a check runs on, and how it runs a program of first_programs/ there: alone, or by gpubench."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from processes import last_words, run_for
+from processes import last_words, run_for, without_settings
 
 from gpubench.devices import Gpu
 from gpubench.tuning.result import FILE, Tuning, read
@@ -83,8 +82,7 @@ class Here:
 
 
 def _run(command: Sequence[str], folder: Path, limit: float = PATIENCE) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUBENCH_")}
-    ended = run_for(command, limit, folder, environment, together=True, patience=CLEANING)
+    ended = run_for(command, limit, folder, without_settings(), together=True, patience=CLEANING)
     if ended.code is None:
         raise Failed(f"not done after {limit:.0f} s")
     if ended.code:
