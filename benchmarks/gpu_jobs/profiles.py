@@ -10,18 +10,21 @@ from gpu_jobs.card import Card
 from gpu_jobs.job import REHEARSED, TINY_BERT, TINY_GPT2, TINY_RESNET, VERIFY, Job, cli
 
 PROFILE = ("--repeats=1", "--training.warmup_steps=10", "--training.seconds=3", "--logging.graph=false")
-NO_SHAPES = "--profiling.record_shapes=false"  # and so no finding on memory, whose fix would compile for a minute
+NO_SHAPES = "--profiling.record_shapes=false"  # for smaller traces
 
 
 def profiles(card: Card) -> Iterator[Job]:
-    """Each fault is worth more than noise on an H200, and sized so that others do not hide it."""
+    """Each fault is worth more than noise on an H200, and sized so that others do not hide it.
+
+    Fixes are tried in turns, among them torch.compile, which takes a minute.
+    """
     resnet, gpt2, unet = card.batch("resnet50", 128), card.batch("gpt2", 8), card.batch("sd15-unet", 8)
     for name, shows, finds, seconds, tiny, options in (
         (
             "nchw",
             f"{card.half} convolutions in NCHW, batch {resnet}",
             "nchw-convolutions",
-            70.0,
+            140.0,
             TINY_RESNET,
             (
                 "--model=resnet50",
@@ -34,7 +37,7 @@ def profiles(card: Card) -> Iterator[Job]:
             "fp32",
             f"matrix products in full fp32, batch {gpt2}",
             "fp32-products",
-            70.0,
+            140.0,
             TINY_GPT2,
             ("--model=gpt2", "--precision=fp32", f"--batch-size={gpt2}"),
         ),

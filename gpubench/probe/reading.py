@@ -50,7 +50,7 @@ class ReadTimes:
                 self._call = call
                 self._cpu = thread_time_ns()
                 self._began = perf_counter_ns()
-        elif call is self._call is not None:  # it returns, or raises an error
+        elif self._call is not None and call == self._call:  # from Python 3.12 on it is another object than at its call
             total = self.found.setdefault(self._stages.current, [0, 0, 0])
             total[0] += now - self._began
             total[1] += thread_time_ns() - self._cpu
