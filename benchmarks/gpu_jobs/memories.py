@@ -42,7 +42,7 @@ def memories(card: Card) -> Iterator[Job]:
             f"memory-{preset}-{precision}-{optimizer}{'-checkpointing' * checkpointing}",
             options,
             f"{preset}, {precision}, {optimizer}{', checkpointing' * checkpointing}, batch {batch}",
-            60.0 if preset == "sd15-unet" else 35.0,
+            60.0 if preset == "sd15-unet" else 30.0,
             REHEARSED[preset],
             fits=bool(batch),
         )

@@ -9,12 +9,12 @@ TINY = ("--device=cpu", "--unet=tiny", "--precision=fp32", "--steps=4", "--sampl
 
 def pipelines(card: Card) -> tuple[Job, ...]:
     """Two ranks share the GPU, so that they show whether the result is right, and not what is fast."""
-    one, two = _pipe("sd15", "fp16", 1, 20, 4, 60.0), _pipe("sd15", "fp16", 2, 20, 4, 110.0)
+    one, two = _pipe("sd15", "fp16", 1, 20, 4, 45.0), _pipe("sd15", "fp16", 2, 20, 4, 60.0)
     judged = Job(
         "compare-ranks",
         ("-m", "gpubench", "compare", f"{OUTPUT}/{one.name}", f"{OUTPUT}/{two.name}"),
         "one rank against two that share the GPU, judged",
-        20.0,
+        5.0,
         after=(one.name, two.name),
     )
     return (two, one, judged, _pipe("sdxl", "bf16" if card.modern else "fp16", 2, 8, 2, 90.0))

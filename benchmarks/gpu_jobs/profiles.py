@@ -24,7 +24,7 @@ def profiles(card: Card) -> Iterator[Job]:
             "nchw",
             f"{card.half} convolutions in NCHW, batch {resnet}",
             "nchw-convolutions",
-            140.0,
+            100.0,
             TINY_RESNET,
             (
                 "--model=resnet50",
@@ -37,7 +37,7 @@ def profiles(card: Card) -> Iterator[Job]:
             "fp32",
             f"matrix products in full fp32, batch {gpt2}",
             "fp32-products",
-            140.0,
+            100.0,
             TINY_GPT2,
             ("--model=gpt2", "--precision=fp32", f"--batch-size={gpt2}"),
         ),

@@ -71,7 +71,7 @@ def overhead(card: Card) -> tuple[Job, ...]:
                 *(f"--batch-size={batch}", "--steps=30", "--logging.graph=false"),
             ),
             f"runs that are all alike against each other, GPT-2, batch {batch}: how often they are called different",
-            90.0,
+            125.0,
             (
                 *("--device=cpu", "--model=gpt2-tiny", "--performance.cpu_threads=1", "--steps=10"),
                 *("--training.warmup_steps=2", "--batch-size=4", "--precision=fp32"),

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpubench.channel import Activity
 from gpubench.kinds.memory.predicted_device import Target
-from gpubench.kinds.memory.worker.predict import predict, simulated_ranks
+from gpubench.kinds.memory.worker.predict import ALGORITHMS, predict, simulated_ranks
 from gpubench.kinds.memory.worker.tracker import AllocationTracker, measure
 from gpubench.memory.allocation_log import AllocationLog, Category, Phase, PhaseStart, classify
 from gpubench.ranks import Ranks
@@ -313,7 +313,7 @@ def test_what_nccl_takes_is_said_not_to_be_counted() -> None:
     alone = predict(_settings("resnet-tiny", world_size=1), gpu, Activity(), 1).log
     ddp = predict(_settings("resnet-tiny"), gpu, Activity(), 1).log
     fsdp2 = predict(_settings("resnet-tiny", strategy="fsdp2"), gpu, Activity(), 1).log
-    assert alone.notes == installed().notes
+    assert alone.notes == [*installed().notes, ALGORITHMS]
     assert "rank 0 of 2" in ddp.notes[-1]
     assert "NCCL" in ddp.notes[-1]
     assert "streams" in fsdp2.notes[-1]
