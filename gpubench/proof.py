@@ -14,6 +14,7 @@ from gpubench import units
 from gpubench.bench import Bench
 from gpubench.compare.evidence import open_run
 from gpubench.compare.losses import Margin
+from gpubench.compare.result import Comparison
 from gpubench.errors import GpubenchError, Interrupted
 from gpubench.foreign_files import replace
 from gpubench.gain import Gain
@@ -108,9 +109,9 @@ def editable(findings: Sequence[str]) -> list[str]:
     return [one for one in findings if one in IDIOMS]
 
 
-def rounds_in(seconds: float | None, each: float) -> int:
+def rounds_in(seconds: float | None, each: float, versions: int = 2) -> int:
     """The runs of each version for which there is time; 0 if there is too little. None is no limit."""
-    fitting = ROUNDS if seconds is None else int(seconds / (2 * max(each, 1e-3)))
+    fitting = ROUNDS if seconds is None else int(seconds / (versions * max(each, 1e-3)))
     return min(ROUNDS, fitting) if fitting >= FEWEST else 0
 
 
@@ -119,11 +120,12 @@ def prove(
 ) -> ProvedPatch:
     """Runs the program as it was and as patched, interleaved, and adds to the patch what they show.
 
-    `sides` are both complete configurations, and what still runs at the time `until` is interrupted. Raises
-    Interrupted if the user interrupts.
+    `sides` are both complete configurations. A third one has the settings that the patch is made of: their gain is then
+    that of the same rounds, with the same runs of the program as it was, so that both can be compared. What still runs
+    at the time `until` is interrupted. Raises Interrupted if the user interrupts.
     """
-    rounds = sides[0].settings.measurement.repeats
-    order = [side for number in range(rounds) for side in ((0, 1) if number % 2 == 0 else (1, 0))]
+    rounds, numbers = sides[0].settings.measurement.repeats, range(len(sides))
+    order = [side for number in range(rounds) for side in (numbers if number % 2 == 0 else reversed(numbers))]
     try:
         with bench.terminal.errors_only():
             outcomes = bench.run(sides, order=order, until=until)
@@ -138,18 +140,19 @@ def prove(
 
 
 def judged(patch: ProvedPatch, outcomes: Sequence[Outcome], bench: Bench, margin: Margin | None) -> ProvedPatch:
-    """Adds to a patch what the runs of the program as it was and as patched show."""
-    before, after = outcomes
+    """Adds to a patch what the runs of the program show: as it was, as patched, and with the settings if they ran."""
+    before, after, *with_settings = outcomes
     runs = [one.recorder.writer.path.name for one in outcomes]
     found = msgspec.structs.replace(patch, runs=runs, rounds=min(one.recorder.completed() for one in outcomes))
-    comparisons = bench.compare([before, after], ["throughput"], loss_margin=margin)
-    verdict = next(iter(comparisons.comparisons[0].verdicts), None) if comparisons else None
-    if comparisons is None or verdict is None:
+    for one in with_settings:
+        compared = _compared(before, one, bench, margin)
+        found = msgspec.structs.replace(found, settings_gain=_gain(compared) if compared else None)
+    comparison = _compared(before, after, bench, margin)
+    if comparison is None:
         error = after.error or before.error
         return msgspec.structs.replace(found, reason=error.message if error else "no step was measured")
-    sameness = comparisons.comparisons[0].sameness
+    gain, sameness, (verdict, *_) = _gain(comparison), comparison.sameness, comparison.verdicts
     refused = sameness.undecidable
-    gain = Gain(verdict.ratio, *verdict.interval) if verdict.ratio and verdict.interval and not refused else None
     reason = refused.reason if refused else verdict.reason or "its runs differ too much to tell how fast it is"
     return msgspec.structs.replace(
         found,
@@ -160,6 +163,20 @@ def judged(patch: ProvedPatch, outcomes: Sequence[Outcome], bench: Bench, margin
         idle=_idle(patch.edits, after.recorder.writer.path),
         reason="" if gain else reason,
     )
+
+
+def _compared(before: Outcome, after: Outcome, bench: Bench, margin: Margin | None) -> Comparison | None:
+    """The comparison of the throughput of two versions; None if one of them has no step."""
+    found = bench.compare([before, after], ["throughput"], loss_margin=margin)
+    return found.comparisons[0] if found and found.comparisons[0].verdicts else None
+
+
+def _gain(comparison: Comparison) -> Gain | None:
+    """The gain that a comparison shows; None if the runs do not tell, or cannot be compared."""
+    verdict = comparison.verdicts[0]
+    if comparison.sameness.undecidable or verdict.ratio is None or verdict.interval is None:
+        return None
+    return Gain(verdict.ratio, *verdict.interval)
 
 
 def _idle(edits: Sequence[PatchEdit], run: Path) -> dict[str, str]:

@@ -47,8 +47,9 @@ MOST_LOOKS = 10
 """How many times its time limit is proposed to a search whose limit is too short for the first look."""
 MOST_STEPS = 50
 """The measured steps of a run where the user sets no number: a search gains more by more runs than by longer ones."""
-UNCHANGED, PATCHED = "unchanged", "patched"
-"""What the baseline is called among the combinations that run with it, and the program with the best settings in it."""
+UNCHANGED, PATCHED, SET = "unchanged", "patched", "with the settings"
+"""What the baseline is called among the combinations that run with it, the program with the best settings in it, and
+the program with these settings from outside."""
 PATCH_SHARE = 0.15
 """The share of the time limit that is kept to run the patch of a program."""
 OTHER_BATCH = "another batch size is other work: train to the same loss to judge it"
@@ -293,7 +294,8 @@ class Tuner:
         """Makes a patch of the program with the settings whose part of the gain is established, and runs it.
 
         Does nothing for a model of gpubench, and without such settings. The time that is left decides how often it is
-        run. Raises Interrupted if the user interrupts the runs; the patch is written before.
+        run, and whether the program with the settings from outside runs beside it. Raises Interrupted if the user
+        interrupts the runs; the patch is written before.
         """
         found, program = self.tuning.conclusion, self._program()
         if program is None or found is None or not self.tuning.keep:
@@ -308,20 +310,24 @@ class Tuner:
         patch = msgspec.structs.replace(patch, settings_gain=None if patch.left else found.gain)
         budget = self.tuning.budget
         left = None if budget is None else budget - (time.monotonic() - self._began)
-        rounds = proof.rounds_in(left, self.seconds_a_run() or 1.0)
+        each = self.seconds_a_run() or 1.0
+        beside = proof.rounds_in(left, each, versions=3)
+        rounds = beside or proof.rounds_in(left, each)
         patch = msgspec.structs.replace(patch, reason="the time limit left none for it" if not rounds else "")
         self._keep(patch=patch)
         proof.describe(patch, program, self._folder.path)
         changes = self._base.takes(TRIED) | {"measurement.repeats": max(1, rounds)}
         file = os.path.relpath(self._folder.path / PATCH_FILE)
-        as_it_was, patched = (
+        edited = {one.key: one.value for one in patch.edits}
+        as_it_was, patched, with_settings = (
             self._folder.variant(self._base, changes | more, self._bench).called(variant=label)
-            for more, label in (({}, UNCHANGED), ({PATCH: file}, PATCHED))
+            for more, label in (({}, UNCHANGED), ({PATCH: file}, PATCHED), (edited, SET))
         )
         if not rounds:
             permit([patched], self._bench.terminal)  # so that --apply knows it
             return
-        patch = proof.prove(patch, [as_it_was, patched], self._bench, self._end, self.tuning.loss_margin)
+        sides = [as_it_was, patched, *[with_settings][: bool(beside)]]
+        patch = proof.prove(patch, sides, self._bench, self._end, self.tuning.loss_margin)
         self._keep(patch=patch)
         proof.describe(patch, program, self._folder.path)
 

@@ -35,13 +35,14 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
     left: dict[str, str] = {}
     """The proved settings and the findings for which it has no edit, each with the reason or what to do by hand."""
     runs: list[str] = []
-    """The run directories of the program as it was and as patched; empty if the patch was not run."""
+    """The run directories of the program as it was, as patched, and with the settings from outside if that was run;
+    empty if the patch was not run."""
     gain: Gain | None = None
     """The throughput as patched, divided by that as it was; None if the runs do not tell."""
     settings_gain: Gain | None = None
-    """The same of the settings, applied from outside."""
+    """The same of the settings from outside: in the same rounds if there was time for it, else in the search."""
     rounds: int = 0
-    """The runs of each of the two."""
+    """The runs of each version."""
     work: str = "unknown"
     """What was found of the work of the patched program, as in a comparison."""
     loss: str = "unknown"
@@ -62,6 +63,11 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
         return bool(self.gain and self.gain.low > 1) and self.work != "less" and self.loss != "harmed"
 
     @property
+    def ran_beside_settings(self) -> bool:
+        """Whether the gain of the settings is that of the same rounds."""
+        return len(self.runs) > 2 and self.settings_gain is not None
+
+    @property
     def differs(self) -> bool:
         """Whether the gain of the patch is not that of the settings, beyond their intervals."""
         ours, theirs = self.gain, self.settings_gain
@@ -76,7 +82,8 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
             return f"run as patched: {self.reason}"
         work = {"same": "the same work", "less": "less work", "more": "more work", "scaled": "other samples in a step"}
         done = work.get(self.work, "its work is unknown")
-        return f"run as patched: {self.gain}, {done}, loss {self.loss}"
+        beside = f" ({self.settings_gain} by the settings from outside)" if self.ran_beside_settings else ""
+        return f"run as patched: {self.gain}{beside}, {done}, loss {self.loss}"
 
     @property
     def remarks(self) -> list[str]:

@@ -24,11 +24,12 @@ from gpubench.report import patches
 from gpubench.report.document import Document
 from gpubench.settings.programs import CommandSettings
 
-SIDES: Any = [SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))] * 2
+SIDE: Any = SimpleNamespace(settings=SimpleNamespace(measurement=SimpleNamespace(repeats=4)))
+SIDES = [SIDE] * 2
 
 
 class Pair(Bench):
-    """Stands in for the runs of both versions, of which the patched one takes `pace` times as long."""
+    """Stands in for the runs of all versions, of which all but the first take `pace` times as long."""
 
     def __init__(self, folder: Path, pace: float, *, error: Any = None, observed: Any = None, **changes: Any) -> None:
         self.terminal: Any = SimpleNamespace(errors_only=contextlib.nullcontext)
@@ -42,7 +43,7 @@ class Pair(Bench):
             raise self._error
         paths = [
             write_run(self._folder, repeats=4),
-            write_run(self._folder, repeats=4, pace=self._pace, **self._changes),
+            *(write_run(self._folder, repeats=4, pace=self._pace, **self._changes) for _ in variants[1:]),
         ]
         if self._observed:
             file = paths[1] / "run.json"
@@ -54,7 +55,7 @@ class Pair(Bench):
             SimpleNamespace(
                 recorder=SimpleNamespace(writer=SimpleNamespace(path=path), completed=lambda: 4), error=error
             )
-            for path, error in zip(paths, (None, self._error), strict=True)
+            for path, error in zip(paths, (None, *(self._error for _ in variants[1:])), strict=True)
         ]
 
 
@@ -110,6 +111,17 @@ def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
     assert "not in the patch: performance.sdpa: " in shown
 
 
+def test_the_settings_from_outside_are_run_beside_it_and_have_their_gain_in_the_same_rounds(tmp_path: Path) -> None:
+    patch = msgspec.structs.replace(made(tmp_path), settings_gain=Gain(1.0, 0.9, 1.1))
+    bench = Pair(tmp_path, 0.5)
+    found = proof.prove(patch, [SIDE] * 3, bench, float("inf"), None)
+    assert bench.order == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0]
+    assert found.settings_gain
+    assert found.settings_gain.low <= 2.0 <= found.settings_gain.high
+    assert not found.differs
+    assert f"run as patched: {found.gain} ({found.settings_gain} by the settings from outside), " in found.found
+
+
 def test_an_edit_without_effect_is_named(tmp_path: Path) -> None:
     patch = msgspec.structs.replace(made(tmp_path), settings_gain=Gain(2.0, 1.9, 2.1))
     found = proof.prove(patch, SIDES, Pair(tmp_path, 1.0, observed={"data.workers": 0}), float("inf"), None)
@@ -130,9 +142,12 @@ def test_a_user_can_interrupt_it(tmp_path: Path) -> None:
         proof.prove(made(tmp_path), SIDES, Pair(tmp_path, 1.0, error=Interrupted("x")), float("inf"), None)
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(None, 6), (100.0, 5), (60.0, 3), (59.0, 0), (-1.0, 0)])
-def test_a_patch_is_run_as_often_as_there_is_time(seconds: float | None, rounds: int) -> None:
-    assert proof.rounds_in(seconds, 10.0) == rounds
+@pytest.mark.parametrize(
+    ("seconds", "versions", "rounds"),
+    [(None, 2, 6), (100.0, 2, 5), (60.0, 2, 3), (59.0, 2, 0), (-1.0, 2, 0), (90.0, 3, 3), (89.0, 3, 0)],
+)
+def test_a_patch_is_run_as_often_as_there_is_time(seconds: float | None, versions: int, rounds: int) -> None:
+    assert proof.rounds_in(seconds, 10.0, versions) == rounds
 
 
 def test_a_patch_that_was_not_run_says_so(tmp_path: Path) -> None:
