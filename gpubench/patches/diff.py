@@ -76,8 +76,11 @@ def lines_changed(versions: Versions) -> int:
 
 
 def moved(line: int, before: bytes, after: bytes) -> int:
-    """The number in `after` of a line of `before`, or of the one that has replaced it; lines count from 1."""
-    ours, theirs = _lines(before), _lines(after)
+    """The number in `after` of a line of `before`, or of the one that has replaced it; lines count from 1.
+
+    A line that is indented in another way is the same one: an edit may have put it into a block.
+    """
+    ours, theirs = ([line.strip() for line in _lines(content)] for content in (before, after))
     for _, start, end, new, new_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if start < line <= end:
             return min(new + line - start, max(new + 1, new_end))

@@ -54,6 +54,7 @@ def test_a_line_is_moved_to_one_of_the_other_version(before: bytes, after: bytes
 
 def test_a_line_is_found_after_lines_were_added_above() -> None:
     assert moved(2, b"a\nb\nc\n", b"x\ny\na\nb\nc\n") == 4
+    assert moved(2, b"a\nb\nc\n", b"a\nwith x:\n    b\n    c\n") == 3
     assert moved(4, b"x\ny\na\nb\nc\n", b"a\nb\nc\n") == 2
 
 

@@ -622,6 +622,23 @@ CASES = [
         same=False,
     ),
     Case(
+        "autocast around the call of a model that is compiled too",
+        replaced(
+            "    loss = nn.functional.cross_entropy(model(x), y)\n",
+            ("    out = model(x)\n    loss = nn.functional.cross_entropy(out, y)\n"),
+        ),
+        {**BF16, **COMPILE},
+        (
+            "+model.compile()\n"
+            "-    out = model(x)\n"
+            "-    loss = nn.functional.cross_entropy(out, y)\n"
+            '+    with torch.autocast("cpu", torch.bfloat16):\n'
+            "+        out = model(x)\n"
+            "+        loss = nn.functional.cross_entropy(out, y)\n"
+        ),
+        same=False,
+    ),
+    Case(
         "a forward and a backward pass in one statement",
         replaced("    loss.backward()\n", "").replace("model(x), y)", "model(x), y); loss.backward()"),
         BF16,
