@@ -1,6 +1,6 @@
 """Does `gpubench loader` say where the time of a sample goes? Programs with costs of known size know it themselves.
 
-.venv/bin/python benchmarks/data_cost.py [--cases 60] [--jobs 1] [--rounds 4]
+.venv/bin/python benchmarks/data_cost.py [--cases 60] [--jobs 1] [--rounds 8]
 
 stages    A program has a small cost in each stage of its samples and a large one in one of them: sleeping, computing,
           memory, reading files, decoding. Its own clock times each of them around what it does (planted_data.py), in
@@ -298,7 +298,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=len(cases()), help="only so many of the planted programs")
     parser.add_argument("--jobs", type=int, default=1, help="planted programs at a time, of which shares are judged")
-    parser.add_argument("--rounds", type=int, default=4, help="fresh processes whose throughput is compared")
+    parser.add_argument("--rounds", type=int, default=8, help="fresh processes whose throughput is compared")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of batches with and without stopwatches")
     return parser.parse_args()
 

@@ -1,4 +1,7 @@
-"""Makes a patch of settings that were proved in a program, and runs the patched program beside that as it was."""
+"""Makes a patch of settings that were proved in a program, and runs the patched program beside that as it was.
+
+Where there is time for it, the program with these settings from outside runs in the same rounds.
+"""
 
 import shlex
 import time

@@ -1,6 +1,7 @@
 """The run directory's files as JSON Schema: `python -m gpubench.schema > docs/run-directory.schema.json`."""
 
 import json
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -61,6 +62,9 @@ FILES = {
 def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the run directory, whose `properties` are the files."""
     files, definitions = msgspec.json.schema_components(FILES.values(), ref_template="#/$defs/{name}")
+    for one in definitions.values():
+        if "description" in one:  # before Python 3.13 a docstring keeps the indentation of its lines
+            one["description"] = cleandoc(one["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"gpubench run directory, schema version {SCHEMA_VERSION}",

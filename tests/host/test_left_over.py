@@ -110,7 +110,8 @@ def test_the_processes_of_a_killed_host_end_also_those_of_other_sessions_or_with
         guardian.watch(child.pid)
         if leader == "exit":
             child.wait()
-        while len(sleepers("7661")) < 2:
+        until = time.monotonic() + 20
+        while len(sleepers("7661")) < 2 and time.monotonic() < until:
             time.sleep(0.01)
 
     bystander = subprocess.Popen(["sleep", "7662"], start_new_session=True)
