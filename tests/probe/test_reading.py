@@ -58,11 +58,11 @@ def test_a_real_file_is_read_and_memory_is_not(times: ReadTimes, tmp_path: Path)
     times.start()
     try:
         memory.read()
-        with open(tmp_path / "some", "rb", buffering=0) as file:
+        with (tmp_path / "some").open("rb", buffering=0) as file:
             while file.read(1000):
                 pass
         with pytest.raises(FileNotFoundError):
-            open(tmp_path / "none")
+            (tmp_path / "none").read_bytes()
     finally:
         times.stop()
     ((stage, (wall, _, calls)),) = times.found.items()
