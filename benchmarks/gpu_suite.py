@@ -137,8 +137,9 @@ def planned(card: Card, chosen: Sequence[str] | None) -> str:
         for number, job in enumerate(group.jobs)
     ]
     total = sum(group.seconds for group in selected if chosen or not group.by_name) / 60
-    sized = f"Sized for {card}; times are those of an H100 or H200. "
-    sized += f"{total:.1f} min in total, in calls of {BUDGET:.0f} s.\n"
+    sized = (
+        f"Sized for {card}; times are those of an H100 or H200. {total:.1f} min in total, in calls of {BUDGET:.0f} s.\n"
+    )
     return f"{sized}\n{table([('group', 'time', 'job', 'time', 'shows'), *rows])}"
 
 

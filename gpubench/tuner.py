@@ -318,15 +318,16 @@ class Tuner:
         proof.describe(patch, program, self._folder.path)
         changes = self._base.takes(TRIED) | {"measurement.repeats": max(1, rounds)}
         file = os.path.relpath(self._folder.path / PATCH_FILE)
-        edited = {one.key: one.value for one in patch.edits}
-        as_it_was, patched, with_settings = (
+        versions: dict[str, dict[str, Any]] = {UNCHANGED: {}, PATCHED: {PATCH: file}}
+        if beside:
+            versions[SET] = {one.key: one.value for one in patch.edits}
+        sides = [
             self._folder.variant(self._base, changes | more, self._bench).called(variant=label)
-            for more, label in (({}, UNCHANGED), ({PATCH: file}, PATCHED), (edited, SET))
-        )
+            for label, more in versions.items()
+        ]
         if not rounds:
-            permit([patched], self._bench.terminal)  # so that --apply knows it
+            permit(sides[1:], self._bench.terminal)  # so that --apply knows it
             return
-        sides = [as_it_was, patched, *[with_settings][: bool(beside)]]
         patch = proof.prove(patch, sides, self._bench, self._end, self.tuning.loss_margin)
         self._keep(patch=patch)
         proof.describe(patch, program, self._folder.path)

@@ -133,6 +133,19 @@ def replaced(old: str, new: str) -> str:
     return PLAIN.replace(old, new)
 
 
+CALLED_ALONE = replaced(
+    "    loss = nn.functional.cross_entropy(model(x), y)\n",
+    "    # forward\n    out = model(x)\n    loss = nn.functional.cross_entropy(out, y)\n",
+)
+AROUND_BOTH = (
+    "-    out = model(x)\n"
+    "-    loss = nn.functional.cross_entropy(out, y)\n"
+    '+    with torch.autocast("cpu", torch.bfloat16):\n'
+    "+        out = model(x)\n"
+    "+        loss = nn.functional.cross_entropy(out, y)\n"
+)
+"""The diff that puts autocast around both statements of that program."""
+
 CASES = [
     Case(
         "a keyword is added",
@@ -607,35 +620,16 @@ CASES = [
     ),
     Case(
         "autocast around two statements",
-        replaced(
-            "    loss = nn.functional.cross_entropy(model(x), y)\n",
-            ("    # forward\n    out = model(x)\n    loss = nn.functional.cross_entropy(out, y)\n"),
-        ),
+        CALLED_ALONE,
         BF16,
-        (
-            "-    out = model(x)\n"
-            "-    loss = nn.functional.cross_entropy(out, y)\n"
-            '+    with torch.autocast("cpu", torch.bfloat16):\n'
-            "+        out = model(x)\n"
-            "+        loss = nn.functional.cross_entropy(out, y)\n"
-        ),
+        AROUND_BOTH,
         same=False,
     ),
     Case(
         "autocast around the call of a model that is compiled too",
-        replaced(
-            "    loss = nn.functional.cross_entropy(model(x), y)\n",
-            ("    out = model(x)\n    loss = nn.functional.cross_entropy(out, y)\n"),
-        ),
+        CALLED_ALONE,
         {**BF16, **COMPILE},
-        (
-            "+model.compile()\n"
-            "-    out = model(x)\n"
-            "-    loss = nn.functional.cross_entropy(out, y)\n"
-            '+    with torch.autocast("cpu", torch.bfloat16):\n'
-            "+        out = model(x)\n"
-            "+        loss = nn.functional.cross_entropy(out, y)\n"
-        ),
+        "+model.compile()\n" + AROUND_BOTH,
         same=False,
     ),
     Case(
