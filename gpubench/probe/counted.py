@@ -51,8 +51,9 @@ class Counted:
         self.batches = 0
         """The batches that were drawn from DataLoaders in training."""
 
-    def give(self, tensor: Any, *, named: bool = False) -> None:
-        """Counts the elements of the first tensor of a forward pass, and notes its shape where it is `named`."""
+    def give(self, samples: int, tensor: Any, *, named: bool = False) -> None:
+        """Counts a forward pass: its samples, and the elements of its first tensor, whose shape is noted if `named`."""
+        self.forwarded += samples
         if not self._calls:
             self._before = self.parts
         self._calls += 1
@@ -97,9 +98,8 @@ class Counted:
         That takes longer the more parameters there are, so that it is done in the first update, in ever rarer ones
         after it (the second, fourth, eighth and so on), and in the last step.
         """
-        due = self.is_due(optimizer)
-        self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
-        if due:
+        number = self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
+        if self.last or number & (number - 1) == 0:
             parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
             known = [each for each in parameters if not is_lazy(each)]
             sizes = [each.numel() for each in known]

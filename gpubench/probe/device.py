@@ -87,7 +87,7 @@ class Timing:
         """The device of the timeline; None for the CPU, or for the current device while it is unknown."""
         self._known = False
         """Whether a result has told the device."""
-        self._next: int | None = None
+        self.elsewhere: int | None = None
         """The device of the last result, if it is another one; `_away` is the number of parts since."""
         self._away = 0
         self._expected: int | None = None
@@ -125,20 +125,19 @@ class Timing:
             self._known, self._index = True, self._index if index is None else index
             self._choose()
         elif index == self._index:
-            self._away, self._next = 0, None
+            self._away, self.elsewhere = 0, None
         elif index is not None:
-            self._next = index
+            self.elsewhere = index
             if index == self._expected:
                 self._away = MOST_AWAY
         self._expected = None
 
     def end_part(self) -> None:
-        """Notes the end of a part of the loop, before its last mark."""
-        if self._next is not None:
-            self._away += 1
-            if self._away > MOST_AWAY:
-                self._index, self._next, self._away = self._next, None, 0
-                self._choose()
+        """Notes the end of a part of the loop whose last result was on another device, before the part's last mark."""
+        self._away += 1
+        if self._away > MOST_AWAY:
+            self._index, self.elsewhere, self._away = self.elsewhere, None, 0
+            self._choose()
 
     def _choose(self) -> None:
         on_cpu = self._lost or (self._known and self._index is None)
@@ -260,14 +259,14 @@ class Timing:
         A value that is not finite is infinite.
         """
         if not self.has_marks and not any(value.is_cuda for value in values):
-            return [_number(_item(value)) for value in values]
+            return list(map(_value, values))
         found: list[float | None] = [None] * len(values)
         on_devices: dict[int, list[int]] = {}
         for number, value in enumerate(values):
             if value.is_cuda:
                 on_devices.setdefault(value.device.index, []).append(number)
             else:
-                found[number] = _number(_item(value))
+                found[number] = _value(value)
         for index, numbers in on_devices.items():
             reader = self._readers.get(index) or self._readers.setdefault(index, Reader(index))
             read = ask("the values of losses", reader.read, [values[number] for number in numbers])
@@ -411,26 +410,31 @@ def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
     Reading beyond a storage would end the program.
     """
     read, size = IN_MEMORY[tensor.dtype]
+    if not place and not tensor.storage_offset():  # most losses: no Python object of the storage is made
+        address = tensor.data_ptr()
+        return float(read(address).value) if address else None
     storage = tensor.untyped_storage()
     address, begin = storage.data_ptr(), (int(tensor.storage_offset()) + place) * size
     return float(read(address + begin).value) if address and begin + size <= storage.nbytes() else None
 
 
-def _item(value: torch.Tensor) -> float | None:
-    """Returns the value of a scalar on the CPU; None for one without a value, as inside of torch.func.
+def _value(scalar: torch.Tensor) -> float | None:
+    """Returns the value of a scalar on the CPU as `_number` does; None if it has none, as inside torch.func.
 
     It is read from its memory, because an operator of the probe would be part of the program's profile.
     """
     try:
-        return float(value.item()) if value.dtype not in IN_MEMORY or value.is_neg() else stored(value)
+        in_memory = scalar.dtype in IN_MEMORY and not scalar.is_neg()
+        value = stored(scalar) if in_memory else float(scalar.item())
     except RuntimeError:
         return None
+    return value if value is None or -LARGEST <= value <= LARGEST else math.inf
 
 
 def loss_of(tensor: torch.Tensor) -> Loss:
     """Returns what is known now of a scalar that a backward pass is called on."""
     if tensor.is_cpu:
-        return _number(_item(tensor))
+        return _value(tensor)
     found = tensor.detach()
     return found, found._version
 

@@ -51,7 +51,7 @@ from .own_optimizers import own_optimizers
 from .recording import ProbeRecording, is_profiled
 from .sampling import StackSampler, sample_worker
 from .spot_checks import SpotChecks
-from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline
+from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline, WatchedTimeline
 from .treatments import CACHED, Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ class Probe:
         if self._host is None:
             self._forget_set_up()
         timeline, drawn = self._timeline, self._drawn
-        phase, began = DATA_WAIT, len((timeline._part or timeline.part).marks)
+        phase, began = DATA_WAIT, len(timeline.part.marks)
         if self._started is not None:
             (starting, part, before), self._started = self._started, None
             if starting == id(iterator):
@@ -497,13 +497,11 @@ class Probe:
         `looks` means that the step is one of those that are looked at closely.
         """
         part, identity, samples = self._timeline.part, id(module), 0
-        if not part.first:
+        if part.first in (0, identity):  # others get the same samples, as an actor and its critic do
             part.first = identity
-        if part.first == identity:  # others get the same samples, as an actor and its critic do
             samples = self._size(module, given)
-            self._counted.forwarded += samples
             tensor = _first_tensor(*given)
-            self._counted.give(tensor, named=looks)
+            self._counted.give(samples, tensor, named=looks)
             if looks:
                 self._checks.give(tensor)
             if not self._again:
@@ -870,7 +868,7 @@ class Probe:
 
     def _new_timeline(self) -> Timeline:
         self._drawn.forget()
-        return Timeline(self._following.enter if self._following else None)
+        return WatchedTimeline(self._following.enter) if self._following else Timeline()
 
     def _forget_set_up(self) -> None:
         """Forgets what came long before the first update, or everything in a process that never updates."""

@@ -18,8 +18,8 @@ import torch
 
 from .device import IN_MEMORY, stored
 
-FIRST, ONE_IN = 8, 8
-"""The first steps are all looked at, and of the others one in so many."""
+FIRST, ONE_IN, ENOUGH, THEN_ONE_IN = 8, 8, 64, 64
+"""The first steps are all looked at, and of the others one in so many, until ENOUGH of these have been."""
 MOST_CONTENTS = 4096
 """The contents that are remembered."""
 PLACES, BYTES = 32, 8
@@ -39,7 +39,8 @@ class SpotChecks:
         self.looked_at = self.reached = self.contents = self.repeated = self.parameters = self.changed = 0
         """The counts of `gpubench.events.WorkCounted`."""
         self._number = 0
-        self._state = int.from_bytes(os.urandom(8), "little")
+        """The number of the current step, and `_next` that of the next one to look at."""
+        self._next = 1
         self._given: list[Any] = []
         """The tensors that the model was given on the CPU in this step."""
         self._seen: dict[bytes, None] = {}
@@ -97,6 +98,13 @@ class SpotChecks:
 
     def end_step(self) -> None:
         """Reads the contents of the step that has ended, and chooses whether to look at the next one."""
+        if self.looks:
+            self._read_contents()
+            self._choose()
+        self._number += 1
+        self.looks = self._number == self._next
+
+    def _read_contents(self) -> None:
         for tensor in self._given:
             if (content := _content(tensor)) is None:
                 self.contents -= 1
@@ -105,9 +113,12 @@ class SpotChecks:
             elif len(self._seen) < MOST_CONTENTS:
                 self._seen[content] = None
         self._given = []
-        self._number += 1
-        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        self.looks = self._number < FIRST or (self._state >> 33) % ONE_IN == 0
+
+    def _choose(self) -> None:
+        """Chooses the next step to look at: each of those up to twice the usual distance is as likely."""
+        one_in = ONE_IN if self._number < FIRST + ENOUGH * ONE_IN else THEN_ONE_IN
+        random = int.from_bytes(os.urandom(4), "little") % (2 * one_in - 1)
+        self._next = self._number + 1 + (random if self._number >= FIRST - 1 else 0)
 
     def found(self) -> dict[str, int]:
         """Returns the counts as fields of `gpubench.events.WorkCounted`."""

@@ -107,19 +107,29 @@ class PhaseContext:
         self._timeline.leave()
 
 
+class FirstPart:
+    """Begins the first part of a timeline with its first use. From then on the attribute of the instance is found."""
+
+    def __get__(self, timeline: Timeline, _: type) -> LoopPart:
+        mark = timeline.timing.mark()
+        timeline.began = ns_of(mark)
+        timeline.part = part = timeline._new_part(mark)
+        return part
+
+
 class Timeline:
     """The marks of the program's loop so far, and the steps that they make."""
 
-    def __init__(self, watch: Callable[[str], object] | None = None) -> None:
-        """`watch` is called with the name of each phase that begins or goes on."""
-        self._watch = watch
+    part: LoopPart = FirstPart()  # type: ignore[assignment]
+    """The current part."""
+
+    def __init__(self) -> None:
         self.timing = Timing()
         self.open: list[str] = []
         """The phases that are running, the outermost first."""
         self._contexts: dict[str, PhaseContext] = {}
         self._parts: deque[LoopPart] = deque()
         self.rhythm = Rhythm()
-        self._part: LoopPart | None = None
         self.base = OTHER
         self.began = 0
         """The CPU's time of the first mark in nanoseconds; 0 before it."""
@@ -129,15 +139,6 @@ class Timeline:
         """Whether the first part begins with its backward pass: the modules that are called are not known before it."""
         self._dropped: list[tuple[Point, Point]] = []
         """The beginnings and the ends of the times that belong to no part."""
-
-    @property
-    def part(self) -> LoopPart:
-        """The current part. The first one begins with its first use."""
-        if self._part is None:
-            mark = self.timing.mark()
-            self.began = ns_of(mark)
-            self._part = self._new_part(mark)
-        return self._part
 
     @property
     def current(self) -> str:
@@ -153,31 +154,30 @@ class Timeline:
     def enter(self, phase: str, *, on_host: bool = False) -> None:
         """Begins a phase inside of the current one. One that is `on_host` issues nothing to a device."""
         timing = self.timing
-        part = self._part or self.part  # the property alone would take longer, at every border of every step
-        part.marks.append((phase, timing.now() if on_host else timing.mark()))
+        self.part.marks.append((phase, timing.now() if on_host else timing.mark()))
         self.open.append(phase)
-        if self._watch:
-            self._watch(phase)
 
     def enter_after(self, phase: str) -> None:
         """Begins a phase as `enter` does, right after another one: see `Timing.mark_after`."""
-        marks = (self._part or self.part).marks
+        marks = self.part.marks
         marks.append((phase, self.timing.mark_after(marks[-1][1] if marks else 0)))  # a capture begins without one
         self.open.append(phase)
-        if self._watch:
-            self._watch(phase)
 
     def leave(self, *, on_host: bool = False) -> None:
         """Ends the phase that was entered last."""
         running, timing = self.open, self.timing
         if running:
             running.pop()
-            while running and running[-1] == LEFT:
-                running.pop()
         phase = running[-1] if running else self.base
-        (self._part or self.part).marks.append((phase, timing.now() if on_host else timing.mark()))
-        if self._watch:
-            self._watch(phase)
+        if phase == LEFT:
+            phase = self._end_left()
+        self.part.marks.append((phase, timing.now() if on_host else timing.mark()))
+
+    def _end_left(self) -> str:
+        """Ends the innermost phases that are left already, and returns the one that runs then."""
+        while self.open and self.open[-1] == LEFT:
+            self.open.pop()
+        return self.current
 
     def leave_at(self, depth: int, phase: str) -> None:
         """Ends the phase that was entered at this depth, if it is running.
@@ -222,14 +222,15 @@ class Timeline:
             self.partial_first = next(phases, "") == "backward"
         mark = part.marks[-1][1]
         idle = None if type(mark) is int else timing.passed([mark])
-        timing.end_part()
+        if timing.elsewhere is not None:
+            timing.end_part()
         part.optimizer, part.skipped = optimizer, skipped
         if len(part.marks) == 1:
             part.marks.append(("end", mark))
         self._parts.append(part)
         self.ended += 1
         self.rhythm.add(optimizer, alone=alone)
-        self._part = self._new_part(mark, idle)
+        self.part = self._new_part(mark, idle)
 
     def _new_part(self, mark: Point, idle: bool | None = None) -> LoopPart:
         part = LoopPart([(self.open[-1] if self.open else self.base, mark)], idle)
@@ -274,11 +275,11 @@ class Timeline:
             self._dropped.append((self.part.marks[0][1], mark))
         else:
             self.began = ns_of(mark)
-        self._part = self._new_part(mark)
+        self.part = self._new_part(mark)
 
     def replace(self, part: LoopPart) -> LoopPart:
         """Makes another part the current one, without a mark. Returns the one that was."""
-        before, self._part = self.part, part
+        before, self.part = self.part, part
         return before
 
     @property
@@ -315,7 +316,7 @@ class Timeline:
     def keep(self, steps: int) -> None:
         """Forgets what follows the first `steps` steps, taken until it was known which parts make a step."""
         for _ in range(self.rhythm.keep(steps)):
-            self._part = self._parts.pop()
+            self.part = self._parts.pop()
             self.ended -= 1
         last = self.part.began
         self._dropped = [(start, end) for start, end in self._dropped if ns_of(start) < last]
@@ -389,6 +390,27 @@ class Timeline:
         if timing.is_on_device(last, now):
             ended = timing.now() - timing.between(last, now)
         return (ended - self.began - dropped) / 1e9
+
+
+class WatchedTimeline(Timeline):
+    """A timeline that tells which phase runs."""
+
+    def __init__(self, watch: Callable[[str], object]) -> None:
+        """`watch` is called with the name of each phase that begins or goes on."""
+        super().__init__()
+        self._watch = watch
+
+    def enter(self, phase: str, *, on_host: bool = False) -> None:
+        super().enter(phase, on_host=on_host)
+        self._watch(phase)
+
+    def enter_after(self, phase: str) -> None:
+        super().enter_after(phase)
+        self._watch(phase)
+
+    def leave(self, *, on_host: bool = False) -> None:
+        super().leave(on_host=on_host)
+        self._watch(self.current)
 
 
 def period(order: Iterable[int]) -> int:
