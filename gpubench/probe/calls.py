@@ -120,6 +120,8 @@ class CallProbe(Probe):
         return changed
 
     def _find(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(module) in self._roots and not self._here.calls:  # another thread has found it since this call began
+            return self._call_module(call, module, *args, **kwargs)
         if is_compiling() or self._over or self._calling.locked() or self._draws_now() or not _computes(module):
             return call(module, *args, **kwargs)
         if self._here.calls or (id(module) not in self._roots and _in_module()):  # the outer call began unseen
