@@ -87,7 +87,7 @@ class Timing:
         """The device of the timeline; None for the CPU, or for the current device while it is unknown."""
         self._known = False
         """Whether a result has told the device."""
-        self.elsewhere: int | None = None
+        self._next: int | None = None
         """The device of the last result, if it is another one; `_away` is the number of parts since."""
         self._away = 0
         self._expected: int | None = None
@@ -125,19 +125,20 @@ class Timing:
             self._known, self._index = True, self._index if index is None else index
             self._choose()
         elif index == self._index:
-            self._away, self.elsewhere = 0, None
+            self._away, self._next = 0, None
         elif index is not None:
-            self.elsewhere = index
+            self._next = index
             if index == self._expected:
                 self._away = MOST_AWAY
         self._expected = None
 
     def end_part(self) -> None:
-        """Notes the end of a part of the loop whose last result was on another device, before the part's last mark."""
-        self._away += 1
-        if self._away > MOST_AWAY:
-            self._index, self.elsewhere, self._away = self.elsewhere, None, 0
-            self._choose()
+        """Notes the end of a part of the loop, before its last mark."""
+        if self._next is not None:
+            self._away += 1
+            if self._away > MOST_AWAY:
+                self._index, self._next, self._away = self._next, None, 0
+                self._choose()
 
     def _choose(self) -> None:
         on_cpu = self._lost or (self._known and self._index is None)
@@ -410,8 +411,8 @@ def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
     Reading beyond a storage would end the program.
     """
     read, size = IN_MEMORY[tensor.dtype]
-    if not place and not tensor.storage_offset():  # most losses: no Python object of the storage is made
-        address = tensor.data_ptr()
+    if not place and not tensor.storage_offset():  # most losses; a storage that is not empty has room for one element
+        address = tensor.data_ptr()  # no Python object of the storage is made, which takes longer
         return float(read(address).value) if address else None
     storage = tensor.untyped_storage()
     address, begin = storage.data_ptr(), (int(tensor.storage_offset()) + place) * size
@@ -428,7 +429,7 @@ def _value(scalar: torch.Tensor) -> float | None:
         value = stored(scalar) if in_memory else float(scalar.item())
     except RuntimeError:
         return None
-    return value if value is None or -LARGEST <= value <= LARGEST else math.inf
+    return _number(value)
 
 
 def loss_of(tensor: torch.Tensor) -> Loss:

@@ -91,8 +91,7 @@ class Rhythm:
     def add(self, optimizer: int, *, alone: bool = True) -> None:
         """Notes an update; `alone` means that the program has made no other optimizer."""
         if self._single and optimizer in self._known and len(self._known) == 1:
-            self.steps.append(1)  # `_end_step` would take longer, in nearly every step
-            self.complete += 1
+            self._end_step(1)
         elif self._order:
             self._go_on(optimizer)
         else:

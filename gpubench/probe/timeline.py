@@ -222,8 +222,7 @@ class Timeline:
             self.partial_first = next(phases, "") == "backward"
         mark = part.marks[-1][1]
         idle = None if type(mark) is int else timing.passed([mark])
-        if timing.elsewhere is not None:
-            timing.end_part()
+        timing.end_part()
         part.optimizer, part.skipped = optimizer, skipped
         if len(part.marks) == 1:
             part.marks.append(("end", mark))
