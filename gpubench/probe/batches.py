@@ -257,6 +257,9 @@ class DrawnBatches:
         last = self._waiting[-1]
         if not trains:
             last.left = -1
+        elif last.failed:
+            last.samples += last.failed
+            last.latest, last.failed = last.failed, 0
         if last.over:
             if trains and last.resumed < 0:
                 last.resumed = marks
@@ -265,15 +268,12 @@ class DrawnBatches:
         elif last.forward < 0:
             last.forward = marks
 
-    def ended(self, *, failed: bool) -> None:
-        """Notes the end of such a call. A batch whose call has `failed` trains only if a later one does not."""
-        last = self._waiting[-1] if self._waiting else None
-        if last and failed:
+    def failed(self) -> None:
+        """Notes that such a call has raised an error. Its batch trains only if a later call does not."""
+        if self._waiting:
+            last = self._waiting[-1]
             last.samples -= last.latest
             last.latest, last.failed = 0, last.failed + last.latest
-        elif last and last.failed:
-            last.samples += last.failed
-            last.latest, last.failed = last.failed, 0
 
     @property
     def may_evaluate(self) -> bool:
@@ -291,9 +291,10 @@ class DrawnBatches:
         Returns whether those that were drawn last train.
         """
         self._settled += 1
-        if not self._waiting:
+        waiting = self._waiting
+        if not waiting:
             return False
-        waiting, self._waiting = self._waiting, []
+        self._waiting = []
         self._decisions += 1
         closest = waiting[-1].data_pass
         if closest.trains and len(waiting) == 1 and not waiting[0].evaluates:
@@ -427,11 +428,13 @@ class DrawnBatches:
             data_pass.within = None
 
     def _count(self, stretch: BatchStretch, part: LoopPart) -> None:
-        loader = stretch.data_pass.loader
-        if not loader.trains and loader.dataset and (dataset := loader.dataset()) is not None:
-            self._datasets.add(dataset)
-        self.trained = self.tells = loader.trains = stretch.data_pass.trains = True
-        self._training = stretch.data_pass.iterator
+        data_pass = stretch.data_pass
+        loader = data_pass.loader
+        if not data_pass.trains:
+            if not loader.trains and loader.dataset and (dataset := loader.dataset()) is not None:
+                self._datasets.add(dataset)
+            self.trained = loader.trains = data_pass.trains = True
+        self.tells, self._training = True, data_pass.iterator
         if loader.nests >= NESTS:
             self._counting.pop(id(loader), None)
             return

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import Counter, defaultdict
-from operator import sub
+from collections import Counter
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 import torch
@@ -116,16 +115,14 @@ class Timing:
         elif index is not None:
             self._expected = index
 
-    def result(self, device: torch.device) -> None:
-        """Notes the device of a result. One on the CPU may be a copy of one on the device that is known."""
-        index: int | None = device.index
-        if index is not None and device.type != "cuda":  # a CPU has none: its type need not be put into words
-            index = None
-        if not self._known:
+    def result(self, device: torch.device | None) -> None:
+        """Notes the device of a result; None for the CPU, where it may be a copy of one on the device that is known."""
+        index = device.index if device is not None and device.type == "cuda" else None
+        if index == self._index and self._known:
+            self._away, self._next = 0, None
+        elif not self._known:
             self._known, self._index = True, self._index if index is None else index
             self._choose()
-        elif index == self._index:
-            self._away, self._next = 0, None
         elif index is not None:
             self._next = index
             if index == self._expected:
@@ -222,24 +219,27 @@ class Timing:
                     self._lose()
 
     def add(self, marks: Sequence[tuple[str, Point]], phases: dict[str, int]) -> int:
-        """Adds the nanoseconds of each phase between the marks, which have been passed, to `phases`, a defaultdict.
+        """Adds the nanoseconds of each phase between the marks, which have been passed, to `phases`.
 
         Returns the device on whose timeline they are, or ON_CPU. A mark of the CPU between those of a device begins or
         ends a phase that issues no work to the device.
         """
-        names, points = zip(*marks)
+        by_cpu: Any = marks
         if self.has_marks:
+            points = [point for _, point in marks]
             first = points[0]
             if isinstance(first, Mark) and self.is_on_device(*points):
                 known = ask(TIME, _on_device, marks)
                 if known is not None:
                     for phase, seconds in known.items():
-                        phases[phase] += round(seconds * 1e9)
+                        phases[phase] = phases.get(phase, 0) + round(seconds * 1e9)
                     return first.place[0]
                 self._lose()
-            points = tuple(map(ns_of, points))
-        for phase, ns in zip(names, map(sub, points[1:], points)):
-            phases[phase] += ns
+            by_cpu = [(phase, ns_of(point)) for phase, point in marks]
+        running, began = by_cpu[0]
+        for phase, ns in by_cpu:
+            phases[running] = phases.get(running, 0) + ns - began
+            running, began = phase, ns
         return ON_CPU
 
     def is_on_device(self, first: Point, *points: Point) -> bool:
@@ -250,7 +250,7 @@ class Timing:
 
     def between(self, start: Point, end: Point) -> int:
         """Returns the nanoseconds between two passed marks: on the device if both are on the same one."""
-        found: dict[str, int] = defaultdict(int)
+        found: dict[str, int] = {}
         self.add([("", start), ("", end)], found)
         return found[""]
 
@@ -404,16 +404,13 @@ IN_MEMORY = {
 """The types of tensors whose values are read from their memory on the CPU: the reader of each, and its bytes."""
 
 
-def stored(tensor: torch.Tensor, place: int = 0) -> float | None:
+def stored(tensor: torch.Tensor, place: int) -> float | None:
     """Returns an element of a contiguous tensor on the CPU, of a type in IN_MEMORY; None if its memory has none.
 
     A sharded parameter that is freed has an empty storage, and a DTensor, as any tensor that stands for others, none.
     Reading beyond a storage would end the program.
     """
     read, size = IN_MEMORY[tensor.dtype]
-    if not place and not tensor.storage_offset():  # most losses; a storage that is not empty has room for one element
-        address = tensor.data_ptr()  # no Python object of the storage is made, which takes longer
-        return float(read(address).value) if address else None
     storage = tensor.untyped_storage()
     address, begin = storage.data_ptr(), (int(tensor.storage_offset()) + place) * size
     return float(read(address + begin).value) if address and begin + size <= storage.nbytes() else None
@@ -425,8 +422,15 @@ def _value(scalar: torch.Tensor) -> float | None:
     It is read from its memory, because an operator of the probe would be part of the program's profile.
     """
     try:
-        in_memory = scalar.dtype in IN_MEMORY and not scalar.is_neg()
-        value = stored(scalar) if in_memory else float(scalar.item())
+        kind = IN_MEMORY.get(scalar.dtype)
+        value: float | None
+        if kind is None or scalar.is_neg():
+            value = float(scalar.item())
+        elif scalar.storage_offset():
+            value = stored(scalar, 0)
+        else:  # most losses, of which no Python object of the storage is made, which takes longer
+            address = scalar.data_ptr()
+            value = float(kind[0](address).value) if address else None  # it has room for an element if it has any
     except RuntimeError:
         return None
     return _number(value)

@@ -430,18 +430,17 @@ class Probe:
         looks = self._checks.looks and not (self._captured or self._following)
         samples = self._count(module, (args, kwargs), looks=looks)
         timeline.enter(FORWARD)
-        failed = True
         try:
             if self._following:
                 self._following.called(module, (args, kwargs))
             changes = self._treatments.changes_calls
             result = self._treatments.call(call, module, args, kwargs) if changes else call(module, *args, **kwargs)
-            failed = False
+        except BaseException:
+            drawn.failed()
+            self._discount(module, samples)
+            raise
         finally:
             timeline.leave()
-            drawn.ended(failed=failed)
-            if failed:
-                self._discount(module, samples)
         if looks:
             self._checks.returned(result)
         return result if drawn.tells else self._note_result(result)
@@ -910,7 +909,7 @@ class Probe:
 
     def _keep_loss(self, loss: Any) -> None:
         if isinstance(loss, torch.Tensor):
-            self._timeline.timing.result(loss.device)
+            self._timeline.timing.result(None if loss.is_cpu else loss.device)
         if self._following:  # it would find its own reference among what the program keeps
             return
         if self._scaled:
@@ -993,7 +992,8 @@ class Probe:
                 self._record(self._recording, self._timeline.complete)
             if self._cached and self._host:
                 self._skip_kept(self._host)
-            self._end_if_complete()
+            if self._wanted:
+                self._end_if_complete()
             now = monotonic()
             if self._host:
                 self._tell(self._host, now)

@@ -35,16 +35,28 @@ class MeasuredStep(NamedTuple):
 
     def json(self) -> str:
         repeat, rank, number, began, total, phases, host, samples, loss, starved, skipped = self
-        parts = _template(tuple(phases)) % tuple(phases.values())
-        return (
-            f'{{"repeat":{repeat},"rank":{rank},"epoch":0,"step":{number},"time":{began}e-9,'
-            f'"total":{total}e-9,"phases":{{{parts}}},"host":{host}e-9,"samples":{samples},'
-            f'"loss":{"null" if loss is None or loss == inf else repr(loss)},"starved":{_WORDS[starved]},'
-            f'"not_finite":{_WORDS[loss == inf]},"skipped":{_WORDS[skipped]}}}'
+        return _template(tuple(phases)) % (
+            repeat,
+            rank,
+            number,
+            began,
+            total,
+            *phases.values(),
+            host,
+            samples,
+            "null" if loss is None or loss == inf else repr(loss),
+            _WORDS[starved],
+            _WORDS[loss == inf],
+            _WORDS[skipped],
         )
 
 
 @lru_cache(maxsize=64)
 def _template(phases: tuple[str, ...]) -> str:
-    """Returns the times of phases in JSON, with a place for the nanoseconds of each. Most steps have the same ones."""
-    return ",".join(dumps(name, ensure_ascii=False).replace("%", "%%") + ":%de-9" for name in phases)
+    """Returns a step with these phases in JSON, with a place for each value. Most steps have the same phases."""
+    times = ",".join(dumps(name, ensure_ascii=False).replace("%", "%%") + ":%de-9" for name in phases)
+    return (
+        '{"repeat":%d,"rank":%d,"epoch":0,"step":%d,"time":%de-9,"total":%de-9,"phases":{'
+        + times
+        + '},"host":%de-9,"samples":%d,"loss":%s,"starved":%s,"not_finite":%s,"skipped":%s}'
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
@@ -327,51 +327,48 @@ class Timeline:
         None if it is unknown: if no backward pass was seen in the step, or if its loss cannot be read any more. A step
         of updates that are still `held` can be measured again.
         """
+        timing = self.timing
+        phases: dict[str, int] = {}
         known: list[float | None] = []
         losses, infinities, unchanged, skipped = [], [], True, False
         for part in step:
+            shares = part.whole is not None or part.updates > 1
+            place = self._share(part, phases) if shares else timing.add(part.marks, phases)
+            if not held:
+                timing.measured[place] += 1
+                if timing.has_marks:
+                    self._free(part.marks)
             for loss in part.losses:
                 if isinstance(loss, tuple):
                     losses.append(loss[0])
                     unchanged = unchanged and loss[0]._version == loss[1]
                 else:
                     known.append(loss)
-            if part.losses and part.replay:
+            if part.replay and part.losses:
                 unchanged = unchanged and part.replay[0].replays == part.replay[1]
             if part.infinities is not None:
                 infinities.append(part.infinities)
             skipped = skipped or part.skipped
         if losses or infinities:
-            values = self.timing.read(losses + infinities)
+            values = timing.read(losses + infinities)
             known += values[: len(losses)]
             skipped = skipped or any(values[len(losses) :])
         total = math.fsum(known) if known and unchanged and None not in known else None  # type: ignore[arg-type]
-        return self._phases_of(step, held), total, skipped
+        return phases, total, skipped
 
-    def _phases_of(self, step: list[LoopPart], held: bool) -> dict[str, int]:
-        """Returns the time of each phase of a step in nanoseconds, and frees its marks unless the step is `held`."""
-        phases: dict[str, int] = defaultdict(int)
-        timing = self.timing
-        for part in step:
-            if part.whole is None and part.updates == 1:
-                place = timing.add(part.marks, phases)
-            else:
-                place = self._share(part, phases)
-            if not held:
-                timing.measured[place] += 1
-                if timing.has_marks:
-                    for _, mark in part.marks:
-                        if mark is not part.marks[-1][1]:  # which is the first one of the next part
-                            timing.release(mark)
-        return phases
+    def _free(self, marks: list[tuple[str, Point]]) -> None:
+        """Allows the events of marks to be reused, but for the last one, which is the first one of the next part."""
+        for _, mark in marks:
+            if mark is not marks[-1][1]:
+                self.timing.release(mark)
 
     def _share(self, part: LoopPart, phases: dict[str, int]) -> int:
         """Adds the time of a part whose end is that of several updates, or one of these: the share of one of them."""
-        part.phases = defaultdict(int)
+        part.phases = {}
         place = self.timing.add(part.marks, part.phases)
         for source in (part, part.whole) if part.whole else (part,):
             for phase, ns in source.phases.items():
-                phases[phase] += round(ns / source.updates)
+                phases[phase] = phases.get(phase, 0) + round(ns / source.updates)
         return place
 
     def end(self) -> float:
