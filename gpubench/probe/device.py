@@ -105,11 +105,14 @@ class Timing:
     # Which timeline it is.
 
     def expect(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Notes the parameters of an optimizer or a module: their device holds until a result is known.
+        """Notes the parameters of an optimizer or a module: the device of the last one holds until a result is known.
 
-        Later ones are those of a program that moves to another device, if its next result is there.
+        The layers of a model over several devices are used in the order of their parameters, and the last ones compute
+        its result. Later ones are those of a program that moves to another device, if its next result is there.
         """
-        index = next((each.device.index for each in tensors if each.is_cuda), None)
+        index = None
+        for each in tensors:
+            index = each.device.index if each.is_cuda else index
         if not self._known:
             self._index = self._index if index is None else index
         elif index is not None:

@@ -114,6 +114,12 @@ def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
     assert places(timing) == 1, "where the program has moved, with an optimizer of its parameters there"
 
 
+def test_of_a_model_over_several_devices_the_last_one_is_expected_to_have_the_result(events: type[Events]) -> None:
+    timing = Timing()
+    timing.expect([parameter_on(0), parameter_on(1), torch.empty(0)])
+    assert places(timing) == 1
+
+
 def test_what_computes_on_the_cpu_is_timed_by_the_bare_clock(events: type[Events]) -> None:
     timing = Timing()
     timing.result(torch.device("cpu"))
