@@ -39,6 +39,9 @@ MADE_AGAIN = 2
 """How often each of the slowest samples is made again."""
 RECORDED_SECONDS = 10.0
 """The time after which slow samples are not made again."""
+FEWEST_RECORDED, LONGEST_RECORDING = 400, 5.0
+"""The samples that a recorded repeat draws at least, unless drawing takes longer than so many seconds: what is timed in
+some of its batches alone, as reading is, varies too much between few samples."""
 USUAL_SECONDS = 1.0
 """The time of a repeat if the host gives none."""
 NO_LOADER = "the program trains without a DataLoader, in whose place nothing can be drawn alone"
@@ -268,7 +271,10 @@ class LoaderDrawing:
 
     @property
     def _is_complete(self) -> bool:
-        return self._planned is not None and self.steps >= self._planned.steps
+        if self._planned is None or self.steps < self._planned.steps:
+            return False
+        more = self._recorded and self._samples < FEWEST_RECORDED
+        return not (more and self._last - self._began < 1e9 * LONGEST_RECORDING)
 
     def _take(self, iterator: Any, batch: Any, *, begins: bool) -> None:
         """Counts a batch as a step, which begins with the end of the one before it."""

@@ -152,6 +152,16 @@ def test_data_that_fails_is_named_with_the_batch(
     assert len(found.steps) in (4, 5), "what was drawn until then is kept"
 
 
+@pytest.mark.parametrize(("longest", "batches"), [(60.0, 100), (0.0, STEPS + 3)])
+def test_the_recorded_repeat_draws_more_samples_if_these_are_few_and_take_little_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: float, batches: int
+) -> None:
+    monkeypatch.setattr("gpubench.probe.alone.LONGEST_RECORDING", longest)
+    found = drawn(tmp_path, lambda: DataLoader(Numbers(), batch_size=4), recorded=True)
+    assert len(found.steps) == batches
+    assert record(found)["samples"] == 4 * (batches - 3)
+
+
 def test_slow_samples_are_made_again_in_the_recorded_repeat(tmp_path: Path) -> None:
     def slow(index: int) -> None:
         if index == 7:
