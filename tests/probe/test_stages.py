@@ -218,6 +218,41 @@ def test_each_way_to_call_a_function_is_a_stage_under_its_name(
     assert spent(fetch(program(source).Photos())[-1]) == expected
 
 
+def test_what_is_held_in_slots_is_found_and_stays_there(program: Callable[..., Any]) -> None:
+    made = program("""
+from dataclasses import dataclass
+
+@dataclass(slots=True)
+class Compose:
+    transforms: list
+    transform: object
+
+    def __call__(self, sample):
+        for each in self.transforms:
+            sample = each(sample)
+        return self.transform(sample)
+
+class Blur:
+    __slots__ = ()
+
+    def __call__(self, sample):
+        spend(2)
+        return sample
+
+class Photos(Dataset):
+    __slots__ = ("transform", "unset")
+
+    def __init__(self, mix):
+        self.transform = Compose([Blur()], mix)
+
+    def __getitem__(self, index):
+        return self.transform(index)
+""")
+    elsewhere = program("def mix(sample):\n    spend(3)\n    return sample", "elsewhere")
+    _, record = fetch(made.Photos(elsewhere.mix))
+    assert spent(record) == {"transform Blur": 4, "transform mix": 6}
+
+
 def test_functions_of_another_module_of_the_program_are_stages(program: Callable[..., Any]) -> None:
     program("def load(x): spend(3)", "reading")
     source = "import reading\nclass Photos(Dataset):\n    def __getitem__(self, i): reading.load(i)"
