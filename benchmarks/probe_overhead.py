@@ -9,9 +9,10 @@ A plain training loop of a tiny model is the worst case, because the cost of the
     claim   the step time that gpubench reports divided by that of the program's own stopwatch over the same steps.
             Bar: 1 within 0.5 %.
 
-"Without" means that the hooks return at once. In addition, the program runs alone and with the probe in fresh
-processes, in turns; the ratio of their step times by the program's stopwatch is reported without a bar, because
-processes differ among themselves by more than the probe costs.
+"Without" means that the hooks return at once. In addition, the hooks of a step run one after the other in a loop of
+their own: what they take less there is what the caches of the CPU lose to PyTorch's operators in between. And the
+program runs alone and with the probe in fresh processes, in turns; the ratio of their step times by the program's
+stopwatch is reported without a bar, because processes differ among themselves by more than the probe costs.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import bars
 from processes import without_settings
@@ -49,8 +51,8 @@ json.dump(times, open(sys.argv[2], "w"))
 """
 
 
-def added(blocks: int, steps: int) -> list[float]:
-    """Returns the CPU seconds that the probe adds to a step, for each pair of blocks."""
+def added(blocks: int, steps: int) -> tuple[list[float], float]:
+    """Returns the CPU seconds that the probe adds to a step, for each pair of blocks, and those of its hooks alone."""
     import socket
     import threading
 
@@ -100,7 +102,30 @@ def added(blocks: int, steps: int) -> list[float]:
     for number in range(blocks):
         seconds = {over: block(over=over) for over in ((False, True) if number % 2 else (True, False))}
         differences.append(seconds[False] - seconds[True])
-    return differences
+    return differences, hooks_alone(probe, model, optimizer, data, steps)
+
+
+def hooks_alone(probe: Any, model: Any, optimizer: Any, data: Any, steps: int) -> float:
+    """Returns the CPU seconds of the hooks of a step, where nothing of PyTorch runs between them."""
+    iterator = iter(data)
+    (batch,) = next(iterator)
+    output = model(batch)
+    loss = output.mean()
+
+    def block(*, over: bool) -> float:
+        probe._over = over
+        began = time.thread_time()
+        for _ in range(steps):
+            probe._next_index(lambda iterator: range(len(batch)), iterator)
+            probe._next_batch(lambda iterator: [batch], iterator)
+            probe._zero_gradients(lambda optimizer: None, optimizer)
+            probe._call_module(lambda model, batch: output, model, batch)
+            probe._backward(lambda loss: None, loss)
+            probe._before_update(optimizer, (optimizer,), {})
+            probe._after_update(optimizer, (optimizer,), {})
+        return (time.thread_time() - began) / steps
+
+    return median(block(over=False) - block(over=True) for _ in range(100))
 
 
 def alone(folder: Path, steps: int) -> float:
@@ -140,7 +165,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes with and without the probe")
     parser.add_argument("--steps", type=int, default=1000, help="steps of a fresh process")
     options = parser.parse_args()
-    costs = added(options.blocks, options.block)
+    costs, hooks = added(options.blocks, options.block)
     claims: list[tuple[float, float]] = []
     slower: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="gpubench-probe-") as name:
@@ -153,6 +178,7 @@ def main() -> int:
                 free, (own, claimed) = alone(folder, options.steps), probed(folder, options.steps)
             claims.append((claimed, own))
             slower.append((own, free))
+    print(f"the hooks of a step in a loop of their own: {hooks * 1e6:.1f} us")
     step = median(free for _, free in slower)
     print(f"fresh processes with steps of {step * 1e3:.2f} ms: probed / alone {Ratio.of_pairs(slower)}")
     return bars.conclude(
