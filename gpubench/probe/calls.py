@@ -74,6 +74,8 @@ class CallProbe(Probe):
         self._calling = threading.Lock()
         """Held while a call of an outermost module is measured."""
         self._here = _Here()
+        self._finding = threading.Lock()
+        """Held while the class of an outermost module is wrapped."""
         self._beside = threading.Lock()
         """Held while the calls are counted that begin while another thread is in one that is measured."""
         self._overlapping = self._samples_beside = 0
@@ -126,12 +128,14 @@ class CallProbe(Probe):
             return call(module, *args, **kwargs)
         if self._here.calls or (id(module) not in self._roots and _in_module()):  # the outer call began unseen
             return call(module, *args, **kwargs)
-        self._end_search()  # first, because the wrapper of the class calls what it finds now
-        self._roots[id(module)] = module
         self._places.model(self._found)
-        if type(module) not in self._wrapped:
-            self._wrapped.add(type(module))
-            stand_in(type(module), "__call__", self._call_module)
+        with self._finding:  # the search ends last, so that a call in another thread finds one wrapper or the other
+            self._roots[id(module)] = module
+            if type(module) not in self._wrapped:
+                inherits = type(module).__call__ is torch.nn.Module.__call__
+                stand_in(type(module), "__call__", self._call_module, call if inherits else None)
+                self._wrapped.add(type(module))
+            self._end_search()
         return type(module).__call__(module, *args, **kwargs)
 
     def _call_module(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -207,6 +211,10 @@ class CallProbe(Probe):
         self._search()
 
     # What they share.
+
+    def _begin_in_fork(self) -> None:
+        super()._begin_in_fork()
+        self._finding, self._beside = threading.Lock(), threading.Lock()  # another thread may have held them
 
     def _draws_now(self) -> bool:
         """Tells whether the calling thread waits for a DataLoader, whose samples may pass through modules."""

@@ -407,9 +407,10 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return unwrapped(wrapped) if isinstance(wrapped, torch.nn.Module) else module
 
 
-def stand_in(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replaces a function of a module or a class with `around`, which gets the original as its first argument."""
-    call = getattr(owner, name)
+def stand_in(owner: Any, name: str, around: Callable[..., Any], original: Callable[..., Any] | None = None) -> None:
+    """Replaces a function of a module or a class with `around`, which gets the original as its first argument: what has
+    the name now, if no other one is given."""
+    call = getattr(owner, name) if original is None else original
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

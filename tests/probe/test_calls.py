@@ -1,0 +1,48 @@
+"""The calls of inference that are seen."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from probing import probed
+from torch import nn
+
+from gpubench.probe.calls import CallProbe
+from gpubench.probe.treatments import stand_in
+
+
+class Served(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return self.inner(batch)
+
+
+def test_a_call_counts_that_begins_while_another_thread_finds_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served().eval()
+
+    def serve() -> None:
+        served(torch.rand(8, 3))
+
+    beside = threading.Thread(target=serve)
+
+    def interrupted(owner: Any, *args: Any) -> None:
+        if owner is Served:
+            beside.start()
+            beside.join()
+        stand_in(owner, *args)
+
+    def run() -> None:
+        for _ in range(4):
+            serve()
+
+    monkeypatch.setattr("gpubench.probe.calls.stand_in", interrupted)
+    found = probed(tmp_path, run, probe=CallProbe)
+    assert found.code == 0
+    assert [step["samples"] for step in found.steps] == [8] * 5
