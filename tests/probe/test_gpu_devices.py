@@ -138,8 +138,17 @@ def test_a_step_takes_as_long_as_by_the_events_of_the_device_that_computes_it(
     assert sum(ran.totals) == pytest.approx(ran.done["wall"], rel=0.01)
 
 
-def test_a_model_on_two_devices_is_timed_by_the_one_of_the_loss_and_says_so(run: Run) -> None:
+def test_a_model_on_two_devices_is_timed_by_the_one_of_the_loss_from_the_first_step_on(run: Run) -> None:
     ran = run("halves")
+    assert ran.code == 0, ran.printed
+    assert ran.done["timed_by"] == "the events of cuda:1, and the waits for the work on cuda:0"
+    assert agree(ran)
+    assert sum(ran.totals) == pytest.approx(ran.done["wall"], rel=0.01)
+    assert not ran.done["unanswered"]
+
+
+def test_a_model_on_two_devices_is_timed_by_the_one_of_the_loss_and_says_so(run: Run) -> None:
+    ran = run("halves", options={"last_first": True})
     assert ran.code == 0, ran.printed
     said = "the events of cuda:1, and the CPU's clock in 1 of 24 updates, and the waits for the work on cuda:0"
     assert sorted(ran.done["timed_by"].split(", and ")) == sorted(said.split(", and "))

@@ -135,9 +135,11 @@ class Halves(nn.Module):
         return self.second(hidden)  # type: ignore[no-any-return]
 
 
-def halves() -> None:
+def halves(last_first: bool = False) -> None:
+    """Trains a model over two devices. With the `last_first`, its last parameter is not on the device of the loss."""
     model = Halves()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters[::-1] if last_first else parameters, lr=1e-3)
     watch = Stopwatch(1)
     for (batch,) in batches():
         optimizer.zero_grad()
