@@ -203,6 +203,7 @@ def _judge(
     from gpubench.bench import Bench
     from gpubench.compare import ledger as ledgers
     from gpubench.compare.result import to_json
+    from gpubench.host import signals
     from gpubench.judge import Judging, announced, conclude, run
     from gpubench.report import decision as report
     from gpubench.report import index
@@ -215,12 +216,13 @@ def _judge(
     with announced() as others:
         judging = Judging(terms, before, others)
         outcomes = run(variants, Bench(kind_of(PROGRAM), terminal), judging)
-    decision = conclude(outcomes, judging)
     path = outcomes[1].recorder.writer.path
-    try:
-        report.write(decision, path)
-    except OSError as error:
-        terminal.say(f"the decision cannot be written into {path}: {error.strerror}")
+    with signals.ignored():
+        decision = conclude(outcomes, judging)
+        try:
+            report.write(decision, path)
+        except OSError as error:
+            terminal.say(f"the decision cannot be written into {path}: {error.strerror}")
     if ledger and decision.ending != "interrupted":
         ledgers.add(ledger, ledgers.line_of(decision))
     index.refresh(path.parent.parent)

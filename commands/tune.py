@@ -285,6 +285,7 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", show
     import sys
 
     from gpubench.bench import Bench
+    from gpubench.host import signals
     from gpubench.host.live import drawing_of
     from gpubench.tuner import SearchFolder, look
     from gpubench.tuning.progress import SearchDrawing
@@ -293,11 +294,11 @@ def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", show
     folder = _folder(base, labels.name)
     drawing = SearchDrawing(drawing_of(kind))
     bench = Bench(kind, terminal, drawing=drawing)
-    terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
     try:
-        with terminal.errors_only():
+        with signals.end_the_run(), terminal.errors_only():
+            terminal.say(f"tune: a first look at the program, with the profiler; all runs are in {folder}")
             tuning = look(base, bench, SearchFolder(folder, labels.tags), wishes, sys.argv)
-    except Interrupted:
+    except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             "interrupted in the first look", "there is nothing to continue: start the search again"
         ) from None
@@ -461,13 +462,10 @@ def _go_on(
     """Runs the search to its end, prints and writes the results, and raises the error that ended it early."""
     import msgspec
 
-    from gpubench import units
+    from gpubench.host import signals
     from gpubench.report import index
     from gpubench.report import tuning as report
-    from gpubench.report.tuning import BUSY
-    from gpubench.runs.warnings import more_steps
     from gpubench.tuner import Tuner
-    from gpubench.tuning import progress
     from gpubench.tuning.result import claim, save
 
     terminal = bench.terminal
@@ -478,32 +476,24 @@ def _go_on(
     lock = claim(folder.path)
     going_on = msgspec.structs.replace(tuning, status="running", error=None)
     tuner = Tuner(folder, going_on, base, bench, keep)
-    keep(tuner.tuning)
     ended: GpubenchError | None = None
-    block = tuner.next() if tuning.treatments else None
-    if tuning.treatments:
-        planned = progress.length(tuner.plan() if block else None, tuner.seconds_a_run())
-        terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
     try:
-        while block:
-            terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
-            with terminal.errors_only():
-                tuner.advance(block)
-            if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
-                advice = f"{QUIETER} {more_steps(tuner.tuning.settings)}"
-                terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
-            block = tuner.next()
+        with signals.end_the_run():
+            keep(tuner.tuning)
+            _measure(tuner, drawing, terminal)
     except (KeyboardInterrupt, Interrupted):  # between two runs, or in one
         ended = Interrupted("interrupted", f"gpubench tune --resume {folder.path} continues the search")
     except GpubenchError as error:
         ended = error
     try:
-        tuner.conclude(ended)
+        with signals.ignored():
+            tuner.conclude(ended)
         if ended is None:
             ended = _patch(tuner, drawing, terminal)
         found = tuner.tuning
         best = tuner.configuration(found.conclusion.best) if found.keep and found.conclusion else None
-        report.write(folder.path, found, best.to_yaml() if best else None)
+        with signals.ignored():
+            report.write(folder.path, found, best.to_yaml() if best else None)
     except (RunFailed, OSError) as error:  # such as a full disk; what is known can still be printed
         ended = ended or RunFailed(f"cannot write all results into {folder.path}: {error}", "free some disk space")
     found = tuner.tuning
@@ -515,15 +505,39 @@ def _go_on(
         raise ended
 
 
+def _measure(tuner: "Tuner", drawing: "SearchDrawing", terminal: "Terminal") -> None:
+    """Runs the search to its end. Raises what ends it early."""
+    from gpubench import units
+    from gpubench.report.tuning import BUSY
+    from gpubench.runs.warnings import more_steps
+    from gpubench.tuning import progress
+
+    tuning = tuner.tuning
+    block = tuner.next() if tuning.treatments else None
+    if tuning.treatments:
+        planned = progress.length(tuner.plan() if block else None, tuner.seconds_a_run())
+        terminal.say(f"tune: {units.counted(len(tuning.treatments), 'setting')} to try, {planned}")
+    while block:
+        terminal.say(f"tune: {drawing.show(tuner.tuning, block, tuner.plan(), tuner.standing())}")
+        with terminal.errors_only():
+            tuner.advance(block)
+        if block.stage == "noise" and (noise := tuner.noise()) and noise.sigma > BUSY:
+            advice = f"{QUIETER} {more_steps(tuning.settings)}"
+            terminal.say(f"tune: equal runs differ by {units.percent(noise.sigma)}: {advice}")
+        block = tuner.next()
+
+
 def _patch(tuner: "Tuner", drawing: "SearchDrawing", terminal: "Terminal") -> GpubenchError | None:
     """Makes the patch of the program and runs it. Returns the error that ended its runs; None without one."""
+    from gpubench.host import signals
     from gpubench.tuning.progress import PATCHING
 
-    if tuner.tuning.keep and tuner.tuning.places:
-        terminal.say(f"tune: {PATCHING}")
-    drawing.show_patch()
     try:
-        tuner.patch()
+        with signals.end_the_run():
+            if tuner.tuning.keep and tuner.tuning.places:
+                terminal.say(f"tune: {PATCHING}")
+            drawing.show_patch()
+            tuner.patch()
     except (KeyboardInterrupt, Interrupted):
         return Interrupted("interrupted while the patch was run", "the patch is written, and the settings are proved")
     except GpubenchError as error:

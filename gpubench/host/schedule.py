@@ -4,13 +4,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from gpubench.channel import calendar
 from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunDirectoryLost, RunFailed
+from gpubench.host import signals
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
 from gpubench.host.sampler import Telemetry
@@ -66,15 +66,14 @@ def run(
     """
     error: BaseException | None = None
     failures: dict[int, BaseException] = {}
-    with _on_signals(_interrupt, signal.SIGTERM, signal.SIGHUP):  # signals of a batch system act like Ctrl-C
+    with signals.end_the_run():
         try:
             _measure_all(recorders, watch, independent, order, failures)
         except KeyboardInterrupt as interrupt:
             error = _failure_before(interrupt) or Interrupted("interrupted", _kept(recorders))
         except BaseException as caught:
             error = caught
-    # A second Ctrl-C must not interrupt the closing.
-    with _on_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    with signals.ignored():  # a second Ctrl-C must not interrupt the closing
         if isinstance(error, RunFailed):
             for recorder in recorders:
                 recorder.diagnose(failed=True)  # from the traces recorded so far
@@ -319,17 +318,3 @@ def _close(recorder: Recorder[Any], error: BaseException | None, is_own: bool) -
         except RunFailed as failure:
             log.warning("%s; run.json may still say %r although the run has failed", failure, directory.RUNNING)
     return Outcome(recorder, status, summary, expected)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _on_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import pytest
 from places import SUPPORT
 from running import PATIENCE, environment, gpubench, started
 
@@ -70,6 +71,38 @@ def test_ctrl_c_keeps_the_results_and_resume_continues(tmp_path: Path) -> None:
     assert after["status"] == "completed"
     assert sum(len(block["runs"]) for block in after["blocks"]) <= 5
     assert after["blocks"][: len(before["blocks"])] == before["blocks"]
+
+
+@pytest.mark.parametrize("point", ["next", "plan", "conclude"])
+def test_a_signal_between_two_runs_loses_no_result(tmp_path: Path, point: str) -> None:
+    """The signal of a batch system arrives where no run is measured."""
+    program = f"""
+import os, signal, sys
+from gpubench.commands import main
+from gpubench.tuner import Tuner
+
+of_tuner = Tuner.{point}
+
+def interrupted(tuner, *others):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return of_tuner(tuner, *others)
+
+Tuner.{point} = interrupted
+main()
+"""
+    command = ("tune", "--results", str(tmp_path), *QUICK, *ONE, "--runs", "3", "-q")
+    done = forked.run([sys.executable, "-c", program, *command], PATIENCE, env=environment())
+    found = state(tmp_path)
+    if point == "conclude":  # the signal is too late to end anything
+        assert (done.returncode, found["status"]) == (0, "completed"), done.stderr
+    else:
+        assert (done.returncode, found["status"]) == (130, "interrupted"), done.stderr
+        assert done.stderr.splitlines()[-2:] == [
+            "error: interrupted",
+            f"hint: gpubench tune --resume {folder_of(tmp_path)} continues the search",
+        ]
+    assert done.stdout.startswith("gpt2-tiny, fp32, batch 8 on cpu: ")
+    assert (folder_of(tmp_path) / "report.html").is_file()
 
 
 def test_a_program_that_does_not_run_is_one_error(tmp_path: Path) -> None:
