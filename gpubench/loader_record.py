@@ -54,7 +54,7 @@ class SampleTimes(Struct, frozen=True):
 
 
 class WorkerMemory(Struct, frozen=True):
-    """The bytes of memory of a worker at its first batches and at its last one."""
+    """The bytes of memory of a worker when it starts and at its last batch."""
 
     pss: Count
     """Its proportional share at the end, shared memory included."""
@@ -65,7 +65,7 @@ class WorkerMemory(Struct, frozen=True):
     private_first: Count
     shared_first: Count
     samples: Count
-    """The samples of all workers between the two."""
+    """The samples that all workers made."""
 
 
 class SameNumbers(Struct, frozen=True):
@@ -151,4 +151,6 @@ class LoaderRecord(Struct, frozen=True, kw_only=True):
     read: ReadBytes | None = None
     batch: BatchFacts | None = None
     objects: Count = 0
-    """The largest number of Python objects in a list or mapping that the dataset holds."""
+    """The largest number of Python objects in a collection that the dataset holds, such as a list or a mapping."""
+    object_bytes: Count = 0
+    """About the bytes that a forked worker copies which reads all of them."""

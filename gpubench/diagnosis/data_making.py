@@ -17,9 +17,10 @@ from gpubench.sampled import SampledCode, SampledFunction
 
 LARGE = 2**30
 """The bytes from which on batches that wait are much."""
-GROWTH = 32 * 2**20
-"""The bytes by which a worker has to grow."""
-MANY_OBJECTS = 10_000
+GROWTH = 16 * 2**20
+"""The bytes by which a worker has to grow. One that copies nothing of its dataset grows by about 4 MiB."""
+COPIED = 2 * GROWTH
+"""The bytes of objects that are worth a finding if each worker copies them."""
 NOT_SHARED = 0.5
 """The share of its growth by which the shared memory of a worker has to shrink, if objects were copied on write."""
 SLOW_START = 1.0
@@ -249,7 +250,7 @@ def copied_on_write(case: DataCase) -> Answers:
     """Yields that workers copy the objects of the dataset as they count references to them."""
     record = case.record
     grown = [(one.private - one.private_first, one.shared_first - one.shared) for one in record.memory]
-    if record.start_method != "fork" or not grown or record.objects < MANY_OBJECTS:
+    if record.start_method != "fork" or not grown or record.object_bytes < COPIED:
         return
     growth = fmean(private for private, _ in grown)
     if growth < GROWTH or fmean(shared for _, shared in grown) < NOT_SHARED * growth:
@@ -259,14 +260,16 @@ def copied_on_write(case: DataCase) -> Answers:
         title="each worker copies the dataset's Python objects into memory of its own as it reads them",
         severity="medium",
         evidence=[
-            f"the dataset holds {record.objects:,} Python objects in one list or mapping",
+            f"the dataset holds {record.objects:,} Python objects in one collection, which take about "
+            f"{units.size(record.object_bytes)}",
             f"a worker grew by {units.size(growth)} while it shared as much less with the others, in "
             f"{record.memory[0].samples:,} samples of all workers",
         ],
         cause="a fork shares memory until it is written to, and reading a Python object writes its reference count",
         advice="hold the objects in one array: of NumPy, torch or Arrow, with strings as one buffer and offsets",
         place="loader",
-        threshold=f"at least {units.size(GROWTH)} of growth for which shared memory shrinks by half as much or more",
+        threshold=f"at least {units.size(COPIED)} of objects, and {units.size(GROWTH)} of growth for which shared "
+        "memory shrinks by half as much or more",
     )
 
 
@@ -317,8 +320,8 @@ def prefetched(case: DataCase) -> Answers:
         title=f"the batches that wait take up to {units.size(held)} of shared memory",
         severity="low",
         evidence=[
-            f"{units.counted(record.workers, 'worker')} load {record.prefetch} batches of "
-            f"{units.size(record.batch.size)} ahead"
+            f"batches loaded ahead: {record.prefetch} a worker, {units.size(record.batch.size)} each, with "
+            f"{units.counted(record.workers, 'worker')}"
         ],
         cause="each worker loads batches ahead, whatever their size",
         advice="load fewer batches ahead",
@@ -349,11 +352,12 @@ def slow_samples(case: DataCase) -> Answers:
     times = case.cost.times
     if slow is None or times is None or not slow.again:
         return
+    numbered = "sample takes" if len(slow.samples) == 1 else "samples take"
     lost = sum(one.seconds for one in slow.samples)
     share = lost / (fmean(times.quantiles) * times.number)
     yield Finding(
         id="slow-samples",
-        title=f"{units.counted(len(slow.samples), 'sample')} take much longer than the others, each time",
+        title=f"{len(slow.samples)} {numbered} much longer than the others, each time",
         severity=severity(case.worth(share)),
         evidence=[
             f"sample {one.index} takes {units.seconds(one.seconds)}, and "

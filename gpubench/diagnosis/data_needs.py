@@ -79,8 +79,8 @@ def sentence(found: DataCost) -> str:
     if best.cpu and cores:
         most = cores / best.cpu
         cost = (
-            f"a sample costs {units.seconds(best.cpu)} of CPU, so that {units.counted(cores, 'core')} make "
-            f"{units.rate(most, 'samples/s')} at most"
+            f"a sample costs {units.seconds(best.cpu)} of CPU, which is {units.rate(most, 'samples/s')} at most "
+            f"on {units.counted(cores, 'core')}"
         )
         return f"no number of workers does: {cost}" if most < wanted else f"none of these numbers does; {cost}"
     return "none of these numbers of workers does"
@@ -90,7 +90,7 @@ def limit(one: WithWorkers, found: DataCost) -> str:
     """Says what keeps the loader from being faster with as many workers; "" if more of them may help."""
     cores = found.record.cores
     if one.cores is not None and cores and one.cores >= BUSY_CORES * cores and one.workers >= cores - 1:
-        return f"all {units.counted(cores, 'core')} are busy"
+        return f"all {cores} cores are busy" if cores > 1 else "the only core is busy"
     if one.main is not None and one.main >= BUSY_MAIN and one.workers:
         return f"the main process is busy {units.whole_percent(one.main)} of the time, receiving batches"
     last = max(found.scaling, key=lambda each: each.workers, default=one)

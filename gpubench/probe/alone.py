@@ -261,6 +261,8 @@ class LoaderDrawing:
                 self._probe.report(iterator)
             self.passes += 1
             self._workers = [each.pid for each in getattr(iterator, "_workers", ())]
+            if self.passes == 1:
+                self._first_memory = [memory(pid) for pid in self._workers]
             for batch in _until_end(iterator):
                 self._take(iterator, batch, begins=self.steps == before)
                 if self._is_complete:
@@ -307,7 +309,6 @@ class LoaderDrawing:
         if self._planned is None and (length := self._fitting()):
             self._plan(length)
         if self.steps == (self._planned.warmup if self._planned else self._warmup):
-            self._first_memory = [memory(pid) for pid in self._workers]
             self._warm = Moment(now, self._samples, cpu_seconds(self._workers), process_time())
         if host.due(now / 1e9):
             self._send_steps()
@@ -374,13 +375,13 @@ class LoaderDrawing:
             "stage_delay": summed.delay / 1e9,
             "times": summed.times(again),
             "memory": [
-                {**after, "private_first": before["private"], "shared_first": before["shared"], "samples": samples}
+                {**after, "private_first": before["private"], "shared_first": before["shared"], "samples": end.samples}
                 for before, after in self._memory
             ],
             "same_numbers": same_numbers(records),
             "read": summed.read(),
             "batch": batch_facts(self._batch),
-            "objects": objects_of(dataset),
+            **objects_of(dataset),
         }
 
     def _make_again(self, slowest: List[Tuple[str, int]]) -> Dict[str, Any]:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import dataloader
 
+from .attributes import attributes, set_attribute
 from .batches import DrawnBatches
 
 MOST_BATCHES = 8
@@ -140,8 +141,8 @@ def _collect(batch: Any, found: List[torch.Tensor], seen: set[int]) -> None:
     elif isinstance(batch, (list, tuple)):
         for each in batch:
             _collect(each, found, seen)
-    elif hasattr(batch, "__dict__") and not isinstance(batch, (type, torch.nn.Module)):
-        for each in vars(batch).values():
+    elif not isinstance(batch, (type, torch.nn.Module)):
+        for each in attributes(batch).values():
             _collect(each, found, seen)
 
 
@@ -162,7 +163,6 @@ def rebuilt(batch: Any, copies: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(made, dict) or (isinstance(made, Mapping) and hasattr(made, "__setitem__")):
         for key, each in list(made.items()):
             made[key] = rebuilt(each, copies)
-    if hasattr(made, "__dict__"):
-        for name, each in list(vars(made).items()):
-            made.__dict__[name] = rebuilt(each, copies)
+    for name, each in attributes(made).items():
+        set_attribute(made, name, rebuilt(each, copies))
     return made

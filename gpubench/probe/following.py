@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data._utils import worker
 
 from .allocations import Ledger, Unreadable, keeps_storages, owners_in, tensors
+from .attributes import attributes
 from .device import UNANSWERED, about
 from .host import Host
 from .modules import named_modules, own_buffers, own_parameters
@@ -156,7 +157,7 @@ class Following(TorchDispatchMode):
         """Notes that a DataLoader draws from a dataset: the tensors that it holds are inputs."""
         if id(dataset) not in self._known:
             self._known.add(id(dataset))
-            held = getattr(dataset, "__dict__", {})
+            held = attributes(dataset)
             self._each(lambda ledger: ledger.claim_inputs(held))
 
     def updating(self, optimizer: Any) -> None:

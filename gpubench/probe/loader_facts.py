@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import deque
 from importlib.util import find_spec
-from typing import Any, Dict, Optional
+from itertools import islice
+from typing import Any, Dict, List, Optional
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
+from .attributes import attributes
 from .cached import tensors_in
 from .device import visible_gpus
 
@@ -16,6 +20,12 @@ DECODERS = ("PIL", "cv2", "torchvision", "turbojpeg", "simplejpeg", "imageio", "
 """Packages that decode pictures."""
 FEWEST_VALUES = 16
 """The different values that tell a picture from a constant."""
+COLLECTIONS = (list, tuple, set, frozenset, dict, deque)
+MOST_NESTED = 3
+"""The datasets within each other, and the collections within a collection, that are looked at."""
+OBJECTS_LOOKED_AT = 1000
+PAGE = 4096
+"""The bytes of a page of memory, which is what a process copies when it counts a reference."""
 
 
 def loader_facts(loader: Any) -> Dict[str, Any]:
@@ -66,14 +76,63 @@ def _is_of_bytes(tensor: torch.Tensor) -> bool:
     return bool((scaled - scaled.round()).abs().max() < 1e-3)
 
 
-def objects_of(dataset: Any) -> int:
-    """Returns the largest number of entries of a list or mapping of Python objects that a dataset holds."""
-    most, level = 0, [dataset]
-    for _ in range(3):
-        held = [each for one in level for each in getattr(one, "__dict__", {}).values()]
-        most = max([most, *(len(each) for each in held if isinstance(each, (list, dict, set, tuple)))])
-        level = [each for each in held if isinstance(each, torch.utils.data.Dataset)]
-    return most
+def objects_of(dataset: Any) -> Dict[str, int]:
+    """Returns how many Python objects the largest collection that a dataset holds has: "objects".
+
+    "object_bytes" is about what a forked process copies that reads all of them, by some of them.
+    """
+    try:
+        largest = _largest_collection(dataset)
+        entries = largest.items() if isinstance(largest, dict) else largest
+        looked_at = list(islice(entries, 0, None, 1 + len(largest) // OBJECTS_LOOKED_AT))
+        seen: set[int] = set()
+        copied = sum(_copied(each, seen) for each in looked_at)
+        return {"objects": len(largest), "object_bytes": copied * len(largest) // max(1, len(looked_at))}
+    except Exception:  # of a collection of the program's own class
+        return {"objects": 0}
+
+
+def _largest_collection(dataset: Any) -> Any:
+    largest: Any = ()
+    level = [dataset]
+    for _ in range(MOST_NESTED):
+        held = [each for one in level for each in attributes(one).values()]
+        largest = max([largest, *(each for one in held for each in _collections(one))], key=len)
+        level = [each for each in held if isinstance(each, Dataset)]
+    return largest
+
+
+def _collections(found: Any) -> List[Any]:
+    """Returns the collections of Python objects that an attribute consists of, such as each column of a table."""
+    if isinstance(found, COLLECTIONS):
+        return [found]
+    columns = [found]
+    if type(found).__name__ == "DataFrame" and hasattr(found, "to_numpy"):  # of pandas
+        columns = [column for _, column in found.items()]
+    return [column.__array__().ravel() for column in columns if _is_of_objects(getattr(column, "dtype", None))]
+
+
+def _is_of_objects(dtype: Any) -> bool:
+    """Tells whether an array holds Python objects, as one of strings of pandas also does without Arrow."""
+    return str(dtype) == "object" or getattr(dtype, "storage", None) == "python"
+
+
+def _copied(entry: Any, seen: set[int], depth: int = 0) -> int:
+    """Returns the bytes that a process copies which reads an object: all of it, or one page of a large one.
+
+    `seen` has the identities of objects that need no second copy.
+    """
+    if id(entry) in seen:
+        return 0
+    seen.add(id(entry))
+    size = min(sys.getsizeof(entry, 0), PAGE)
+    if depth == MOST_NESTED:
+        return size
+    if isinstance(entry, dict):
+        inside = [*entry.keys(), *entry.values()]
+    else:
+        inside = list(entry if isinstance(entry, COLLECTIONS) else attributes(entry).values())
+    return size + sum(_copied(each, seen, depth + 1) for each in inside[:OBJECTS_LOOKED_AT])
 
 
 def length_of(dataset: Any) -> Optional[int]:

@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import torch
 from torch.utils.data import IterableDataset
 
+from .attributes import attributes
 from .stages import names_in
 
 MOST_DEPTH, MOST_LISTED = 5, 64
@@ -87,7 +88,7 @@ def _parts(dataset: Any) -> Iterator[Tuple[str, Any]]:
                 yield name, each
                 if isinstance(each, (list, tuple, dict)):
                     deeper += [(name, each)] * (len(each) <= MOST_LISTED)
-                elif hasattr(each, "__dict__") and not isinstance(each, (type, ModuleType, torch.Tensor)):
+                elif not isinstance(each, (type, ModuleType, torch.Tensor)):
                     deeper.append((name, each))
         level = deeper
 
@@ -97,7 +98,7 @@ def _held(path: str, holder: Any) -> List[Tuple[str, Any]]:
         return [(path, each) for each in holder[:MOST_LISTED]]
     if isinstance(holder, dict):
         return [(path, each) for each in holder.values()]
-    held = [(f"{path}.{name}", each) for name, each in list(getattr(holder, "__dict__", {}).items())]
+    held = [(f"{path}.{name}", each) for name, each in attributes(holder).items()]
     function = getattr(holder, "__func__", getattr(holder, "func", holder))
     if isinstance(function, FunctionType):
         held += [(function.__name__, function)] * (function is not holder)

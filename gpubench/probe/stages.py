@@ -16,12 +16,13 @@ from contextlib import suppress
 from operator import getitem
 from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.utils.data import Dataset, Subset
 
+from .attributes import attributes, set_attribute
 from .observed import SourcePlaces
 
 INDEX, DATASET, READ, DECODE, TRANSFORM, COLLATE, PIN, TRANSFER = (
@@ -292,16 +293,12 @@ class StageFinder:
         self._seen.add(id(found))
         if self._is_own(type(found)):
             self._look_at_methods(type(found), depth)
-        held = getattr(found, "__dict__", None)
-        if isinstance(held, dict):
-            for name, value in list(held.items()):
-                self._look_at_value(held, name, value, depth, found)
-        for name in _slots(type(found)):
-            if (value := getattr(found, name, None)) is not None:
-                held = {name: value}
-                self._look_at_value(held, name, value, depth, found)
-                if held[name] is not value:
-                    self._set(found, name, held[name])
+        held = attributes(found)
+        for name, value in list(held.items()):
+            self._look_at_value(held, name, value, depth, found)
+            if held[name] is not value:
+                with suppress(Exception):  # an attribute that is read only
+                    set_attribute(found, name, held[name])
 
     def _look_at_value(self, holder: Any, key: Any, value: Any, depth: int, of: Any = None) -> None:
         """Looks at what an object, a list or a mapping holds; `of` is the object whose attribute it is."""
@@ -471,12 +468,6 @@ def _is_helper(callers: set[str]) -> bool:
 
 def _is_timed(call: Any) -> bool:
     return isinstance(call, FunctionType) and "_gpubench_stage" in vars(call)
-
-
-def _slots(cls: type) -> List[str]:
-    """Returns the names of the attributes for which a class has `__slots__`."""
-    held = [vars(one) for one in cls.__mro__ if "__slots__" in vars(one)]
-    return [name for each in held for name, of in each.items() if isinstance(of, MemberDescriptorType)]
 
 
 def _is_of_transform(name: str) -> bool:

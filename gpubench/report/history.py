@@ -105,7 +105,8 @@ def _headline(series: Sequence[Series], newest_first: Sequence[tuple[Series, Lev
     seen = [one.visible for one in long if one.visible is not None]
     beyond = f" beyond {_rounded(max(seen))}" if len(seen) == len(long) else ""
     start = min(one.points[0].started for one in long)[:10]
-    others = f"; {len(series) - len(long)} more have too few runs" if len(series) > len(long) else ""
+    short = len(series) - len(long)
+    others = f"; {short} more {'has' if short == 1 else 'have'} too few runs" if short else ""
     found = f"{whose}no change{machine}{beyond} in {units.counted(count, 'run')}{of} since {start}{others}"
     return found if beyond else f"{found}; runs differ too much to show a change by less than a factor of two"
 

@@ -98,7 +98,7 @@ MEMORY = WorkerMemory(pss=100 * MIB, shm=0, private=90 * MIB, shared=10 * MIB, p
     ("record", "name"),
     [
         (changed(same_numbers=[SameNumbers("numpy.random", "workers", 2)]), "same-random-numbers"),
-        (changed(memory=[MEMORY], objects=1_000_000), "copy-on-write"),
+        (changed(memory=[MEMORY], objects=1_000_000, object_bytes=90 * MIB), "copy-on-write"),
         (changed(restarts=[1.0] * 3, passes=4), "restarted-workers"),
         (changed(start_method="spawn", first_batch=3.0), "slow-worker-start"),
         (changed(batch=BatchFacts(size=1000, wide=800)), "float64-batches"),
@@ -125,7 +125,15 @@ def test_what_was_planted_is_found_and_not_claimed_of_a_clean_loader(record: Loa
 
 def test_memory_that_grows_without_sharing_less_is_no_copy_on_write() -> None:
     cache = msgspec.structs.replace(MEMORY, shared=60 * MIB)
-    assert "copy-on-write" not in findings(cost(changed(memory=[cache], objects=1_000_000)))
+    assert "copy-on-write" not in findings(cost(changed(memory=[cache], objects=1_000_000, object_bytes=90 * MIB)))
+
+
+def test_a_dataset_of_few_objects_is_not_what_workers_copy() -> None:
+    assert "copy-on-write" not in findings(cost(changed(memory=[MEMORY], objects=10_000, object_bytes=MIB)))
+
+
+def test_one_slow_sample_is_spoken_of_as_one() -> None:
+    assert findings(cost(changed(times=slow([0.19, 0.21]))))["slow-samples"].title.startswith("1 sample takes ")
 
 
 def slow(again: list[float]) -> SampleTimes:

@@ -1,6 +1,7 @@
 """Batches of training that are kept and given again, so that data is always ready."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +110,19 @@ class Graph:
         self.names = ["a"]
 
 
+class Slotted:
+    __slots__ = ("__mask", "nodes", "unset")
+
+    def __init__(self) -> None:
+        self.nodes = torch.ones(2, 3)
+        self.__mask = torch.ones(2)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    nodes: torch.Tensor = field(default_factory=lambda: torch.ones(2, 3))
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -116,12 +130,15 @@ class Graph:
         [torch.ones(2), {"x": torch.ones(3), "names": ["a", "b"]}],
         (Pair(torch.ones(2), 1), None, "text"),
         Graph(),
+        Slotted(),
+        Frozen(),
     ],
-    ids=["tensor", "nested", "named tuple", "own class"],
+    ids=["tensor", "nested", "named tuple", "own class", "slots", "frozen"],
 )
 def test_batches_of_any_form_are_given_again(batch: Any) -> None:
     kept = KeptBatch(batch, 2)
     again = kept.give()
+    assert tensors_in(again)
     assert type(again) is type(batch)
     assert [each.tolist() for each in tensors_in(again)] == [each.tolist() for each in tensors_in(batch)]
     for tensor in tensors_in(again):

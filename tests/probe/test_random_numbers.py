@@ -35,6 +35,16 @@ class Holding(Dataset[float]):
         return float(self._draw(self.generator))
 
 
+class Slotted(Dataset[float]):
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def __getitem__(self, index: int) -> float:
+        return self.rng.random()
+
+
 class Drawing(Dataset[float]):
     """Draws without holding anything."""
 
@@ -128,6 +138,7 @@ def found(dataset: Any, *, workers: int = 2, passes: int = 1, init: Callable[[in
         (Holding(torch.Generator(), lambda rng: torch.rand((), generator=rng)), "Holding.generator"),
         (Holding(random.Random(0), lambda rng: sum(rng.random() for _ in range(5000))), "Holding.generator"),
         (Subset(Holding(random.Random(0), lambda rng: rng.random()), range(100)), "Subset.dataset.generator"),
+        (Slotted(), "Slotted.rng"),
         (Drawing(Jitter()), "Drawing.draw.rng"),
         (OfModule(), "SHARED"),
         (Lines(noisy=True), "Lines.rng"),
