@@ -426,7 +426,7 @@ def slow_stage(case: DataCase) -> Answers:
         advice=_advice(case, first),
         place="loader",
         expected=case.expected(first.share),
-        threshold=f"at least {units.percent(HIGH)} of the time of a sample",
+        threshold=f"the longest stage, if it takes at least {units.percent(HIGH)} of the time of a sample",
     )
 
 

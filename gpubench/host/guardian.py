@@ -83,11 +83,20 @@ def end_all(mark: str, pids: set[int]) -> None:
         leaders = [leader for leader in leaders if _lives(leader)]
     members = _members(name, value, sessions)
     while members and time.monotonic() < until + SECONDS_TO_END:
-        for process in members:
+        others = [each for each in members if not tracks_resources(each)]
+        for process in others or members:
             with suppress(psutil.Error):
                 process.kill()
         time.sleep(AGAIN)
         members = _members(name, value, sessions)  # also those that were started in the meantime
+
+
+def tracks_resources(process: psutil.Process) -> bool:
+    """Whether a process is one of multiprocessing that removes semaphores and shared memory once all others ended."""
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _members(name: str, value: str, sessions: set[int]) -> list[psutil.Process]:

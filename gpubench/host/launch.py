@@ -29,7 +29,7 @@ import psutil
 
 from gpubench import channel, events, releases, units
 from gpubench.errors import InvalidEvent
-from gpubench.host.guardian import Guardian
+from gpubench.host.guardian import Guardian, tracks_resources
 from gpubench.host.supervision import Peer, Setups, blame, stalled
 from gpubench.logs import WORKER_OUTPUT
 from gpubench.ranks import STORE_SOCKET, Ranks, launched_by_torchrun
@@ -158,6 +158,7 @@ EXIT_TICK = 0.01  # seconds between two checks whether the workers have exited
 TICK = 0.1  # seconds between two checks of the time limits if no event arrives
 GRACE = 1.0  # seconds after the first sign of a failure in which another rank may report the cause
 SHUTDOWN = 10.0  # seconds in which a worker must exit after its last event
+TIDYING_SECONDS = 1.0  # in which what tracks the resources of killed processes removes them
 
 
 class Workers:
@@ -283,8 +284,12 @@ class Workers:
         """Called before the connections are closed, when the processes of this machine have had `timeout` seconds."""
 
     def _kill(self, processes: Iterable[psutil.Process]) -> None:
+        processes = list(processes)
+        trackers = [process for process in processes if tracks_resources(process)]
         for process in processes:
-            _ignore_gone(process.kill)
+            if process not in trackers:
+                _ignore_gone(process.kill)
+        psutil.wait_procs(trackers, TIDYING_SECONDS)
         _kill(self._children)
 
     def _accept(self, listening: socket.socket) -> Iterator[events.Message]:

@@ -1,6 +1,7 @@
 """Applies a patch to the files of a program: all of them or none, and only if they are as they were."""
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,8 @@ def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
         raise UsageError(f"{error.filename or patch} cannot be read: {error.strerror}", "check the folder") from None
     except diff.NotApplicable as error:
         hint = "make a new patch: gpubench tune, or apply what still fits by patch -p1"
+        if error.args[0] == diff.APPLIED:
+            hint = f"git apply -R {shlex.quote(str(patch))} takes it back"
         raise UsageError(f"{patch} does not apply in {directory.absolute()}: {error}", hint) from None
     for name in found:
         path = directory / name

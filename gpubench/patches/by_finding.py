@@ -41,7 +41,7 @@ def _add_to_file(patch: Patch, finding: str, name: str, lines: set[int], program
     """Adds the edits of one file, and returns what is not certain. Raises NotEdited if it cannot be edited."""
     content = patch.files[name].after if name in patch.files else read(program.directory, name)
     before = patch.files[name].before if name in patch.files else content
-    source = SourceFile(name, content)
+    source = SourceFile(name, content, before)
     there = {diff.moved(line, before, content) for line in lines}
     found = [one for one in IDIOMS[finding](source) if not there or _is_at(source, one, there)]
     new = {node: changed for one in found for node, changed in one.changed.items()}

@@ -9,6 +9,8 @@ from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
 
 LITERALS = (cst.Integer, cst.Float, cst.SimpleString, cst.UnaryOperation)
 CONSTANTS = ("True", "False", "None")
+PARSING = ("parse_args", "parse_known_args")
+"""The methods of a parser of options."""
 
 Arguments = Mapping[str, str | None]
 """The code of each argument by its name; None removes it."""
@@ -56,7 +58,7 @@ def with_argument(call: cst.Call, name: str, code: str) -> cst.Call:
 
 def in_words(arguments: Arguments) -> str:
     """The arguments to set; without any, those to remove."""
-    given = [f"{name}={value}" for name, value in arguments.items() if value is not None]
+    given = [f"{name}={value}" if name else value for name, value in arguments.items() if value is not None]
     return ", ".join(given or [f"no {name}" for name in arguments])
 
 
@@ -112,14 +114,13 @@ def _where_it_is_set(
     if _is_literal(now):
         return now, new
     if isinstance(now, cst.Name):
-        made = [one for one in source.all_of(cst.Assign) if _assigns(one, now.value)]
-        bound = [one for one in source.all_of(cst.Param) if one.name.value == now.value]
-        if len(made) == 1 and not bound and _is_literal(made[0].value):
-            return made[0].value, new
-    if isinstance(now, cst.Attribute) and (option := _option(source, now.attr.value)):
-        flags = [one.value.evaluated_value for one in option.args if isinstance(one.value, cst.SimpleString)]
-        flag = next(str(one) for one in flags if str(one).startswith("--"))
-        if any(word in flags or word.startswith(f"{flag}=") for word in words):
+        made = source.only_assignment(now)
+        if made and _is_literal(made.value):
+            return made.value, new
+    if isinstance(now, cst.Attribute) and _is_parsed(source, now.value) and (option := _option(source, now.attr.value)):
+        flags = _flags(option)
+        flag = next(one for one in flags if one.startswith("--"))
+        if any(_gives(word, flags) for word in words):
             plain = value.strip('"')
             raise NotEdited(f"{source.place(call)} takes {name} from an option: give the command {flag} {plain}")
         default = next((arg for arg in option.args if arg.keyword and arg.keyword.value == "default"), None)
@@ -128,26 +129,50 @@ def _where_it_is_set(
         return default.value, new
     if isinstance(now, cst.Name | cst.Attribute):
         return now, new
-    raise NotEdited(f"{source.place(call)} computes {name}, as {source.text(now)}: set it to {value} there")
+    what = name or "its argument"
+    raise NotEdited(f"{source.place(call)} computes {what}, as {source.text(now)}: set it to {value} there")
 
 
-def _assigns(node: cst.Assign, name: str) -> bool:
-    return any(isinstance(one.target, cst.Name) and one.target.value == name for one in node.targets)
+def _flags(option: cst.Call) -> list[str]:
+    """The names of an option in a command line, such as "-w" and "--workers"."""
+    given = [arg.value for arg in option.args if not arg.keyword]
+    return [str(one.evaluated_value) for one in given if isinstance(one, cst.SimpleString)]
+
+
+def _gives(word: str, flags: Sequence[str]) -> bool:
+    """Whether a word of a command gives an option, as argparse reads it: also by a prefix, or as "-w4"."""
+    if word.startswith("--"):
+        return len(word) > 2 and any(flag.startswith(word.partition("=")[0]) for flag in flags)
+    return any(word.startswith(flag) for flag in flags if not flag.startswith("--"))
+
+
+def _is_parsed(source: SourceFile, node: cst.BaseExpression) -> bool:
+    """Whether an object is what the file's own parser of options returns, as far as its name shows."""
+    parses = [one for one in source.all_of(cst.Call) if _is_call_of(one, *PARSING)]
+    own = {scope.name.value for one in parses if isinstance(scope := source.scope(one), cst.FunctionDef)}
+    name = source.text(node)
+    if not parses or any(_is_call_of(one, "set_defaults") for one in source.all_of(cst.Call)):
+        return False
+    made = [one for one in source.all_of(cst.Assign) for each in one.targets if source.text(each.target) == name]
+    made = [one for one in made if one.value not in parses and not _is_call_of(one.value, *own)]
+    return isinstance(node, cst.Name) and not made
+
+
+def _is_call_of(node: cst.CSTNode, *names: str) -> bool:
+    """Whether a node calls a function or a method of one of these names."""
+    func = node.func if isinstance(node, cst.Call) else None
+    called = func.attr if isinstance(func, cst.Attribute) else func
+    return isinstance(called, cst.Name) and called.value in names
 
 
 def _option(source: SourceFile, name: str) -> cst.Call | None:
     """The only `add_argument` of the file with a literal default, or none, that makes an attribute."""
     found = []
     for call in source.all_of(cst.Call):
-        if not (isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_argument"):
+        if not _is_call_of(call, "add_argument"):
             continue
         keywords = {arg.keyword.value: arg.value for arg in call.args if arg.keyword}
-        flags = [
-            str(arg.value.evaluated_value)
-            for arg in call.args
-            if not arg.keyword and isinstance(arg.value, cst.SimpleString)
-        ]
-        long = next((flag for flag in flags if flag.startswith("--")), "")
+        long = next((flag for flag in _flags(call) if flag.startswith("--")), "")
         default = keywords.get("default")
         if (
             not {"action", "dest", "nargs", "choices"} & keywords.keys()

@@ -14,6 +14,7 @@ CONTEXT = 3
 _DIGEST = re.compile(rb"# sha256 ([0-9a-f]{64})  (.+)")
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
 DAMAGED = "a hunk of it is damaged"
+APPLIED = "it is applied already"
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 _UNNAMEABLE = re.compile(r'[\x00-\x1f\x7f"\\]')
 """The characters that the two programs read in different ways in the name of a file."""
@@ -78,12 +79,21 @@ def lines_changed(versions: Versions) -> int:
 def moved(line: int, before: bytes, after: bytes) -> int:
     """The number in `after` of a line of `before`, or of the one that has replaced it; lines count from 1.
 
-    A line that is indented in another way is the same one: an edit may have put it into a block.
+    A line that is indented in another way is the same one: an edit may have put it into a block. Of several lines that
+    have replaced some, it is the one that is most like it.
     """
-    ours, theirs = ([line.strip() for line in _lines(content)] for content in (before, after))
-    for _, start, end, new, new_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-        if start < line <= end:
+    ours, theirs = ([line.strip().decode("latin-1") for line in _lines(content)] for content in (before, after))
+    for kind, start, end, new, new_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        if not start < line <= end:
+            continue
+        if kind == "equal" or new == new_end:
             return min(new + line - start, max(new + 1, new_end))
+        alike = SequenceMatcher(None, b=ours[line - 1], autojunk=False)
+        ratios = []
+        for each in theirs[new:new_end]:
+            alike.set_seq1(each)
+            ratios.append(alike.ratio())
+        return new + 1 + ratios.index(max(ratios))
     return line
 
 
@@ -98,6 +108,8 @@ def applied(patch: bytes, read: Callable[[str], bytes]) -> dict[str, Versions]:
         raise NotApplicable("it is not a patch of gpubench")
     before = {name: read(name) for name in changes}
     if changed := [name for name, content in before.items() if _digest(content) != digests[name]]:
+        if all(_is_patched(content, changes[name], digests[name]) for name, content in before.items()):
+            raise NotApplicable(APPLIED)
         raise NotApplicable(f"{' and '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since")
     return {name: Versions(content, _patched(content, changes[name])) for name, content in before.items()}
 
@@ -159,6 +171,18 @@ def _patched(content: bytes, hunks: Sequence[_Hunk]) -> bytes:
             raise NotApplicable("its lines are not those of the file")
         lines[hunk.start : end] = hunk.after
     return b"".join(lines)
+
+
+def _is_patched(content: bytes, hunks: Sequence[_Hunk], digest: bytes) -> bool:
+    """Whether a file is as a patch leaves it, by the digest of the file before."""
+    shift, reverse = 0, []
+    for hunk in sorted(hunks, key=lambda one: one.start):
+        reverse.append(_Hunk(hunk.start + shift, hunk.after, hunk.before))
+        shift += len(hunk.after) - len(hunk.before)
+    try:
+        return _digest(_patched(content, reverse)) == digest
+    except NotApplicable:
+        return False
 
 
 def _lines(content: bytes) -> list[bytes]:

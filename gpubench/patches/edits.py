@@ -167,7 +167,7 @@ def _change(patch: Patch, key: str, place: str, change: Change, program: Program
     name, line = file_and_line(place, program)
     content = patch.files[name].after if name in patch.files else read(program.directory, name)
     original = patch.files[name].before if name in patch.files else content
-    found = change(SourceFile(name, content), diff.moved(line, original, content))
+    found = change(SourceFile(name, content, original), diff.moved(line, original, content))
     if found.content == content:
         raise AlreadySo(f"{name}:{found.line} does that already")
     patch.files[name] = diff.Versions(original, found.content)
@@ -216,16 +216,17 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
             raise NotEdited(f"before {place}, which has a package call the model, move it to {CHANNELS_LAST[value]}")
         return _of_models(f"{{}}.to(memory_format={CHANNELS_LAST[value]})", program)
     if key == "precision" and value == "bf16" and program.device:
-        context = f'torch.autocast("{program.device}", torch.bfloat16)'
-        alone = len(_called(program)) < 2
-        return [(place, lambda source, line: models.within_context(source, line, context, alone=alone))]
+        context, called = f'torch.autocast("{program.device}", torch.bfloat16)', _called(program)
+        name, alone = next((name for name in called if called[name] == place), ""), len(called) < 2
+        name = "" if name.isdigit() else name
+        return [(place, lambda source, line: models.within_context(source, line, context, name, alone=alone))]
     raise NotEdited(f"there is no edit for {key}={value} at {place}")
 
 
 def _of_models(code: str, program: Program) -> Sequence[tuple[str, Change]]:
     """The statement after the making of each model, which has the model's name as {}."""
     called = _called(program)
-    if len(called) < 2:
+    if not called or (len(called) == 1 and next(iter(called)).isdigit()):
         return [(program.places["model"], lambda source, line: models.after_made(source, line, code))]
     for name, place in called.items():
         if name.isdigit():
@@ -276,7 +277,7 @@ def _calling(names: Sequence[str], arguments: Arguments, words: Collection[str])
         found = [one for one in source.calls_at(line) if source.full_name(one.func).rpartition(".")[2] in names]
         if len(found) != 1:
             what = "several times" if found else "by another name"
-            raise NotEdited(f"{source.name}:{line} makes a {names[0]} {what}: give it {calls.in_words(arguments)}")
+            raise NotEdited(f"{source.at(line)} makes a {names[0]} {what}: give it {calls.in_words(arguments)}")
         own = source.full_name(found[0].func)
         parameters = PARAMETERS.get(own.rpartition(".")[2], ())
         return calls.changed(source, found[0], arguments, parameters, words)
@@ -320,15 +321,24 @@ def file_and_line(place: str, program: Program) -> tuple[str, int]:
     """The file of a place, relative to the program's directory, and the line. Raises NotEdited for another file."""
     name, _, line = place.partition(" (")[0].rpartition(":")
     top = program.directory.resolve()
-    path = program.directory / name
+    path = _near_script(name, program) or program.directory / name
     if not line.isdigit() or not path.resolve().is_relative_to(top):
         raise NotEdited(f"{place} is not below {program.directory.absolute()}, and is not edited")
-    relative = os.path.relpath(path, program.directory)
+    relative = os.path.relpath(path.resolve(), top)  # of a link, what it is to
     if not diff.is_nameable(relative):
         raise NotEdited(f"{place} is not a file that a diff of Python source can name")
     if {"site-packages", "dist-packages"}.intersection(path.parts):
         raise NotEdited(f"{place} is an installed package, and is not edited")
     return relative, int(line)
+
+
+def _near_script(name: str, program: Program) -> Path | None:
+    """The file that a name may mean beside a script from elsewhere, by which the probe names what is there."""
+    started = script(program) or ""
+    folder = program.directory / os.path.dirname(started)  # noqa: PTH120
+    is_there = folder.resolve().is_relative_to(program.directory.resolve())
+    path = folder / name
+    return path if not is_there and not os.path.isabs(name) and path.exists() else None  # noqa: PTH117
 
 
 def read(directory: Path, name: str) -> bytes:

@@ -12,6 +12,8 @@ from gpubench.patches.source import SourceFile
 NAMED = re.compile(r"(^|_)(eval|evaluate|evaluation|validate|validation|valid|val|test|accuracy)(_|$)")
 SWITCHES = frozenset({"no_grad", "inference_mode", "enable_grad", "set_grad_enabled"})
 TRAINING = frozenset({"step", "zero_grad", "requires_grad_", "requires_grad", "grad"})
+DIFFERENTIATING = frozenset({"grad", "backward", "jacobian", "hessian", "jvp", "vjp", "jacrev", "jacfwd"})
+"""The functions and methods that compute gradients, from whichever module."""
 KEEPING = frozenset({"append", "extend", "add", "update"})
 NUMBERS = frozenset({"float", "int", "len", "bool", "str", "round"})
 
@@ -53,6 +55,8 @@ def _doubt(source: SourceFile, function: cst.FunctionDef, methods: set[str]) -> 
         return "its variables are used elsewhere"
     if any(one is not function for one in source.all_of(cst.FunctionDef, function)):
         return "a function in it is called elsewhere"
+    if differentiates := _differentiates(source, function):
+        return f"{source.place(differentiates)} differentiates"
     numbers = _numbers(source, function)
     leaving: list[tuple[cst.CSTNode, cst.BaseExpression]]
     leaving = [(one, one.value) for one in source.all_of(cst.Return, function) if one.value is not None]
@@ -64,6 +68,22 @@ def _doubt(source: SourceFile, function: cst.FunctionDef, methods: set[str]) -> 
             leaving += [(call, arg.value) for arg in call.args]
     kept = next((one for one, value in leaving if not _is_number(source, value, numbers)), None)
     return f"{source.place(kept)} keeps a tensor for a backward pass" if kept else ""
+
+
+def _differentiates(source: SourceFile, function: cst.FunctionDef) -> cst.Call | None:
+    """The call by which a function, or one of the file that it calls, may compute gradients; None without one."""
+    functions = {one.name.value: one for one in source.all_of(cst.FunctionDef)}
+    waiting, seen = [function], {function}
+    while waiting:
+        for call in source.all_of(cst.Call, waiting.pop()):
+            name = source.full_name(call.func)
+            last = name.rpartition(".")[2]
+            if last in DIFFERENTIATING or name.startswith(("torch.autograd.", "torch.func.")):
+                return call
+            if (called := functions.get(last)) is not None and called not in seen:
+                seen.add(called)
+                waiting.append(called)
+    return None
 
 
 def _given(

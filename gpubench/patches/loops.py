@@ -76,6 +76,8 @@ def _summed_on_device(source: SourceFile, node: cst.AugAssign, reads: list[cst.C
     loop, tensor = loop_of(source, node), _read(reads[0])
     assert loop is not None
     assert tensor is not None
+    if isinstance(tensor, cst.Name) and _is_read_already(source, tensor):
+        raise NotEdited(f"{tensor.value} is a number already")
     if not isinstance(node.target, cst.Name) or not _is_linear(source, node.value, reads[0]):
         raise NotEdited(f"it is {source.text(node)}")
     if narrow := NARROW.search(source.tree.code):
@@ -98,6 +100,18 @@ def _summed_on_device(source: SourceFile, node: cst.AugAssign, reads: list[cst.C
     }
     detached = tensor if _counts(tensor) else cst.Call(cst.Attribute(tensor, cst.Name("detach")))
     return changed | {reads[0]: detached}
+
+
+def _is_read_already(source: SourceFile, name: cst.Name) -> bool:
+    """Whether a variable is given a value that was read from a tensor, so that it is a number and no tensor."""
+    given = [one.value for one in source.all_of(cst.Assign, source.scope(name)) if _gives(source, one, name.value)]
+    return any(
+        _read(call) is not None or _is_method(call, "tolist") for one in given for call in source.all_of(cst.Call, one)
+    )
+
+
+def _gives(source: SourceFile, node: cst.Assign, name: str) -> bool:
+    return any(source.text(each.target) == name for each in node.targets)
 
 
 def _scales(source: SourceFile, node: cst.CSTNode | None, loop: Loop) -> bool:

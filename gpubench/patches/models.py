@@ -1,6 +1,7 @@
 """Changes a model of the program: after the statement that makes it, or where it is called in training."""
 
 import builtins
+import sys
 from collections.abc import Iterator
 
 import libcst as cst
@@ -28,7 +29,7 @@ def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Chan
     call = model_call(source, line, name)
     name = source.text(call.func)
     scope: cst.CSTNode = source.scope(call)
-    wanted = f"{source.name}:{line} calls {name}: after it is made, write {code.format(name)}"
+    wanted = f"{source.at(line)} calls {name}: after it is made, write {code.format(name)}"
     if name == "self":
         return _after_object(source, call, code)
     if isinstance(call.func, cst.Attribute):
@@ -46,7 +47,7 @@ def after_made(source: SourceFile, line: int, code: str, name: str = "") -> Chan
                 continue
             call = _caller(source, scope, name, wanted)
             name, scope = source.text(_argument(source, call, scope, name, wanted)), source.scope(call)
-        wanted = f"{source.name}:{line} calls the model: after {name} is made, write {code.format(name)}"
+        wanted = f"{source.at(line)} calls the model: after {name} is made, write {code.format(name)}"
     made = _own(source, name, scope)
     if not made or not all(isinstance(one, cst.Assign | cst.AnnAssign) for one in made):
         raise NotEdited(wanted)
@@ -85,13 +86,14 @@ def _moved(value: cst.BaseExpression) -> cst.BaseExpression:
     return value
 
 
-def within_context(source: SourceFile, line: int, context: str, *, alone: bool = True) -> Changed:
+def within_context(source: SourceFile, line: int, context: str, name: str = "", *, alone: bool = True) -> Changed:
     """Puts a context around the call of the model and what follows it up to the backward pass.
 
-    `alone` means that the program has no other model. Raises NotEdited where these statements are not certain.
+    `name` is that of the model in the line, as far as it is known, and `alone` means that the program has no other one.
+    Raises NotEdited where these statements are not certain.
     """
-    call = model_call(source, line)
-    wanted = f"{source.name}:{line} calls the model: put `with {context}:` around it and the loss"
+    call = model_call(source, line, name)
+    wanted = f"{source.at(line)} calls the model: put `with {context}:` around it and the loss"
     narrow = [one for one in source.all_of(cst.Call) if source.full_name(one.func).endswith(("autocast", "GradScaler"))]
     if narrow:
         used = f"{source.place(narrow[0])} uses autocast or a GradScaler already"
@@ -111,10 +113,15 @@ def within_context(source: SourceFile, line: int, context: str, *, alone: bool =
     following = list(block.body)[list(block.body).index(statement) :]
     ends = [place for place, one in enumerate(following) if _calls(one, "backward")]
     inside = following[: ends[0]] if ends else []
-    while len(inside) > 1 and _only_calls(inside[-1]):  # such as zero_grad()
-        inside.pop()
+    while len(inside) > 1 and _only_calls(inside[-1]) and not _names(inside[-1]) & _given(source, inside):
+        inside.pop()  # such as zero_grad()
     if not 0 < len(inside) <= MOST_STATEMENTS or not all(_is_plain(one) for one in inside):
         raise NotEdited(wanted)
+    if _computes_loss(source, following[ends[0]], call, inside):
+        raise NotEdited(wanted)
+    outputs = _outputs(source, call)
+    if converted := _in_numpy(source, outputs, source.scope(call), following[ends[0] :]):
+        raise NotEdited(f"{wanted}, and convert what {source.place(converted)} gives NumPy, which has no bfloat16")
     first = inside[0]
     assert isinstance(first, cst.SimpleStatementLine)
     parsed = cst.parse_statement(f"with {context}:\n    pass\n", config=source.tree.config_for_parsing)
@@ -137,7 +144,7 @@ def model_call(source: SourceFile, line: int, name: str = "") -> cst.Call:
     calls = [one for one in source.calls_at(line) if _is_variable(one.func) and source.text(one.func) not in known]
     calls = [one for one in calls if source.text(one.func) == name] if name else calls
     if not calls:
-        raise NotEdited(f"{source.name}:{line} does not show by which name it calls the model")
+        raise NotEdited(f"{source.at(line)} does not show by which name it calls the model")
     return min(calls, key=source.end)
 
 
@@ -175,8 +182,11 @@ def _targets(source: SourceFile, node: cst.CSTNode) -> Iterator[str]:
 
 
 def _parameter(function: cst.FunctionDef, name: str) -> int | None:
-    """The place of a parameter of a function; None for a name that is none."""
-    names = [one.name.value for one in (*function.params.posonly_params, *function.params.params)]
+    """The place of a parameter of a function, behind all others if it has only a name; None for a name that is none."""
+    params = function.params
+    names = [one.name.value for one in (*params.posonly_params, *params.params)]
+    if name in [one.name.value for one in params.kwonly_params]:
+        return sys.maxsize
     return names.index(name) if name in names else None
 
 
@@ -232,6 +242,65 @@ def _calls(node: cst.CSTNode, name: str) -> bool:
             return True
         waiting += each.children
     return False
+
+
+def _names(node: cst.CSTNode) -> set[str]:
+    """The variables that a node has in it, and all other names."""
+    found, waiting = set(), [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, cst.Name):
+            found.add(each.value)
+        waiting += each.children
+    return found
+
+
+def _given(source: SourceFile, statements: list[cst.BaseStatement]) -> set[str]:
+    """The names to which statements assign."""
+    return {
+        name for statement in statements for one in source.all_of(BINDING, statement) for name in _targets(source, one)
+    }
+
+
+def _outputs(source: SourceFile, call: cst.Call) -> set[str]:
+    """The names that a statement gives what a call returns, or parts of it."""
+    value: cst.CSTNode = call
+    for one in source.ancestors(call):
+        if isinstance(one, cst.Assign):
+            return set(_targets(source, one))
+        if not (isinstance(one, cst.Attribute | cst.Subscript) and one.value is value):
+            return set()
+        value = one
+    return set()
+
+
+def _computes_loss(source: SourceFile, end: cst.CSTNode, call: cst.Call, inside: list[cst.BaseStatement]) -> bool:
+    """Whether the statement with the backward pass computes the loss itself, from what the model has returned."""
+    outputs, given = _outputs(source, call), _given(source, inside)
+    for one in source.all_of(cst.Name, end):
+        parent = next(source.ancestors(one))
+        of_model = isinstance(parent, cst.Attribute) and parent.value is one and parent.attr.value == "loss"
+        if one.value in outputs and not of_model:
+            return True
+    inner = [one for one in source.all_of(cst.Call, end) if not _is_backward(one)]
+    return any(_names(arg) & given for one in inner for arg in one.args)
+
+
+def _is_backward(call: cst.Call) -> bool:
+    return isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
+
+
+def _in_numpy(
+    source: SourceFile, outputs: set[str], scope: cst.CSTNode, after: list[cst.BaseStatement]
+) -> cst.Call | None:
+    """The first call behind some statements' beginning that makes an array of NumPy of what a model has returned."""
+    begin = source.line(after[0])
+    for call in source.all_of(cst.Call, scope):
+        is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value in ("numpy", "__array__")
+        makes = is_method or source.full_name(call.func).startswith("numpy.")
+        if makes and source.line(call) >= begin and _names(call) & outputs:
+            return call
+    return None
 
 
 def _only_calls(node: cst.CSTNode) -> bool:

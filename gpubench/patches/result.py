@@ -58,6 +58,11 @@ class ProvedPatch(Struct, frozen=True, kw_only=True):
         return units.listed([f"{units.counted(lines, 'line')} in {file}" for file, lines in self.changed.items()])
 
     @property
+    def has_effect(self) -> bool:
+        """Whether at least one of its edits has an effect, as far as its runs show."""
+        return any(edit.key not in self.idle for edit in self.edits)
+
+    @property
     def is_proved(self) -> bool:
         """Whether it is faster, and neither does less work nor harms the loss."""
         return bool(self.gain and self.gain.low > 1) and self.work != "less" and self.loss != "harmed"

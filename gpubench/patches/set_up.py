@@ -1,5 +1,8 @@
 """Sets what concerns all of PyTorch at the start of the program: after its imports, or first in its main code."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import libcst as cst
 
 from gpubench.patches import calls
@@ -10,25 +13,45 @@ from gpubench.patches.source import Block, NotEdited, SourceFile, Statement
 def called(source: SourceFile, function: str, value: str) -> Changed:
     """Calls a function of torch, such as "set_num_threads", with a value; changes the call that there is already."""
     made = [one for one in source.all_of(cst.Call) if source.full_name(one.func) == f"torch.{function}"]
-    if len(made) == 1:
+    if len(made) == 1 and _runs_once(source, made[0]):
         return calls.changed(source, made[0], {"": value}, ("",))
     if made:
-        raise NotEdited(f"{source.place(made[0])} and other lines call torch.{function}: call it with {value} only")
+        raise NotEdited(_elsewhere(source, made, f"call it with {value} only"))
     return _added(source, f"{{}}.{function}({value})")
 
 
 def assigned(source: SourceFile, attribute: str, value: str) -> Changed:
     """Assigns a value to an attribute of torch; changes the assignment that there is already."""
-    made = [
-        one
-        for one in source.all_of(cst.Assign)
-        if len(one.targets) == 1 and source.full_name(one.targets[0].target) == f"torch.{attribute}"
-    ]
-    if len(made) == 1:
+    full = f"torch.{attribute}"
+    made = [one for one in source.all_of(cst.Assign) for each in one.targets if source.full_name(each.target) == full]
+    if len(made) == 1 == len(made[0].targets) and _runs_once(source, made[0]):
         return Changed(source.with_changed(made[0].value, cst.parse_expression(value)), source.line(made[0]))
     if made:
-        raise NotEdited(f"{source.place(made[0])} and other lines set torch.{attribute}: set it to {value} only")
+        raise NotEdited(_elsewhere(source, made, f"set {full} to {value} only"))
     return _added(source, f"{{}}.{attribute} = {value}")
+
+
+def _runs_once(source: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a node is evaluated whenever the file runs as a script, in itself or in a function that it then calls."""
+    for one in source.ancestors(node):
+        if isinstance(one, cst.Module):
+            return True
+        if isinstance(one, cst.FunctionDef):
+            starts = [each for each in source.all_of(cst.Call) if source.text(each.func) == one.name.value]
+            is_first = len(starts) == 1 and isinstance(source.scope(starts[0]), cst.Module)
+            return is_first and _runs_once(source, starts[0])
+        if isinstance(one, cst.If) and _is_guard(one) and isinstance(source.block(one), cst.Module):
+            return True
+        if isinstance(one, cst.BaseCompoundStatement | cst.IfExp | cst.BooleanOperation | cst.Lambda | cst.BaseComp):
+            return isinstance(one, cst.With) and _runs_once(source, one)
+    raise AssertionError("every node is in a module")
+
+
+def _elsewhere(source: SourceFile, made: Sequence[cst.CSTNode], wanted: str) -> str:
+    """Why what sets something already is not changed."""
+    if len(made) > 1:
+        return f"{source.place(made[0])} and other lines set it: {wanted}"
+    return f"{source.place(made[0])} sets it where that may not run, or together with something else: {wanted}"
 
 
 def _added(source: SourceFile, code: str) -> Changed:
@@ -41,7 +64,7 @@ def _added(source: SourceFile, code: str) -> Changed:
         if "torch" in source.imported and source.imported["torch"] != "torch":
             raise NotEdited(f"{source.name} calls something else torch: at its start, write {code.format('torch')}")
         content = source.with_after(last, module, "import torch")
-        return Changed(_added(SourceFile(source.name, content), code).content, source.end(last)[0])
+        return Changed(_added(replace(source, content=content), code).content, source.end(last)[0])
     guard = next((one for one in module.body if isinstance(one, cst.If) and _is_guard(one)), None)
     if guard is not None and isinstance(guard.body, cst.IndentedBlock):
         return Changed(source.with_after(None, guard.body, code.format(name)), source.line(guard))
@@ -77,7 +100,7 @@ def _torch_and_last_import(source: SourceFile) -> tuple[str | None, Statement | 
         first = next((place for place, is_import in enumerate(imports) if is_import), None)
     if first is None:
         return None, None
-    end = next((place for place in range(first, len(body)) if not imports[place]), len(body))
+    end = next((place for place in range(first + 1, len(body)) if not imports[place]), len(body))
     return name, body[end - 1]
 
 

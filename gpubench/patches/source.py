@@ -8,7 +8,17 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
+from libcst.metadata import (
+    Assignment,
+    CodeRange,
+    MetadataWrapper,
+    ParentNodeProvider,
+    PositionProvider,
+    ScopeProvider,
+)
+from libcst.metadata import Scope as Names
+
+from gpubench.patches import diff
 
 Block = cst.Module | cst.IndentedBlock
 """What has statements of their own lines."""
@@ -37,6 +47,8 @@ class SourceFile:
     name: str
     """The path of the file, relative to the program's directory."""
     content: bytes
+    original: bytes | None = None
+    """The content that the user knows, by whose lines sentences name places; None if it is this one."""
 
     def __post_init__(self) -> None:
         """Raises NotEdited for a file that cannot be edited."""
@@ -65,6 +77,20 @@ class SourceFile:
     @cached_property
     def _parents(self) -> Mapping[cst.CSTNode, cst.CSTNode]:
         return self._wrapper.resolve(ParentNodeProvider)
+
+    @cached_property
+    def _scopes(self) -> Mapping[cst.CSTNode, Names | None]:
+        return self._wrapper.resolve(ScopeProvider)
+
+    def only_assignment(self, name: cst.Name) -> cst.Assign | None:
+        """The statement that gives a variable its only value, if nothing else uses it than the name here."""
+        scope = self._scopes.get(name)
+        made = list(scope[name.value]) if scope else []
+        only = made[0] if len(made) == 1 else None
+        if not isinstance(only, Assignment) or [access.node for access in only.references] != [name]:
+            return None
+        assign = next((one for one in self.all_of(cst.Assign) if one.targets[0].target is only.node), None)
+        return assign if assign and len(assign.targets) == 1 else None
 
     @cached_property
     def imported(self) -> Mapping[str, str]:
@@ -109,7 +135,12 @@ class SourceFile:
         return end.line, end.column
 
     def place(self, node: cst.CSTNode) -> str:
-        return f"{self.name}:{self.line(node)}"
+        return self.at(self.line(node))
+
+    def at(self, line: int) -> str:
+        """The place of a line as the user knows it."""
+        known = line if self.original is None else diff.moved(line, self.content, self.original)
+        return f"{self.name}:{known}"
 
     def calls_at(self, line: int) -> list[cst.Call]:
         """The calls that a line has a part of."""

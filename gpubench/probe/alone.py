@@ -11,10 +11,12 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import sys
 import traceback
 from contextlib import suppress
+from multiprocessing import forkserver
 from threading import get_ident
 from time import monotonic_ns, perf_counter_ns, process_time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
@@ -45,10 +47,14 @@ some of its batches alone, as reading is, varies too much between few samples.""
 USUAL_SECONDS = 1.0
 """The time of a repeat if the host gives none."""
 NO_LOADER = "the program trains without a DataLoader, in whose place nothing can be drawn alone"
+ELSEWHERE = (
+    "the thread that trains draws from no DataLoader of the program, in whose place another thread or process may do so"
+)
 NO_LOADER_HINT = "give what makes its batches, a callable that returns a dataset or a loader: --data module:callable"
 UNKNOWN_LOADER = "the DataLoader that the program trains from was made before gpubench could see it"
 UNKNOWN_HINT = "make it after the import of torch, as a torch.utils.data.DataLoader"
 NO_BATCH = "the DataLoader made no batch"
+NO_MORE = "the DataLoader makes no batch after the first {}: its dataset or its sampler gives what it has only once"
 NO_BATCH_HINT = "its dataset or its sampler is empty, or drop_last drops all: let it have one batch at least"
 SHARED_MEMORY_HINT = (
     "batches are handed over in /dev/shm: give the container more of it (the shm-size of docker), or use fewer "
@@ -110,7 +116,8 @@ class LoaderProbe(Probe):
             return
         self._over = True  # nothing of the training is measured any more
         if loader is None:
-            self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if samplers else (NO_LOADER, NO_LOADER_HINT)))
+            reason = ELSEWHERE if self._made_loaders else NO_LOADER
+            self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if samplers else (reason, NO_LOADER_HINT)))
         _shut_down(latest)  # its workers would compete with those of the passes to come
         loader._iterator = None
         self.draw(loader, self._places.remembered.get(sampler, ""), others=len(samplers) - 1)
@@ -224,7 +231,10 @@ class LoaderDrawing:
 
     def run(self) -> Dict[str, Any]:
         """Draws the batches, and returns the fields of `gpubench.loader_record.LoaderRecord`."""
-        os.environ[ALONE_VARIABLE] = "recorded" if self._recorded else "timed"
+        os.environ[ALONE_VARIABLE] = f"{'recorded' if self._recorded else 'timed'} {os.getpid()}"
+        if start_method_of(self._loader) == "forkserver":  # one that runs already has not got the variable
+            with suppress(Exception):
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
         self._fetchers.begin()
         if self._sampler:
             self._sampler.start()
@@ -269,6 +279,9 @@ class LoaderDrawing:
                     self._complete(iterator)
                     return
             if self.steps == before:  # a pass without a batch
+                if self.steps:
+                    self._host.warn(NO_MORE.format(self.steps))
+                    self._complete(iterator)
                 return
 
     @property
@@ -455,7 +468,10 @@ def _until_end(iterator: Any) -> Iterator[Any]:
 
 def failure(error: Exception, drawn: int, loader: Any) -> Tuple[str, str]:
     """Returns why no more batches can be drawn, and what to do."""
-    text = " ".join(str(error).split())
+    text = str(error)
+    if "Original Traceback" in text:  # which a worker sends, with the exception at its end
+        text = re.split(rf"^[\w.]*{type(error).__name__}(?:: |$)", text, flags=re.MULTILINE)[-1]
+    text = " ".join(text.split())
     where = f"making batch {drawn + 1}"
     if "bus error" in text.lower() or "shared memory" in text.lower():
         return f"shared memory is full, {where}: {text}"[:900], SHARED_MEMORY_HINT
@@ -468,5 +484,5 @@ def failure(error: Exception, drawn: int, loader: Any) -> Tuple[str, str]:
         return message[:900], "define its classes and functions at the top of a module, or start the workers by fork"
     if isinstance(error, MemoryError):
         return f"there is not enough memory, {where}: {text}"[:900], KILLED_HINT
-    last = text.rpartition("Error: ")[2] if type(error).__name__ in text else text
-    return f"the data raised {type(error).__name__}, {where}: {last}"[:900], "output.log has the traceback"
+    said = f": {text}" if text else ""
+    return f"the data raised {type(error).__name__}, {where}{said}"[:900], "output.log has the traceback"

@@ -37,7 +37,7 @@ class BatchRecords:
             share = len(plain) / total[2] if total[2] else 0.0
             _add(totals, stage, [round(share * part) for part in total])
         self._totals = totals
-        times = [(key, wall) for each in plain for key, wall in each["samples"] if self._each == 1]
+        times = [(key, wall) for each in rest for key, wall in each["samples"] if self._each == 1]
         self._times = times[:MOST_KEPT]
         longest: Dict[str, int] = {}
         for key, wall in self._times:

@@ -16,13 +16,14 @@ from .observed import SourcePlaces
 from .processes import core_delay, read_bytes
 from .random_numbers import RandomStates
 from .reading import ReadTimes
-from .stages import INDEX, PIN, TRANSFER, Fetching, FileSink, StageFinder, Stages, records_in
+from .stages import INDEX, PIN, TRANSFER, Fetching, FileSink, OneIn, StageFinder, Stages, records_in
 from .treatments import stand_in
 
 ALONE_VARIABLE = "_GPUBENCH_ALONE"
-"""Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is."""
+"""Set while batches are drawn alone, also for the workers: "timed", or "recorded" in the repeat that is, and the pid of
+the process that draws them, which is not the parent of a worker of a fork server."""
 ONE_IN = 2
-"""Of so many batches in the repeat that is recorded, the calls that read are timed in one."""
+"""Of so many batches in a row in the repeat that is recorded, the calls that read are timed in one."""
 
 
 class Fetchers:
@@ -92,13 +93,13 @@ class Fetchers:
     def _create(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Makes what fetches the batches of a pass, in this process or in a worker."""
         fetcher = call(*args, **kwargs)
-        mode = os.environ.get(ALONE_VARIABLE)
+        mode, _, drawing = os.environ.get(ALONE_VARIABLE, "").partition(" ")
         if mode:
             with suppress(Exception):  # nothing of it may reach the program
-                self._observe(fetcher, recorded=mode == "recorded")
+                self._observe(fetcher, drawing, recorded=mode == "recorded")
         return fetcher
 
-    def _observe(self, fetcher: Any, *, recorded: bool) -> None:
+    def _observe(self, fetcher: Any, drawing: str, *, recorded: bool) -> None:
         info = get_worker_info()
         if info is None:
             sink: Callable[[Dict[str, Any]], None] = self.records.append
@@ -106,7 +107,7 @@ class Fetchers:
             self.stages.thread = get_ident()
             self._lock = Lock()  # another thread may have held it when this process was forked
             self._sent[:] = [0, 0, 0]
-            sink = FileSink(os.path.join(self._folder, f"fetched-{os.getppid()}-{os.getpid()}"))
+            sink = FileSink(os.path.join(self._folder, f"fetched-{drawing}-{os.getpid()}"))
         if self._finder is None:
             self._finder = StageFinder(self.stages, self._places)
         states = RandomStates(fetcher.dataset)
@@ -158,6 +159,7 @@ class ObservedFetching:
         self._worker = worker
         self._states = states
         self._reading = ReadTimes(fetchers.stages) if recorded else None
+        self._choose = OneIn(ONE_IN)
         self._batches = 0
         self._traced = False
         self._record: Dict[str, Any] = {}
@@ -167,7 +169,7 @@ class ObservedFetching:
 
     def fetch(self, index: Any) -> Any:
         self._batches += 1
-        reads = self._reading if self._batches % ONE_IN == 0 else None
+        reads = self._reading if self._choose() else None
         before = read_bytes() if self._reading else None
         delay = core_delay()
         self._traced = reads is not None

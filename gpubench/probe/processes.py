@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Dict, Iterable, Optional
+import sys
+from typing import Dict, Iterable, List, Optional
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def cpu_seconds(workers: Iterable[int]) -> float:
-    """Returns the CPU time of this process, of its children that have ended, and of `workers`, which are pids."""
+    """Returns the CPU time of this process, of its children that have ended, and of `workers`, which are pids.
+
+    Those that a fork server has started, and that have ended, are the server's.
+    """
     found = 0.0
+    server = sys.modules.get("multiprocessing.forkserver")
+    if pid := getattr(getattr(server, "_forkserver", None), "_forkserver_pid", None):
+        found += sum(_ticks(pid)[2:])
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         used = resource.getrusage(who)
         found += used.ru_utime + used.ru_stime
     for pid in workers:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                user, system = file.read().rpartition(b")")[2].split()[11:13]
-        except (OSError, ValueError):  # it has ended, or the system is not Linux
-            continue
-        found += (int(user) + int(system)) / _TICKS
+        found += sum(_ticks(pid)[:2])
     return found
+
+
+def _ticks(pid: int) -> List[float]:
+    """Returns the CPU time of a process, as user and system, and that of its children that have ended, in seconds."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return [int(ticks) / _TICKS for ticks in file.read().rpartition(b")")[2].split()[11:15]]
+    except (OSError, ValueError):  # it has ended, or the system is not Linux
+        return []
 
 
 def core_delay() -> int:

@@ -23,7 +23,9 @@ from torch.utils.data import IterableDataset
 from .attributes import attributes
 from .stages import names_in
 
-MOST_DEPTH, MOST_LISTED = 5, 64
+MOST_DEPTH, MOST_LISTED = 10, 64
+MOST_PARTS = 10_000
+"""The objects that are looked at."""
 WORDS = 624
 """The words that a Mersenne Twister makes at a time."""
 MOST_TWISTS = 10_000
@@ -81,7 +83,7 @@ def _parts(dataset: Any) -> Iterator[Tuple[str, Any]]:
     for _ in range(MOST_DEPTH):
         deeper: List[Tuple[str, Any]] = []
         for path, holder in level:
-            if id(holder) in seen:
+            if id(holder) in seen or len(seen) >= MOST_PARTS:
                 continue
             seen.add(id(holder))
             for name, each in _held(path, holder):

@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import random
 import sys
 from contextlib import suppress
 from operator import getitem
@@ -41,7 +42,7 @@ MOST_CALLS, SHORT = 32, 10_000
 """The calls in a sample from which on a function whose calls take less than so many nanoseconds is too small to be a
 stage: timing them takes about as long as they do."""
 ASKED = 8
-"""Of so many batches the CPU time is asked for in one, and in the first FIRST_ASKED."""
+"""Of so many batches in a row the CPU time is asked for in one, and in the first FIRST_ASKED."""
 FIRST_ASKED = 3
 KNOWN = {
     "PIL.Image": {"open": (DECODE, "PIL")},
@@ -83,6 +84,23 @@ KNOWN = {
 WITH_SUBCLASSES = {"ImageFile.load"}
 """The methods that classes replace with their own."""
 
+
+class OneIn:
+    """Chooses one of so many in a row, at random: what comes at equal distances is neither always chosen nor never."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._random = random.Random(0)
+        self._left = self._before = 0
+        """How many of these are to come, and how many of them after the one to choose."""
+
+    def __call__(self) -> bool:
+        if not self._left:
+            self._left, self._before = self._number, self._random.randrange(self._number)
+        self._left -= 1
+        return self._left == self._before
+
+
 Total = List[int]  # wall time and CPU time in nanoseconds, and the number of calls
 
 
@@ -107,6 +125,7 @@ class Stages:
         """The totals of the open stages."""
         self._since = self._cpu = 0
         self._batches = 0
+        self._choose = OneIn(ASKED)
         self._asks = True
         """Whether the CPU time is asked for."""
         self._shares: Dict[str, Total] = {}
@@ -139,9 +158,11 @@ class Stages:
         """The innermost stage; empty outside of all."""
         return self._open[-1] if self._open else ""
 
-    def take(self, samples: int) -> Dict[str, Total]:
-        """Returns the totals since the last call of it, which was at the end of another batch; `samples` are those of
-        this one."""
+    def take(self, samples: int, cpu: int) -> Dict[str, Total]:
+        """Returns the totals since the last call of it, which was at the end of another batch.
+
+        `samples` are those of this batch, and `cpu` is the CPU time that it took in nanoseconds.
+        """
         found, self.totals = self.totals, {}
         self.small.update(
             stage
@@ -155,9 +176,34 @@ class Stages:
                     asked[place] += part
             elif asked[0]:
                 total[1] = round(total[0] * asked[1] / asked[0])
+        if not self._asks:
+            self._fit(found, cpu)
         self._batches += 1
-        self._asks = self._batches < FIRST_ASKED or self._batches % ASKED == 0
+        self._asks = self._choose() or self._batches < FIRST_ASKED
         return found
+
+    def _fit(self, found: Dict[str, Total], cpu: int) -> None:
+        """Makes the CPU times of the stages, which follow from other batches, sum to that of their batch.
+
+        A batch that waits longer than others do does so where its stages take longer than they usually do.
+        """
+        waits = {stage: wall - computed for stage, (wall, computed, _) in found.items()}
+        more = sum(wall for wall, _, _ in found.values()) - cpu - sum(waits.values())
+        if more < 0:
+            share = max(-1.0, more / max(1, sum(waits.values())))
+            for stage, wait in waits.items():
+                found[stage][1] -= round(share * wait)
+            return
+        longer = {}
+        for stage, (wall, computed, calls) in found.items():
+            asked = self._shares[stage]
+            longer[stage] = max(0, min(computed, wall - asked[0] * calls // max(1, asked[2])))
+        for parts in (longer, {stage: total[1] for stage, total in found.items()}):
+            share = min(1.0, more / max(1, sum(parts.values())))
+            for stage, part in parts.items():
+                taken = min(round(share * part), found[stage][1])
+                found[stage][1] -= taken
+                more -= taken
 
     def timed(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that does what `call` does, and whose time inside of another stage is a stage.
@@ -169,6 +215,19 @@ class Stages:
         functools.update_wrapper(wrapper, call)
         wrapper._gpubench_stage = stage  # type: ignore[attr-defined]
         return wrapper
+
+    def time_in_place(self, stage: str, function: FunctionType) -> None:
+        """Times the calls of a function, which stays the object that it is, for `is`, as a key and in a pickle."""
+        original = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        original.__kwdefaults__, original.__doc__ = function.__kwdefaults__, function.__doc__
+        original.__qualname__, original.__module__ = function.__qualname__, function.__module__
+        original.__annotations__ = function.__annotations__
+        vars(original).update(vars(function))
+        function.__code__ = _passing_on(self.timed(stage, original), function.__code__)
+        function.__wrapped__ = original  # type: ignore[attr-defined]  # which has the signature
+        function._gpubench_stage = stage  # type: ignore[attr-defined]
 
     def _timed_call(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         # What `_counts`, `enter` and `leave` do is written out here: calling them would take longer than they do.
@@ -338,8 +397,12 @@ class StageFinder:
         of_dataset = of is None or _is_dataset(of) or self._is_own(type(of))
         name = _name_of(value) if self._is_own_function(inner) else _name_of(value).lstrip("_")
         stage = self._stage(DATASET if named and of_dataset else TRANSFORM, name, inner)
+        known = self._known.get(id(value))
+        if known is None and not isinstance(value, MethodType) and self._is_own_function(inner):
+            self._stages.time_in_place(stage, inner)
+            return
         with suppress(Exception):  # a mapping that refuses it
-            holder[key] = self._known.get(id(value)) or self._stages.timed(stage, value)
+            holder[key] = known or self._stages.timed(stage, value)
 
     def _look_at_class(self, cls: type) -> None:
         """Times the calls of the instances of a class, such as a transform."""
@@ -384,7 +447,7 @@ class StageFinder:
         for name in names:
             self._look_at_name(function.__globals__, name, names, depth)
             stage = getattr(function.__globals__.get(name), "_gpubench_stage", "")
-            if stage.startswith(DATASET):
+            if stage.startswith(DATASET) and function.__name__ != "__init__":  # which makes no sample
                 self._callers.setdefault(stage, set()).add(function.__qualname__)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             with suppress(ValueError):  # an empty cell
@@ -409,7 +472,7 @@ class StageFinder:
             if self._is_own_function(value):
                 self._look_into(value, depth + 1)
                 kind = TRANSFORM if _is_of_transform(name) or _is_of_transform(value.__name__) else DATASET
-                holder[name] = self._stages.timed(self._stage(kind, _name_of(value), value), value)
+                self._stages.time_in_place(self._stage(kind, _name_of(value), value), value)
         else:
             self._look_at_object(holder, name, value, depth)
 
@@ -464,6 +527,25 @@ class StageFinder:
 def _is_helper(callers: set[str]) -> bool:
     """Tells whether a function helps several others, which have its time, and is no part of making a sample itself."""
     return len(callers) > 1 and not all(name.rpartition(".")[2] in MAKERS for name in callers)
+
+
+CALLED = "what is called"
+
+
+def _pass_on(*args: Any, **kwargs: Any) -> Any:
+    return "what is called".__call__(*args, **kwargs)  # type: ignore[operator]  # another object takes its place
+
+
+def _passing_on(call: Callable[..., Any], code: CodeType) -> CodeType:
+    """Returns code that calls `call` with what it is given, for a function that had `code`."""
+    passing = _pass_on.__code__.replace(
+        co_consts=tuple(call if each == CALLED else each for each in _pass_on.__code__.co_consts),
+        co_freevars=code.co_freevars,
+        co_name=code.co_name,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+    return passing.replace(co_qualname=code.co_qualname) if sys.version_info >= (3, 11) else passing
 
 
 def _is_timed(call: Any) -> bool:
@@ -554,7 +636,14 @@ class Fetching:
         samples, self._samples = self._samples, []
         made = len(samples) or (len(index) if isinstance(index, list) else 1) or 1
         self._sink(
-            {"began": began, "wall": wall, "cpu": cpu, "made": made, "stages": stages.take(made), "samples": samples}
+            {
+                "began": began,
+                "wall": wall,
+                "cpu": cpu,
+                "made": made,
+                "stages": stages.take(made, cpu),
+                "samples": samples,
+            }
         )
         return batch
 

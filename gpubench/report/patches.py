@@ -13,7 +13,8 @@ def blocks(folder: Path, patch: ProvedPatch | None) -> Iterator[Block]:
         return
     if patch.changed:
         yield Command("patch", f"{folder / FILE}, {patch.where}; {patch.found}", "strong")
-        yield Command("apply it", apply_by(folder))
+        if patch.has_effect:
+            yield Command("apply it", apply_by(folder))
     yield Paragraph(patch.remarks, "warning", "patch: ")
     by_hand = [f"{key}: {sentence}" for key, sentence in patch.left.items()]
     yield Paragraph(by_hand, label="not in the patch: ", listed=True)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -120,6 +121,32 @@ def test_the_processes_of_a_killed_host_end_also_those_of_other_sessions_or_with
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_semaphores_of_killed_processes_are_removed_by_what_tracks_them(tmp_path: Path) -> None:
+    program = (
+        "import multiprocessing, pathlib, sys, time\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "pathlib.Path(sys.argv[1]).write_text(lock._semlock.name)\n"
+        "time.sleep(1000)\n"
+    )
+    written = tmp_path / "name"
+
+    def run() -> None:
+        guardian = Guardian("_OF_THIS_TEST", "3")
+        mark = os.environ | {"_OF_THIS_TEST": "3"}
+        command = [sys.executable, "-c", program, str(written)]
+        guardian.watch(subprocess.Popen(command, env=mark, start_new_session=True).pid)
+        until = time.monotonic() + 20
+        while not (written.exists() and written.read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    in_a_process_that_is_killed(run)
+    semaphore = Path("/dev/shm") / f"sem.{written.read_text().lstrip('/')}"
+    until = time.monotonic() + 60
+    while semaphore.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not semaphore.exists()
 
 
 def test_a_guardian_that_is_dismissed_ends_nothing() -> None:

@@ -5,14 +5,19 @@ import os
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import forked
 import pytest
+import torch
 from running import Finished, gpubench, metrics
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gpubench.data_cost import DataCost
+from gpubench.errors import DataError
 from gpubench.feeding import numbers
 from gpubench.kinds.loader.headline import model
+from gpubench.kinds.loader.worker.own_data import loader_of
 
 PROGRAM = """
 import time, torch
@@ -130,6 +135,48 @@ def test_a_dataset_without_a_program_is_drawn_from(tmp_path: Path) -> None:
         assert done.code == 0, done.stderr
         assert done.document("run.json")["workload"]["samples_per_step"] == size
         assert f"data of my_data:{name}, {size} samples a batch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("returned", "size", "error"),
+    [
+        ("TensorDataset(torch.ones(0, 3))", None, "the dataset of --data m:made is empty"),
+        ("Endless()", None, "the dataset of --data m:made has no __len__"),
+        ("None", None, "--data m:made returned None"),
+        ("5", None, "--data m:made returned int"),
+        ("DataLoader([1])", 4, "--data m:made returns a DataLoader, which has its own batch size"),
+        ("(torch.ones(2, 3) for _ in range(3))", 4, "--data m:made returns batches, which have their own size"),
+    ],
+)
+def test_data_that_no_loader_can_be_made_of_is_refused(returned: str, size: int | None, error: str) -> None:
+    class Endless(Dataset[Any]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    known = {"torch": torch, "TensorDataset": TensorDataset, "DataLoader": DataLoader, "Endless": Endless}
+    with pytest.raises(DataError) as refused:
+        loader_of("m:made", eval(returned, known), size)
+    assert refused.value.message == error
+    assert refused.value.hint
+
+
+def test_a_list_is_of_batches_or_with_a_batch_size_of_samples() -> None:
+    samples = [torch.ones(3)] * 8
+    assert len(next(iter(loader_of("m:made", samples, 4)))) == 4
+    assert next(iter(loader_of("m:made", samples, None))).shape == (3,)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("more", ["", ", persistent_workers=True"])
+def test_workers_of_a_fork_server_are_seen(tmp_path: Path, more: str) -> None:
+    setup, training = PROGRAM.split("torch.set_num_threads(1)\n")
+    workers = f"batch_size=4, num_workers=2, multiprocessing_context='forkserver'{more}"
+    body = training.replace("batch_size=4", workers).replace("\n", "\n    ")
+    done = loader(tmp_path, "--alone", "--repeats", "1", program=f"{setup}if __name__ == '__main__':\n    {body}")
+    assert done.code == 0, done.stderr
+    found = cost(done.run)
+    assert found.stages[0].called == "transform Blur"
+    assert (found.record.cpu or 0) > 0
 
 
 @pytest.mark.parametrize(

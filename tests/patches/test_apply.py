@@ -33,6 +33,10 @@ def test_all_files_are_changed_and_keep_their_permissions(tmp_path: Path) -> Non
     assert apply(patch, tmp_path) == FILES
     assert contents(tmp_path) == [versions.after for versions in FILES.values()]
     assert (tmp_path / "a.py").stat().st_mode & 0o777 == 0o755
+    with pytest.raises(UsageError, match=r"it is applied already") as refused:
+        apply(patch, tmp_path)
+    assert refused.value.hint == f"git apply -R {patch} takes it back"
+    (tmp_path / "a.py").write_bytes(b"else\n")
     with pytest.raises(UsageError, match=r"a.py and b.py have changed since"):
         apply(patch, tmp_path)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patched_programs import CASES, FUNCTIONS, PLAIN, WORKERS, Case
+from patched_programs import ADAM, CASES, FUNCTIONS, FUSED, PLAIN, THREADS, WORKERS, Case
 
 from gpubench.patches import diff
 from gpubench.patches.edits import OF_DDP, OF_LOADERS, Patch, Program, edited
@@ -191,6 +191,43 @@ def test_a_loss_that_autocast_refuses_on_a_gpu_is_not_put_into_it(tmp_path: Path
     patch = edited({"precision": "bf16"}, Program(tmp_path, ["python", "train.py"], {"model": place}, {}, device))
     assert bool(patch.files) is is_edited
     assert is_edited or f"not around BCELoss at {place}" in patch.left["precision"]
+
+
+def test_a_file_beside_a_script_from_elsewhere_is_not_taken_for_one_here(tmp_path: Path) -> None:
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(PLAIN)
+    place = f"train.py:{line_of(PLAIN, 'DataLoader(')}"  # as the probe names it
+    words = ["python", str(tmp_path / "there" / "train.py")]
+    patch = edited(WORKERS, Program(tmp_path / "here", words, {"loader": place}))
+    assert not patch.files
+    assert "is not below" in patch.left["data.workers"]
+
+
+def test_what_a_link_is_to_is_edited(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "impl.py").write_text(PLAIN)
+    (tmp_path / "train.py").symlink_to("real/impl.py")
+    place = f"train.py:{line_of(PLAIN, 'DataLoader(')}"
+    patch = edited(WORKERS, Program(tmp_path, ["python", "train.py"], {"loader": place}))
+    assert list(patch.files) == ["real/impl.py"]
+    (tmp_path / "best.patch").write_bytes(text_of(patch))
+    applies(tmp_path, tmp_path / "best.patch")
+
+
+def test_edits_of_lines_beside_each_other_find_their_lines(tmp_path: Path) -> None:
+    settings = {"performance.compile": True, "data.persistent_workers": True, **WORKERS, **FUSED}
+    patch = patch_of(tmp_path, Case("x", ADAM, settings))
+    assert not patch.left
+    after = patch.files["train.py"].after.decode()
+    for line in ("num_workers=1, persistent_workers=True)", "model.compile()", "lr=0.1, fused=True)"):
+        assert line in after
+
+
+def test_a_sentence_names_the_line_of_the_file_as_it_is(tmp_path: Path) -> None:
+    source = PLAIN.replace("batch_size=4)", "batch_size=4, num_workers=int('0'))")
+    patch = patch_of(tmp_path, Case("x", source, {"performance.compile": True, **THREADS, **WORKERS}))
+    assert patch.left["data.workers"].startswith(f"train.py:{line_of(source, 'DataLoader(')} computes num_workers")
 
 
 def test_what_needs_workers_is_left_with_them(tmp_path: Path) -> None:

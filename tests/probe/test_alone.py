@@ -11,7 +11,7 @@ import torch
 from probing import Loop, Measured, probed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpubench.probe.alone import NO_LOADER, LoaderProbe
+from gpubench.probe.alone import ELSEWHERE, NO_LOADER, LoaderProbe
 
 STEPS = 6
 
@@ -118,13 +118,35 @@ def refused(found: Measured) -> tuple[str, str]:
 
 
 def test_a_program_without_a_loader_is_refused(tmp_path: Path) -> None:
+    def without() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(80):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+
+    assert refused(probed(tmp_path, without, STEPS, probe=LoaderProbe))[0] == NO_LOADER
+
+
+def test_a_loader_that_another_thread_may_draw_from_is_not_said_to_be_missing(tmp_path: Path) -> None:
     found = probed(tmp_path, train(lambda: [torch.ones(4, 3)], 80), STEPS, probe=LoaderProbe)
-    assert refused(found)[0] == NO_LOADER
+    assert refused(found)[0] == ELSEWHERE  # the loop makes a loader
 
 
 def broken(index: int) -> None:
     if index >= 20:
         raise OSError("cannot open photo.jpg")
+
+
+def asserting(index: int) -> None:
+    assert index < 20
+
+
+def chained(index: int) -> None:
+    try:
+        broken(index)
+    except OSError as error:
+        raise ValueError(f"photo {index}: Error: none") from error
 
 
 def killed(index: int) -> None:
@@ -137,9 +159,10 @@ def killed(index: int) -> None:
     [
         (broken, 0, "the data raised OSError, making batch 6: cannot open photo.jpg"),
         (broken, 1, "the data raised OSError, making batch 6: cannot open photo.jpg"),
+        (chained, 1, "the data raised ValueError, making batch 6: photo 20: Error: none"),
         (killed, 1, "a worker of the DataLoader was killed or crashed, making batch "),
     ],
-    ids=["raises", "raises in a worker", "worker killed"],
+    ids=["raises", "raises in a worker", "raises again in a worker", "worker killed"],
 )
 def test_data_that_fails_is_named_with_the_batch(
     tmp_path: Path, make: Callable[[int], None], workers: int, reason: str
@@ -150,6 +173,21 @@ def test_data_that_fails_is_named_with_the_batch(
     found = probed(tmp_path, train(loader), STEPS, probe=LoaderProbe)
     assert refused(found)[0].startswith(reason)
     assert len(found.steps) in (4, 5), "what was drawn until then is kept"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_without_a_message_is_named_without_its_traceback(tmp_path: Path, workers: int) -> None:
+    loader = lambda: DataLoader(Numbers(64, asserting), batch_size=4, num_workers=workers)  # noqa: E731
+    found = probed(tmp_path, train(loader), STEPS, probe=LoaderProbe)
+    assert refused(found)[0].startswith("the data raised AssertionError, making batch 6")
+    assert "Traceback" not in refused(found)[0]
+
+
+def test_a_sampler_that_gives_its_indices_once_is_drawn_from_until_its_end(tmp_path: Path) -> None:
+    sampler = iter(range(32))
+    found = drawn(tmp_path, lambda: DataLoader(Numbers(), batch_size=4, sampler=sampler))
+    assert "only once" in found.events["log"]["message"]
+    assert record(found)["samples"] == 4 * (len(found.steps) - 3)
 
 
 @pytest.mark.parametrize(("longest", "batches"), [(60.0, 100), (0.0, STEPS + 3)])

@@ -139,6 +139,7 @@ def found(dataset: Any, *, workers: int = 2, passes: int = 1, init: Callable[[in
         (Holding(random.Random(0), lambda rng: sum(rng.random() for _ in range(5000))), "Holding.generator"),
         (Subset(Holding(random.Random(0), lambda rng: rng.random()), range(100)), "Subset.dataset.generator"),
         (Slotted(), "Slotted.rng"),
+        (Holding([[[[Drawing(Jitter())]]]], lambda held: held[0][0][0][0].draw(0)), "Holding.generator.draw.rng"),
         (Drawing(Jitter()), "Drawing.draw.rng"),
         (OfModule(), "SHARED"),
         (Lines(noisy=True), "Lines.rng"),

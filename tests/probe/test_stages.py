@@ -18,7 +18,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 
 from gpubench.probe import stages as stages_module
 from gpubench.probe.observed import SourcePlaces
-from gpubench.probe.stages import MOST_CALLS, Fetching, StageFinder, Stages
+from gpubench.probe.stages import MOST_CALLS, Fetching, OneIn, StageFinder, Stages
 
 Record = dict[str, Any]
 PACKED = zlib.compress(bytes(1000))
@@ -490,3 +490,59 @@ def test_a_function_that_a_package_holds_is_a_transform(program: Callable[[str],
     photos = module.Photos()
     photos.pipe = Mapped(module.tokens)
     assert spent(fetch(photos)[-1]) == {"dataset": 2, "transform tokens": 4}
+
+
+def test_a_function_that_is_timed_stays_the_object_that_it_is(program: Callable[..., Any]) -> None:
+    made = program("""
+import inspect, pickle
+
+def mix(sample, *, amount=1):
+    "Mixes."
+    spend(3)
+    return sample
+
+def maker(number):
+    def scale(sample):
+        spend(2)
+        return sample * number
+    return scale
+
+CHOSEN = {mix: 3}
+
+class Photos(Dataset):
+    def __init__(self):
+        self.mix, self.scale, self.part = mix, maker(2), functools.partial(mix, amount=2)
+
+    def __getitem__(self, index):
+        assert self.mix is mix and CHOSEN[self.mix] == 3 and pickle.loads(pickle.dumps(mix)) is mix
+        assert isinstance(self.part, functools.partial) and self.part.func is mix
+        assert list(inspect.signature(self.mix).parameters) == ["sample", "amount"] and mix.__doc__ == "Mixes."
+        assert inspect.getsource(mix).startswith("def mix(sample")
+        return self.part(self.mix(self.scale(index), amount=1))
+""")
+    dataset = made.Photos()
+    held = dict(vars(dataset))
+    _, record = fetch(dataset)
+    assert spent(record) == {"dataset mix": 12, "dataset scale": 4}
+    assert vars(dataset) == held
+
+
+def test_a_batch_that_waits_is_known_to_wait_also_if_no_stage_of_it_was_asked(
+    program: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = Clock()
+    monkeypatch.setattr(stages_module, "thread_time_ns", cpu)
+    source = "def load(x): spend(4); compute(4)\n" + IN_GETITEM.format("load(index); spend(60 * (index == 9))")
+    module = program(source)
+    module.compute = cpu.spend
+    monkeypatch.setattr(stages_module.OneIn, "__call__", lambda self: False)
+    waiting = fetch(module.Photos(), batches=9)[4]["stages"]  # of the samples 8 and 9
+    assert waiting["dataset load"][:2] == [8_000_000, 8_000_000]
+    assert waiting["dataset"][:2] == [62_000_000, 0]
+
+
+def test_one_in_so_many_is_chosen_at_no_fixed_distance() -> None:
+    choose = OneIn(8)
+    chosen = [number for number in range(800) if choose()]
+    assert [number // 8 for number in chosen] == list(range(100))
+    assert len({number % 8 for number in chosen}) == 8

@@ -435,4 +435,30 @@ CASES = [
     ),
     IdiomCase("a softmax of logits", ATTENTION, attending("w = q @ k.mT\nreturn F.softmax(w, -1)\n")),
     IdiomCase("a softmax of classes", ATTENTION, attending("return F.softmax(q, 1) @ k.mT @ v\n")),
+    IdiomCase(
+        "a sum of a value that is read already",
+        SUMMED,
+        summing("value = loss.item()\ntotal += float(value)"),
+        left="value is a number already",
+    ),
+    IdiomCase(
+        "an evaluation that differentiates",
+        EVALUATING,
+        evaluating(
+            "from torch.autograd import grad\ntotal = 0.0\nfor x, y in loader:\n    x.requires_grad = True\n"
+            "    total += grad(model(x).sum(), x)[0].sum().item()\nreturn total\n"
+        ),
+        left="needs gradients",
+    ),
+    IdiomCase(
+        "an evaluation by a function that differentiates",
+        EVALUATING,
+        "from torch.autograd import grad as slope\n\n\ndef residual(model, x):\n"
+        "    return slope(model(x).sum(), list(model.parameters()))[0]\n\n\n"
+        + evaluating(
+            "total = 0.0\nfor x, y in loader:\n    total += residual(model, x).sum().item()\n"
+            "    model(x)\nreturn total\n"
+        ),
+        left="differentiates",
+    ),
 ]

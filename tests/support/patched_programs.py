@@ -669,4 +669,115 @@ CASES = [
         BF16,
         left="around the other forward passes",
     ),
+    *(
+        Case(
+            f"a number that is {used}",
+            replaced(LOADER, f"{before}loader = DataLoader(data, batch_size=4, num_workers={name})\n"),
+            WORKERS,
+            f"-loader = DataLoader(data, batch_size=4, num_workers={name})\n"
+            f"+loader = DataLoader(data, batch_size=4, num_workers=1)\n",
+        )
+        for used, before, name in (
+            ("used elsewhere", "n = 0\nlosses += [0][:n]\n", "n"),
+            ("given with another one", "seed = n = 0\n", "n"),
+            ("changed on the way", "n = 0\nn += 0\n", "n"),
+            ("of another function", "from torch import e as n\ndef f():\n    n = 0\n\nn = int(n * 0)\n", "n"),
+            ("an attribute of no options", "class C:\n    workers = 0\n\nc = C()\n", "c.workers"),
+        )
+    ),
+    Case(
+        "options with other defaults",
+        OPTIONS.replace("args = ", "parser.set_defaults(workers=0)\nargs = "),
+        WORKERS,
+        "-loader = DataLoader(data, batch_size=4, num_workers=args.workers)\n"
+        "+loader = DataLoader(data, batch_size=4, num_workers=1)\n",
+    ),
+    *(
+        Case(
+            f"an option given as {word}",
+            OPTIONS,
+            WORKERS,
+            left="--workers 1",
+            words=("python", "train.py", *word.split()),
+        )
+        for word in ("-w0", "--work 0", "--workers=0", "-w 0")
+    ),
+    Case(
+        "the statement after an import in its line",
+        "import torch; torch.manual_seed(1)\n" + PLAIN,
+        THREADS,
+        "+\n+torch.set_num_threads(1)\n",
+    ),
+    *(
+        Case(f"threads that are set {where}", PLAIN + code, THREADS, left="sets it where that may not run", runs=False)
+        for where, code in (
+            ("for workers", "def init(worker):\n    torch.set_num_threads(2)\n"),
+            ("in a branch", "if losses is None:\n    torch.set_num_threads(2)\n"),
+        )
+    ),
+    Case(
+        "threads that are set in the main function",
+        PLAIN + "def main():\n    torch.set_num_threads(2)\n\nif __name__ == '__main__':\n    main()\n",
+        THREADS,
+        "-    torch.set_num_threads(2)\n+    torch.set_num_threads(1)\n",
+    ),
+    Case(
+        "a setting that is set with another name",
+        PLAIN + "a = torch.backends.cudnn.benchmark = False\n",
+        {"performance.cudnn_benchmark": True},
+        left="together with something else",
+    ),
+    Case(
+        "a model behind another call",
+        replaced(LOADER, LOADER + "norm = lambda x: x / 2\n").replace("model(x)", "model(norm(x))"),
+        COMPILE,
+        "+model.compile()\n",
+        model="model(norm",
+        more={"model model": "model(norm"},
+    ),
+    Case(
+        "a parameter that has only a name",
+        "model = 'linear'\n"
+        + FUNCTIONS.replace("(net, loader", "(loader")
+        .replace("optimizer):", "optimizer, *, model):")
+        .replace("net(x)", "model(x)")
+        .replace("train(first, DataLoader(data, 4), ", "train(DataLoader(data, 4), ")
+        .replace("0.1))", "0.1), model=first)"),
+        COMPILE,
+        "+    first.compile()\n",
+    ),
+    *(
+        Case(
+            f"a loss that is {what}",
+            replaced("    loss = nn.functional.cross_entropy(model(x), y)\n", f"    out = model(x)\n{code}").replace(
+                "    loss.backward()\n", f"    {loss}.backward()\n"
+            ),
+            BF16,
+            left="around it and the loss",
+            runs=False,
+        )
+        for what, code, loss in (
+            ("computed for its backward pass", "", "nn.functional.cross_entropy(out, y)"),
+            ("computed by operators", "", "(out - 1).pow(2).mean()"),
+            ("computed of a result by another name", "    z = out.view(-1, 3)\n", "nn.functional.cross_entropy(z, y)"),
+        )
+    ),
+    Case(
+        "a loss that is appended",
+        CALLED_ALONE.replace("    # forward\n", "    a = []\n")
+        .replace("    loss = nn.functional.cross_entropy(out, y)\n", "    a.append(out.sum())\n")
+        .replace("loss.backward()", "sum(a).backward()")
+        .replace("losses.append(loss.item())", "losses.append(sum(a).item())"),
+        BF16,
+        "-    out = model(x)\n-    a.append(out.sum())\n"
+        '+    with torch.autocast("cpu", torch.bfloat16):\n'
+        "+        out = model(x)\n+        a.append(out.sum())\n",
+        same=False,
+    ),
+    Case(
+        "results that NumPy gets",
+        CALLED_ALONE + "    print(out.detach().numpy().shape)\n",
+        BF16,
+        left="which has no bfloat16",
+    ),
 ]

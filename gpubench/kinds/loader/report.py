@@ -94,7 +94,7 @@ def before_metrics(run: RunEvidence) -> Iterator[Block]:
     """Yields what it would take, the stages, the numbers of workers, single samples and what is wrong."""
     found = run.data_cost
     if found is None:
-        yield missing(run, "nothing was drawn")
+        yield missing(run, "the batches are not all drawn" if run.windows else "nothing was drawn")
         return
     yield Paragraph(list(_what_it_takes(found)))
     yield Paragraph(_sure(run, found), "quiet")

@@ -39,9 +39,11 @@ def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[
                 raise DataError(f"--data {source} returns a DataLoader, which has its own batch size", WITHOUT_SIZE)
             return returned
         case (Dataset() as dataset, collate) if callable(collate):
-            return _made(dataset, size, collate_fn=collate)
+            return _made(source, dataset, size, collate_fn=collate)
         case Dataset():
-            return _made(returned, size)
+            return _made(source, returned, size)
+        case list() | tuple() if batch_size is not None:  # of samples
+            return DataLoader(returned, batch_size=size, shuffle=True)  # type: ignore[arg-type]
         case str() | bytes() | dict():
             pass
         case Iterable():
@@ -49,11 +51,20 @@ def loader_of(source: str, returned: Any, batch_size: int | None) -> DataLoader[
                 raise DataError(f"--data {source} returns batches, which have their own size", WITHOUT_SIZE)
             return DataLoader(GeneratedBatches(source, returned), batch_size=None)
     kind = type(returned)
-    raise DataError(f"--data {source} returned {kind.__module__}.{kind.__qualname__}", WANTED)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    raise DataError(f"--data {source} returned {'None' if returned is None else name}", WANTED)
 
 
-def _made(dataset: Dataset[Any], size: int, **more: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, batch_size=size, shuffle=not isinstance(dataset, IterableDataset), **more)
+def _made(source: str, dataset: Dataset[Any], size: int, **more: Any) -> DataLoader[Any]:
+    try:
+        return DataLoader(dataset, batch_size=size, shuffle=not isinstance(dataset, IterableDataset), **more)
+    except (TypeError, ValueError) as error:  # it is shuffled by its length
+        if not hasattr(dataset, "__len__"):
+            hint = "give it one, or make it an IterableDataset"
+            raise DataError(f"the dataset of --data {source} has no __len__", hint) from None
+        if not len(dataset):
+            raise DataError(f"the dataset of --data {source} is empty", "let it have one sample at least") from None
+        raise DataError(f"the dataset of --data {source} cannot be drawn from: {error}", WANTED) from None
 
 
 def main() -> None:
