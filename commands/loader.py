@@ -122,8 +122,9 @@ def _of_data(ctx: typer.Context, config: str | None, data: str | None, batch_siz
     from gpubench.settings.loading import load
 
     if options.program(ctx) is not None:
-        name = "--data" if data else "--batch-size"
-        raise UsageError(f"{name} takes the place of a program, and a program after -- has its own", "leave one out")
+        if not data:
+            raise UsageError("--batch-size goes with --data: a program has a batch size of its own", "leave it out")
+        raise UsageError("--data takes the place of a program, and a program after -- has its own", "leave one out")
     if data is None:
         raise UsageError("--batch-size needs --data", "gpubench loader --data my_data:dataset --batch-size 64")
     if batch_size is not None and not (batch_size.isdecimal() and int(batch_size)):

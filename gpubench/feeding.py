@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gpubench import devices
+from gpubench import devices, units
 from gpubench.bench import Bench, stop_if_interrupted
 from gpubench.data_cost import DataCost, Estimate, Proposed, ReadyCeiling, WithWorkers
 from gpubench.diagnosis import data_needs as needs
@@ -61,7 +61,7 @@ def with_workers(run: Configuration[Any], outcome: Outcome, bench: Bench) -> Ite
         return
     base = _unrecorded(run)
     variants = [
-        bench.complete(base.with_overrides({WORKERS: number}, FIX)).called(variant=f"{number} workers")
+        bench.complete(base.with_overrides({WORKERS: number}, FIX)).called(variant=units.counted(number, "worker"))
         for number in others
     ]
     outcomes = bench.run(variants, independent=True)
@@ -91,7 +91,7 @@ def with_ready_data(run: Configuration[Any], cost: DataCost, terminal: Any) -> I
     wanted = needs.needed(cost)
     if wanted is None or wanted.workers == cost.record.workers or cost.record.style != "map":
         return
-    fed = _training(run, {WORKERS: wanted.workers}, f"{wanted.workers} workers")
+    fed = _training(run, {WORKERS: wanted.workers}, units.counted(wanted.workers, "worker"))
     again, more = bench.run([base, fed], independent=True)  # which runs are neighbours in time decides what they tell
     stop_if_interrupted([again, more])
     if found := bench.throughput(again, more):

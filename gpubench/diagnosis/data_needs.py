@@ -10,6 +10,8 @@ ENOUGH = 0.98
 """The share of what training takes that a loader has to make to feed it."""
 CLOSE = 0.02
 """Numbers of workers whose throughputs differ by less are alike."""
+UNEXPLAINED = 1.5
+"""How many times as long as with ready data and the loader together training takes if it waits for something else."""
 BUSY_CORES = 0.85
 """The share of the cores from which on these limit."""
 BUSY_MAIN = 0.8
@@ -62,6 +64,20 @@ def as_fast(found: DataCost) -> WithWorkers | None:
 def needed(found: DataCost) -> WithWorkers | None:
     """The number of workers to have: the smallest one that feeds training, or else one that is as fast as any."""
     return enough(found) or as_fast(found)
+
+
+def elsewhere(found: DataCost) -> str:
+    """Says that training waits for more than the measured DataLoader; "" if it does not, or if that is not known.
+
+    The time of a sample in training is at most that with ready data and that of the loader alone, one after the other.
+    """
+    alone = next((one.throughput for one in found.scaling if one.workers == found.record.workers), None)
+    if alone is None or found.ceiling is None or found.ceiling.verdict == "inconclusive":
+        return ""
+    if alone.value / found.ceiling.training.value < UNEXPLAINED * (1 + alone.value / found.ceiling.ready.value):
+        return ""
+    what = "another DataLoader" if found.record.others else "workers that start anew for each iterator, or other data"
+    return f"training takes longer than with ready data and this loader together: it also waits, as for {what}"
 
 
 def sentence(found: DataCost) -> str:

@@ -183,3 +183,13 @@ def test_the_finding_wants_as_many_workers_as_feed_training_and_no_more() -> Non
     assert findings(known)["too-few-workers"].fix == {"data.workers": 4}
     unknown = cost(changed(workers=0, start_method="", prefetch=None), scaling=scaling)
     assert findings(unknown)["too-few-workers"].fix == {"data.workers": 8}
+
+
+@pytest.mark.parametrize(
+    ("training", "others", "said"), [(60, 0, ""), (20, 0, "start anew"), (20, 1, "another DataLoader")]
+)
+def test_training_that_waits_for_more_than_this_loader_is_told(training: float, others: int, said: str) -> None:
+    ready = ReadyCeiling(Estimate(training), Estimate(200), 200 / training, (2.0, 10.0), "faster", ("a", "b"))
+    found = data_needs.elsewhere(cost(changed(others=others), ceiling=ready))
+    assert said in found
+    assert bool(said) == bool(found)

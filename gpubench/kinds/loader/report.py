@@ -114,6 +114,8 @@ def _what_it_takes(found: DataCost) -> Iterator[str]:
         yield f"the loader alone makes {_rate(alone.throughput)} with {how}".rstrip(",") + takes
     if said := needs.sentence(found):
         yield said
+    if said := needs.elsewhere(found):
+        yield said
     if found.proposed and found.proposed.ratio:
         said = _times(found.proposed.ratio, found.proposed.interval)
         yield f"with --data.workers={found.proposed.workers} training runs {said} as fast ({found.proposed.verdict})"

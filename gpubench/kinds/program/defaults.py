@@ -39,7 +39,7 @@ def _refuse_unstartable(settings: ProgramSettings) -> None:
     if not shutil.which(name if os.sep not in name else str(directory.absolute() / name)):
         raise SettingsError(
             f"cannot start the program: {_why_not(directory / name, name)}",
-            "write the command after -- as in a shell, for example: gpubench train-bench -- python train.py",
+            "write the command after -- as in a shell, for example: -- python train.py",
             keys=["program.command"],
         )
 
