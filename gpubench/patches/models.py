@@ -293,7 +293,7 @@ def _is_backward(call: cst.Call) -> bool:
 def _in_numpy(
     source: SourceFile, outputs: set[str], scope: cst.CSTNode, after: list[cst.BaseStatement]
 ) -> cst.Call | None:
-    """The first call behind some statements' beginning that makes an array of NumPy of what a model has returned."""
+    """The first call from some statements on that makes an array of NumPy of what a model has returned."""
     begin = source.line(after[0])
     for call in source.all_of(cst.Call, scope):
         is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value in ("numpy", "__array__")
