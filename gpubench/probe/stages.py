@@ -350,14 +350,14 @@ class StageFinder:
         if id(found) in self._seen or depth > MOST_DEPTH or isinstance(found, (type, ModuleType)):
             return
         self._seen.add(id(found))
-        if self._is_own(type(found)):
-            self._look_at_methods(type(found), depth)
-        held = attributes(found)
+        held = attributes(found)  # first, because the name of an attribute tells what a function is
         for name, value in list(held.items()):
             self._look_at_value(held, name, value, depth, found)
             if held[name] is not value:
                 with suppress(Exception):  # an attribute that is read only
                     set_attribute(found, name, held[name])
+        if self._is_own(type(found)):
+            self._look_at_methods(type(found), depth)
 
     def _look_at_value(self, holder: Any, key: Any, value: Any, depth: int, of: Any = None) -> None:
         """Looks at what an object, a list or a mapping holds; `of` is the object whose attribute it is."""
@@ -428,7 +428,8 @@ class StageFinder:
             for name, value in list(vars(one).items()):
                 function, again = _taken_apart(value)
                 if isinstance(function, FunctionType):
-                    self._look_into(function, 0)
+                    if name != "__init__":  # which makes no sample
+                        self._look_into(function, 0)
                     if not name.startswith("__"):
                         stage = self._stage(DATASET, f"{one.__name__}.{name}", function)
                         self._set(one, name, again(self._stages.timed(stage, function)))
@@ -447,7 +448,7 @@ class StageFinder:
         for name in names:
             self._look_at_name(function.__globals__, name, names, depth)
             stage = getattr(function.__globals__.get(name), "_gpubench_stage", "")
-            if stage.startswith(DATASET) and function.__name__ != "__init__":  # which makes no sample
+            if stage.startswith(DATASET):
                 self._callers.setdefault(stage, set()).add(function.__qualname__)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             with suppress(ValueError):  # an empty cell

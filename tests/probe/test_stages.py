@@ -546,3 +546,19 @@ def test_one_in_so_many_is_chosen_at_no_fixed_distance() -> None:
     chosen = [number for number in range(800) if choose()]
     assert [number // 8 for number in chosen] == list(range(100))
     assert len({number % 8 for number in chosen}) == 8
+
+
+def test_a_function_that_an_attribute_names_a_transform_is_one(program: Callable[..., Any]) -> None:
+    made = program("""
+def sharpen(sample):
+    spend(3)
+    return sample
+
+class Photos(Dataset):
+    def __init__(self):
+        self.transform = sharpen
+
+    def __getitem__(self, index):
+        return self.transform(index) if self.transform is sharpen else None
+""")
+    assert spent(fetch(made.Photos())[-1]) == {"transform sharpen": 6}
