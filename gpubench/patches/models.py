@@ -113,7 +113,7 @@ def within_context(source: SourceFile, line: int, context: str, name: str = "", 
     following = list(block.body)[list(block.body).index(statement) :]
     ends = [place for place, one in enumerate(following) if _calls(one, "backward")]
     inside = following[: ends[0]] if ends else []
-    while len(inside) > 1 and _only_calls(inside[-1]) and not _names(inside[-1]) & _given(source, inside):
+    while len(inside) > 1 and _only_calls(inside[-1]) and not _names(source, inside[-1]) & _given(source, inside):
         inside.pop()  # such as zero_grad()
     if not 0 < len(inside) <= MOST_STATEMENTS or not all(_is_plain(one) for one in inside):
         raise NotEdited(wanted)
@@ -244,15 +244,9 @@ def _calls(node: cst.CSTNode, name: str) -> bool:
     return False
 
 
-def _names(node: cst.CSTNode) -> set[str]:
+def _names(source: SourceFile, node: cst.CSTNode) -> set[str]:
     """The variables that a node has in it, and all other names."""
-    found, waiting = set(), [node]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, cst.Name):
-            found.add(each.value)
-        waiting += each.children
-    return found
+    return {one.value for one in source.all_of(cst.Name, node)}
 
 
 def _given(source: SourceFile, statements: list[cst.BaseStatement]) -> set[str]:
@@ -283,7 +277,7 @@ def _computes_loss(source: SourceFile, end: cst.CSTNode, call: cst.Call, inside:
         if one.value in outputs and not of_model:
             return True
     inner = [one for one in source.all_of(cst.Call, end) if not _is_backward(one)]
-    return any(_names(arg) & given for one in inner for arg in one.args)
+    return any(_names(source, arg) & given for one in inner for arg in one.args)
 
 
 def _is_backward(call: cst.Call) -> bool:
@@ -298,7 +292,7 @@ def _in_numpy(
     for call in source.all_of(cst.Call, scope):
         is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value in ("numpy", "__array__")
         makes = is_method or source.full_name(call.func).startswith("numpy.")
-        if makes and source.line(call) >= begin and _names(call) & outputs:
+        if makes and source.line(call) >= begin and _names(source, call) & outputs:
             return call
     return None
 
