@@ -69,13 +69,13 @@ class WorkerMemory(Struct, frozen=True):
 
 
 class SameNumbers(Struct, frozen=True):
-    """A generator of random numbers from which several workers, or passes, have drawn the same numbers."""
+    """A generator of random numbers from which several workers, passes or batches have drawn the same numbers."""
 
     generator: Text
     """What it is, such as "numpy.random" or "Photos.rng"."""
-    where: Literal["workers", "passes"]
+    where: Literal["workers", "passes", "batches"]
     number: Count
-    """The number of them with the same numbers."""
+    """The number of them with the same numbers; of batches, the number of workers whose batches all have the same."""
 
 
 class ReadBytes(Struct, frozen=True):

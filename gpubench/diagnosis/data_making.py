@@ -82,25 +82,39 @@ class DataCase(Case):
 
 
 def same_numbers(case: DataCase) -> Answers:
-    found = case.record.same_numbers
-    if not found:
-        return
-    yield Finding(
-        id="same-random-numbers",
-        title="the same random numbers are drawn again in " + units.listed(dict.fromkeys(_again(one) for one in found)),
-        severity="high",
-        evidence=[_same(one) for one in found],
-        cause="each worker starts with a copy of the dataset, and with it of the state of a generator that the dataset "
-        "holds or that worker_init_fn seeds; augmentation then makes fewer different samples than it seems to",
-        advice="make the generator in the worker, with torch.utils.data.get_worker_info().seed, or use the generators "
-        "of torch, random and numpy.random, which PyTorch seeds in each worker",
-        place="loader",
-        threshold="any generator from which two workers, or two passes of a worker, draw from the same state on",
-    )
-
-
-def _again(one: SameNumbers) -> str:
-    return "all workers" if one.where == "workers" else "each pass"
+    copied = [one for one in case.record.same_numbers if one.where != "batches"]
+    if copied:
+        yield Finding(
+            id="same-random-numbers",
+            title="the same random numbers are drawn again in "
+            + units.listed(dict.fromkeys("all workers" if one.where == "workers" else "each pass" for one in copied)),
+            severity="high",
+            evidence=[_same(one) for one in copied],
+            cause="each worker starts with a copy of the dataset, and with it of the state of a generator that the "
+            "dataset holds or that worker_init_fn seeds; augmentation then makes fewer different samples than it seems "
+            "to",
+            advice="make the generator in the worker, with torch.utils.data.get_worker_info().seed, or use the "
+            "generators of torch, random and numpy.random, which PyTorch seeds in each worker",
+            place="loader",
+            threshold="any generator from which two workers, or two passes of a worker, draw from the same state on",
+        )
+    if seeded := sorted({one.generator for one in case.record.same_numbers if one.where == "batches"}):
+        yield Finding(
+            id="same-seed-in-batches",
+            title=f"each sample, or each batch, gives the same seed to {units.listed(seeded)}",
+            severity="high",
+            evidence=[
+                f"{name} was in the same state after each of the first three batches, although numbers were drawn from "
+                "it between two of them as well"
+                for name in seeded
+            ],
+            cause="the code that makes a sample or a batch seeds the generator with a constant, so that what is random "
+            "in it is the same each time",
+            advice="seed it once in each worker, or for each sample with a number that depends on its index and on the "
+            "epoch",
+            place="loader",
+            threshold="any generator that is drawn from and in the same state after each batch",
+        )
 
 
 def _same(one: SameNumbers) -> str:

@@ -20,6 +20,7 @@ from multiprocessing import forkserver
 from threading import get_ident
 from time import monotonic_ns, perf_counter_ns, process_time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
+from weakref import ref
 
 from torch.utils.data import IterableDataset, dataloader
 
@@ -80,6 +81,8 @@ class LoaderProbe(Probe):
         self._made_loaders: Dict[int, Any] = {}
         """The latest DataLoaders of the program, by the identities of their samplers. A program may keep only their
         iterators, which do not lead to them."""
+        self._waits: Dict[int, Tuple[int, Any]] = {}
+        """The nanoseconds for which the program has waited for the batches of each, and its latest iterator."""
 
     def install(self) -> None:
         super().install()
@@ -92,6 +95,14 @@ class LoaderProbe(Probe):
             self._made_loaders[id(sampler)] = loader
             if len(self._made_loaders) > MOST_LOADERS:
                 self._made_loaders.pop(next(iter(self._made_loaders)))
+
+    def _next_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
+        began = monotonic_ns()
+        batch = super()._next_batch(call, iterator)
+        sampler = id(iterator._index_sampler)
+        waited, _ = self._waits.get(sampler, (0, None))
+        self._waits[sampler] = waited + monotonic_ns() - began, ref(iterator)
+        return batch
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
         found = self._fetchers.index(call, iterator)
@@ -107,9 +118,7 @@ class LoaderProbe(Probe):
         samplers = [sampler for _, sampler in self._drawn.found]
         if not samplers and self._timeline.ended < PATIENCE:
             return
-        latest = self._noted()
-        drawn_last = id(latest._index_sampler) if latest is not None else 0
-        sampler = drawn_last if drawn_last in samplers else samplers[-1] if samplers else 0
+        sampler = max(samplers, key=lambda each: self._waits.get(each, (0, None))[0], default=0)
         loader = self._made_loaders.get(sampler)
         self._join()
         if self._host is None:
@@ -118,7 +127,8 @@ class LoaderProbe(Probe):
         if loader is None:
             reason = ELSEWHERE if self._made_loaders else NO_LOADER
             self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if samplers else (reason, NO_LOADER_HINT)))
-        _shut_down(latest)  # its workers would compete with those of the passes to come
+        for _, iterator in self._waits.values():
+            _shut_down(iterator())  # its workers would compete with those of the passes to come
         loader._iterator = None
         self.draw(loader, self._places.remembered.get(sampler, ""), others=len(samplers) - 1)
 

@@ -1,4 +1,4 @@
-"""Finds generators of random numbers that are in the same state in several workers, or at the start of several passes.
+"""Finds generators of random numbers that are in the same state in several workers, in several passes or in each batch.
 
 Their numbers are then the same, so that augmentation makes fewer different samples than it seems to. PyTorch seeds the
 generators of torch, random and NumPy in each worker; those that a dataset holds, or that are variables of its module,
@@ -13,6 +13,7 @@ import inspect
 import random
 import sys
 from array import array
+from collections import Counter
 from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any, Dict, Iterator, List, Tuple
@@ -41,6 +42,9 @@ class RandomStates:
         self._last = dict(self._at_first)
         self._draw: List[str] = []
         """The generators that go on from their first states, once this is known."""
+        self._again: Dict[str, Tuple[Any, ...]] = {}
+        """The generators that were drawn from in the first batch, with their states after it, as far as each batch
+        since has left them in the same one."""
         self._stream = isinstance(dataset, IterableDataset)
         self._batches = 0
         self._told: set[str] = set()
@@ -57,11 +61,23 @@ class RandomStates:
         changed = [name for name, state in now.items() if state and state != self._last[name]]
         if self._batches == 1:
             self._draw = [name for name in changed if _follows(self._at_first[name], now[name])]
+            self._again = {name: now[name] for name in changed if _is_drawn(now[name])}
         found = [] if self._stream and self._batches == 1 else [name for name in self._draw if name in changed]
         self._last = now
         new = [name for name in found if name not in self._told]
         self._told.update(new)
         return {name: hashlib.sha256(repr(self._at_first[name]).encode()).hexdigest()[:16] for name in new}
+
+    def same_in_batches(self) -> List[str]:
+        """Returns the generators that are given the same state in each batch, and are drawn from after that.
+
+        It is called after the second and after the third batch, which decides. A generator from which only the first
+        batch draws is in the same state after each one too, so that it is moved on between these two.
+        """
+        self._again = {name: state for name, state in self._again.items() if _state_of(self._generators[name]) == state}
+        for name in self._again:
+            _move_on(self._generators[name])
+        return list(self._again)
 
 
 def _generators(dataset: Any) -> Iterator[Tuple[str, Any]]:
@@ -161,6 +177,26 @@ def _state_of(generator: Any) -> Tuple[Any, ...]:
     return ()
 
 
+def _is_drawn(state: Tuple[Any, ...]) -> bool:
+    """Tells whether numbers were drawn from a generator since its seed; also for one of which that is unknown."""
+    if state[0] == "twister":
+        return bool(state[2] != WORDS)
+    if isinstance(state[1], int):
+        return bool(state[2] != _state_of(torch.Generator().manual_seed(state[1]))[2])
+    return True
+
+
+def _move_on(generator: Any) -> None:
+    """Draws so many numbers from a generator that its state has nothing of its last seed."""
+    with suppress(Exception):
+        if isinstance(generator, torch.Generator):
+            torch.rand(2 * WORDS, generator=generator)
+        elif hasattr(generator, "getrandbits"):
+            generator.getrandbits(64 * WORDS)
+        else:
+            generator.bytes(8 * WORDS)
+
+
 def _follows(first: Tuple[Any, ...], later: Tuple[Any, ...]) -> bool:
     """Tells whether a generator comes from its first state to a later one by drawing, and not by another seed."""
     if not first or not later:
@@ -186,7 +222,9 @@ def same_numbers(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         for name, state in record.get("drew", {}).items():
             used.setdefault(name, {}).setdefault(record["worker"], []).append(state)
     knowingly = any(record.get("repeats_knowingly") for record in records)
-    found = []
+    found: List[Dict[str, Any]] = []
+    again = Counter(name for record in records for name in record.get("same_in_batches", ()))
+    found += [{"generator": name, "where": "batches", "number": number} for name, number in again.items()]
     for name, by_worker in used.items():
         firsts = [states[0] for states in by_worker.values()]
         most = max(firsts.count(state) for state in firsts)

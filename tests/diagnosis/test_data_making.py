@@ -98,6 +98,7 @@ MEMORY = WorkerMemory(pss=100 * MIB, shm=0, private=90 * MIB, shared=10 * MIB, p
     ("record", "name"),
     [
         (changed(same_numbers=[SameNumbers("numpy.random", "workers", 2)]), "same-random-numbers"),
+        (changed(same_numbers=[SameNumbers("numpy.random", "batches", 2)]), "same-seed-in-batches"),
         (changed(memory=[MEMORY], objects=1_000_000, object_bytes=90 * MIB), "copy-on-write"),
         (changed(restarts=[1.0] * 3, passes=4), "restarted-workers"),
         (changed(start_method="spawn", first_batch=3.0), "slow-worker-start"),

@@ -166,6 +166,38 @@ def test_a_list_is_of_batches_or_with_a_batch_size_of_samples() -> None:
     assert next(iter(loader_of("m:made", samples, None))).shape == (3,)
 
 
+def test_of_two_loaders_the_one_is_measured_that_training_waits_for(tmp_path: Path) -> None:
+    program = """
+        import time, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __init__(self, seconds):
+                self.seconds = seconds
+
+            def __len__(self):
+                return 60
+
+            def __getitem__(self, index):
+                time.sleep(self.seconds)
+                return torch.ones(4)
+
+        class Slow(Data):
+            pass
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(9):
+            for one, other in zip(DataLoader(Slow(0.003), batch_size=4), DataLoader(Data(0), batch_size=4)):
+                optimizer.zero_grad()
+                model(one + other).sum().backward()
+                optimizer.step()
+    """
+    done = loader(tmp_path, "--alone", "--repeats", "1", program=program)
+    found = cost(done.run)
+    assert (found.record.dataset, found.record.others) == ("Slow", 1)
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("more", ["", ", persistent_workers=True"])
 def test_workers_of_a_fork_server_are_seen(tmp_path: Path, more: str) -> None:

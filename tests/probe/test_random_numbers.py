@@ -119,10 +119,19 @@ def found(dataset: Any, *, workers: int = 2, passes: int = 1, init: Callable[[in
                 init(worker)
             states = RandomStates(copied)
             stream = iter(copied) if isinstance(copied, IterableDataset) else None
-            for batch in range(2):
+            for batch in range(3):
                 for index in (1 + 10 * worker + 2 * batch, 2 + 10 * worker + 2 * batch):
                     next(stream) if stream else copied[index]
-                records.append({"worker": worker, "drew": states.drew(), "repeats_knowingly": states.repeats_knowingly})
+                drew = states.drew() if batch < 2 else {}
+                same = states.same_in_batches() if batch else []
+                records.append(
+                    {
+                        "worker": worker,
+                        "drew": drew,
+                        "repeats_knowingly": states.repeats_knowingly,
+                        "same_in_batches": same if batch == 2 else [],
+                    }
+                )
     random.setstate(kept[0])
     torch.set_rng_state(kept[1])
     np.random.set_state(kept[2])
@@ -160,6 +169,42 @@ def test_a_generator_that_workers_have_copies_of_is_found(dataset: Any, name: st
 )
 def test_workers_that_seed_alike_are_found(init: Callable[[int], Any], draw: Callable[[int], Any], name: str) -> None:
     assert found(Drawing(draw), init=init) == [(name, "workers", 2)]
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda index: (np.random.seed(0), np.random.rand())[1], "numpy.random"),
+        (lambda index: (random.seed(7), random.random())[1], "random"),
+        (lambda index: (torch.manual_seed(0), torch.rand(()))[1], "torch"),
+        (lambda index: (random.seed(7), torch.manual_seed(0), random.random())[2], "random"),  # and not torch
+    ],
+)
+def test_a_constant_seed_for_each_sample_is_found(draw: Callable[[int], Any], name: str) -> None:
+    assert found(Drawing(draw), workers=1) == [(name, "batches", 1)]
+    assert found(Drawing(draw)) == [(name, "batches", 2)]
+
+
+def test_a_constant_seed_of_a_generator_that_the_dataset_holds_is_found() -> None:
+    dataset = Holding(random.Random(0), lambda rng: rng.random(), lambda rng, index: rng.seed(0))
+    assert ("Holding.generator", "batches", 1) in found(dataset, workers=1)
+
+
+class SeedsOnce(Dataset[float]):
+    """Draws an order with its first sample, from a seed that all workers have to agree on, and nothing after that."""
+
+    def __init__(self) -> None:
+        self.order: Any = None
+
+    def __getitem__(self, index: int) -> float:
+        if self.order is None:
+            np.random.seed(0)
+            self.order = np.random.permutation(100)
+        return float(self.order[index % 100])
+
+
+def test_a_seed_of_the_first_sample_is_no_seed_of_each_one() -> None:
+    assert found(SeedsOnce()) == []
 
 
 def own(worker: int) -> None:
