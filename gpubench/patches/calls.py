@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
+from gpubench.patches.source import AlreadySo, NotEdited, SourceFile, is_call_of
 
 LITERALS = (cst.Integer, cst.Float, cst.SimpleString, cst.UnaryOperation)
 CONSTANTS = ("True", "False", "None")
@@ -148,28 +148,21 @@ def _gives(word: str, flags: Sequence[str]) -> bool:
 
 def _is_parsed(source: SourceFile, node: cst.BaseExpression) -> bool:
     """Whether an object is what the file's own parser of options returns, as far as its name shows."""
-    parses = [one for one in source.all_of(cst.Call) if _is_call_of(one, *PARSING)]
+    parses = [one for one in source.all_of(cst.Call) if is_call_of(one, *PARSING)]
     own = {scope.name.value for one in parses if isinstance(scope := source.scope(one), cst.FunctionDef)}
     name = source.text(node)
-    if not parses or any(_is_call_of(one, "set_defaults") for one in source.all_of(cst.Call)):
+    if not parses or any(is_call_of(one, "set_defaults") for one in source.all_of(cst.Call)):
         return False
     made = [one for one in source.all_of(cst.Assign) for each in one.targets if source.text(each.target) == name]
-    made = [one for one in made if one.value not in parses and not _is_call_of(one.value, *own)]
+    made = [one for one in made if one.value not in parses and not is_call_of(one.value, *own)]
     return isinstance(node, cst.Name) and not made
-
-
-def _is_call_of(node: cst.CSTNode, *names: str) -> bool:
-    """Whether a node calls a function or a method of one of these names."""
-    func = node.func if isinstance(node, cst.Call) else None
-    called = func.attr if isinstance(func, cst.Attribute) else func
-    return isinstance(called, cst.Name) and called.value in names
 
 
 def _option(source: SourceFile, name: str) -> cst.Call | None:
     """The only `add_argument` of the file with a literal default, or none, that makes an attribute."""
     found = []
     for call in source.all_of(cst.Call):
-        if not _is_call_of(call, "add_argument"):
+        if not is_call_of(call, "add_argument"):
             continue
         keywords = {arg.keyword.value: arg.value for arg in call.args if arg.keyword}
         long = next((flag for flag in _flags(call) if flag.startswith("--")), "")

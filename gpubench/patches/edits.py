@@ -10,7 +10,7 @@ from typing import Any
 import libcst as cst
 
 from gpubench import foreign_files
-from gpubench.patches import calls, diff, models, set_up
+from gpubench.patches import calls, contexts, diff, models, set_up
 from gpubench.patches.calls import Arguments, Changed
 from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
 
@@ -219,7 +219,7 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
         context, called = f'torch.autocast("{program.device}", torch.bfloat16)', _called(program)
         name, alone = next((name for name in called if called[name] == place), ""), len(called) < 2
         name = "" if name.isdigit() else name
-        return [(place, lambda source, line: models.within_context(source, line, context, name, alone=alone))]
+        return [(place, lambda source, line: contexts.within_context(source, line, context, name, alone=alone))]
     raise NotEdited(f"there is no edit for {key}={value} at {place}")
 
 
@@ -277,7 +277,7 @@ def _calling(names: Sequence[str], arguments: Arguments, words: Collection[str])
         found = [one for one in source.calls_at(line) if source.full_name(one.func).rpartition(".")[2] in names]
         if len(found) != 1:
             what = "several times" if found else "by another name"
-            raise NotEdited(f"{source.at(line)} makes a {names[0]} {what}: give it {calls.in_words(arguments)}")
+            raise NotEdited(f"{source.at(line)} calls {names[0]} {what}: give it {calls.in_words(arguments)}")
         own = source.full_name(found[0].func)
         parameters = PARAMETERS.get(own.rpartition(".")[2], ())
         return calls.changed(source, found[0], arguments, parameters, words)

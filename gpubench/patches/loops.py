@@ -7,7 +7,7 @@ import libcst as cst
 
 from gpubench.patches.calls import with_argument
 from gpubench.patches.idioms import Found, Loop, in_each_step, loop_of, uses_of
-from gpubench.patches.source import NotEdited, SourceFile
+from gpubench.patches.source import NotEdited, SourceFile, object_of
 
 NARROW = re.compile(r"\b(bfloat16|float16|half|bf16|fp16)\b")
 """The types in which a sum of many values is too inexact."""
@@ -29,7 +29,7 @@ def zeroed_gradients(source: SourceFile) -> Iterator[Found]:
     read = next((one for one in source.all_of(cst.Attribute) if one.attr.value == "grad"), None)
     graph = GRAPHED.search(source.tree.code)
     for call in source.all_of(cst.Call):
-        if not _is_method(call, "zero_grad") or len(call.args) != 1:
+        if object_of(call, "zero_grad") is None or len(call.args) != 1:
             continue
         (arg,) = call.args
         if arg.star or (arg.keyword and arg.keyword.value != "set_to_none") or source.text(arg.value) != "False":
@@ -60,11 +60,10 @@ def summed_values(source: SourceFile) -> Iterator[Found]:
 
 def _read(call: cst.Call) -> cst.BaseExpression | None:
     """The tensor whose value a call reads, by `.item()` or as `float(loss)`; None if it reads none."""
-    if _is_method(call, "item") and isinstance(call.func, cst.Attribute) and not call.args:
-        value = call.func.value
-        while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and _is_method(value, *READY):
-            value = value.func.value
-        return value
+    if not call.args and (tensor := object_of(call, "item")) is not None:
+        while (inner := object_of(tensor, *READY)) is not None:
+            tensor = inner
+        return tensor
     if isinstance(call.func, cst.Name) and call.func.value == "float" and len(call.args) == 1:
         value = call.args[0].value
         return value if isinstance(value, cst.Name) and not call.args[0].star else None
@@ -105,9 +104,8 @@ def _summed_on_device(source: SourceFile, node: cst.AugAssign, reads: list[cst.C
 def _is_read_already(source: SourceFile, name: cst.Name) -> bool:
     """Whether a variable is given a value that was read from a tensor, so that it is a number and no tensor."""
     given = [one.value for one in source.all_of(cst.Assign, source.scope(name)) if _gives(source, one, name.value)]
-    return any(
-        _read(call) is not None or _is_method(call, "tolist") for one in given for call in source.all_of(cst.Call, one)
-    )
+    calls = [call for one in given for call in source.all_of(cst.Call, one)]
+    return any(_read(call) is not None or object_of(call, "tolist") is not None for call in calls)
 
 
 def _gives(source: SourceFile, node: cst.Assign, name: str) -> bool:
@@ -147,19 +145,17 @@ def _number(source: SourceFile, tensor: cst.BaseExpression, starts: list[cst.Int
 
 def _counts(tensor: cst.BaseExpression) -> bool:
     """Whether a tensor is how many values are alike, as `(a == b).sum()`."""
-    if not (isinstance(tensor, cst.Call) and _is_method(tensor, "sum") and isinstance(tensor.func, cst.Attribute)):
-        return False
-    of = tensor.func.value
-    return isinstance(of, cst.Comparison) or (isinstance(of, cst.Call) and _is_method(of, *COMPARING))
+    compared = object_of(tensor, "sum")
+    return isinstance(compared, cst.Comparison) or (
+        compared is not None and object_of(compared, *COMPARING) is not None
+    )
 
 
 def moved_tensors(source: SourceFile) -> Iterator[Found]:
     """A tensor that is made on the CPU and then moved to the device, which is to be made there."""
     for call in source.all_of(cst.Call):
-        if not (_is_method(call, "to", "cuda") and isinstance(call.func, cst.Attribute)):
-            continue
-        made = call.func.value
-        moves = _is_method(call, "cuda") or any(_is_device(source, arg) for arg in call.args)
+        made = object_of(call, "to", "cuda")
+        moves = object_of(call, "cuda") is not None or any(_is_device(source, arg) for arg in call.args)
         if not (isinstance(made, cst.Call) and moves and _is_made_often(source, call)):
             continue
         package, _, function = source.full_name(made.func).rpartition(".")
@@ -188,7 +184,7 @@ def _is_made_often(source: SourceFile, node: cst.CSTNode) -> bool:
 def _device(source: SourceFile, call: cst.Call) -> str | None:
     """The code of the device to which a call moves a tensor and does nothing else; None if that is not certain."""
     args = [arg for arg in call.args if not (arg.keyword and arg.keyword.value == "non_blocking")]
-    if _is_method(call, "cuda"):
+    if object_of(call, "cuda") is not None:
         return None if args else '"cuda"'
     return source.text(args[0].value) if len(args) == 1 and _is_device(source, args[0]) else None
 
@@ -206,10 +202,10 @@ def _is_device(source: SourceFile, arg: cst.Arg) -> bool:
 def blocking_copies(source: SourceFile) -> Iterator[Found]:
     """A batch that is moved to the device from page-locked memory, for which the CPU need not wait."""
     for call in source.all_of(cst.Call):
-        loop = loop_of(source, call)
-        if not (_is_method(call, "to", "cuda") and isinstance(call.func, cst.Attribute) and isinstance(loop, cst.For)):
+        loop, moved = loop_of(source, call), object_of(call, "to", "cuda")
+        if moved is None or not isinstance(loop, cst.For):
             continue
-        moved, device = call.func.value, _device(source, call)
+        device = _device(source, call)
         batch = {one.value for one in source.all_of(cst.Name, loop.target)}
         is_blocking = not any(arg.keyword and arg.keyword.value == "non_blocking" for arg in call.args)
         if not isinstance(moved, cst.Name) or moved.value not in batch or device is None or not is_blocking:
@@ -252,7 +248,3 @@ def _pins(source: SourceFile, batches: cst.BaseExpression) -> bool:
         return False
     pinned = [source.text(arg.value) for arg in made[0].args if arg.keyword and arg.keyword.value == "pin_memory"]
     return source.full_name(made[0].func).rpartition(".")[2] == "DataLoader" and pinned == ["True"]
-
-
-def _is_method(call: cst.Call, *names: str) -> bool:
-    return isinstance(call.func, cst.Attribute) and call.func.attr.value in names

@@ -193,6 +193,18 @@ class SourceFile:
         return self.with_changed(block, block.with_changes(body=[*block.body[:place], new, *block.body[place:]]))
 
 
+def object_of(node: cst.CSTNode, *methods: str) -> cst.BaseExpression | None:
+    """The object whose method a node calls, if it is one of these; None for any other node."""
+    func = node.func if isinstance(node, cst.Call) else None
+    return func.value if isinstance(func, cst.Attribute) and func.attr.value in methods else None
+
+
+def is_call_of(node: cst.CSTNode, *names: str) -> bool:
+    """Whether a node is a call of a function or a method of one of these names."""
+    is_function = isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value in names
+    return is_function or object_of(node, *names) is not None
+
+
 class _Replacing(cst.CSTTransformer):
     def __init__(self, new: Replacements) -> None:
         super().__init__()
