@@ -36,6 +36,8 @@ SMALL_READS = 2**20
 BYTES_OF_BATCH = 0.5
 """The share of the bytes of a batch that have the values of bytes from which on it is one of pictures."""
 SLOW_DECODERS = ("PIL",)
+MAKING = ("__getitem__", "__getitems__", "__iter__")
+"""The methods of a dataset whose own code is the rest of making a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,8 +479,9 @@ def _advice(case: DataCase, stage: SampleStage) -> str:
 
 def _lines(case: DataCase, stage: SampleStage) -> Iterator[str]:
     """Yields the lines of the program on which a stage was sampled."""
+    names = (stage.name.rpartition(".")[2],) if stage.name else MAKING if stage.kind == "dataset" else ()
     for one in _functions(case.code):
-        if stage.name and stage.name.rpartition(".")[2] in one.function and one.samples >= code.LEAST_SAMPLES:
+        if any(name in one.function for name in names) and one.samples >= code.LEAST_SAMPLES:
             share = units.whole_percent(one.on_line / one.samples)
             text = f": {one.source}" if one.source else ""
             yield f"{share} of the samples of {code.named(one)} are in line {one.line}{text}"

@@ -19,6 +19,7 @@ from gpubench.loader_record import (
     StageTime,
     WorkerMemory,
 )
+from gpubench.sampled import Sampled, SampledCode, SampledFunction
 
 MIB = 2**20
 RECORD = LoaderRecord(
@@ -194,3 +195,12 @@ def test_training_that_waits_for_more_than_this_loader_is_told(training: float, 
     found = data_needs.elsewhere(cost(changed(others=others), ceiling=ready))
     assert said in found
     assert bool(said) == bool(found)
+
+
+def test_the_line_is_named_on_which_samples_are_made_that_call_nothing_of_the_program() -> None:
+    line = SampledFunction("", "data.py", "Photos.__getitem__", 9, 90, 11, 80, "return decode(self.files[index])")
+    sampled = SampledCode(Sampled(0, 0, 0, []), Sampled(2, 100, 0, [line]))
+    found = {one.id: one for one in of_data(cost(), sampled).findings}["slow-dataset"]
+    assert found.evidence[1] == (
+        "89 % of the samples of Photos.__getitem__ at data.py:9 are in line 11: return decode(self.files[index])"
+    )
