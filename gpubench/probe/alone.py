@@ -81,8 +81,10 @@ class LoaderProbe(Probe):
         self._made_loaders: Dict[int, Any] = {}
         """The latest DataLoaders of the program, by the identities of their samplers. A program may keep only their
         iterators, which do not lead to them."""
-        self._waits: Dict[int, Tuple[int, Any]] = {}
-        """The nanoseconds for which the program has waited for the batches of each, and its latest iterator."""
+        self._iterators: Dict[int, Any] = {}
+        """The latest iterator of each."""
+        self._waits: Dict[int, int] = {}
+        """The nanoseconds for which the program has waited for the batches of each since the last update."""
 
     def install(self) -> None:
         super().install()
@@ -100,8 +102,8 @@ class LoaderProbe(Probe):
         began = monotonic_ns()
         batch = super()._next_batch(call, iterator)
         sampler = id(iterator._index_sampler)
-        waited, _ = self._waits.get(sampler, (0, None))
-        self._waits[sampler] = waited + monotonic_ns() - began, ref(iterator)
+        self._waits[sampler] = self._waits.get(sampler, 0) + monotonic_ns() - began
+        self._iterators[sampler] = ref(iterator)
         return batch
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
@@ -114,11 +116,17 @@ class LoaderProbe(Probe):
             self._draw_once_known()
 
     def _draw_once_known(self) -> None:
-        """Begins to draw once an update has shown which DataLoader trains."""
+        """Begins to draw once an update has shown which DataLoader trains.
+
+        Of several, one may only have been looked at before the first update, so that those of the next step count.
+        """
         samplers = [sampler for _, sampler in self._drawn.found]
-        if not samplers and self._timeline.ended < PATIENCE:
+        waits, self._waits = self._waits, {}
+        is_known = len(samplers) == 1 or self._timeline.ended > 1
+        drawn = [each for each in samplers if each in waits and is_known]
+        if not drawn and self._timeline.ended < PATIENCE:
             return
-        sampler = max(samplers, key=lambda each: self._waits.get(each, (0, None))[0], default=0)
+        sampler = max(drawn or samplers[::-1], key=lambda each: waits.get(each, 0), default=0)
         loader = self._made_loaders.get(sampler)
         self._join()
         if self._host is None:
@@ -127,7 +135,7 @@ class LoaderProbe(Probe):
         if loader is None:
             reason = ELSEWHERE if self._made_loaders else NO_LOADER
             self.refuse(*((UNKNOWN_LOADER, UNKNOWN_HINT) if samplers else (reason, NO_LOADER_HINT)))
-        for _, iterator in self._waits.values():
+        for iterator in self._iterators.values():
             _shut_down(iterator())  # its workers would compete with those of the passes to come
         loader._iterator = None
         self.draw(loader, self._places.remembered.get(sampler, ""), others=len(samplers) - 1)

@@ -97,6 +97,7 @@ class CallProbe(Probe):
         stand_in(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(torch.nn.Module, "train", self._change_mode)
+        stand_in(torch.autocast, "__enter__", self._enter_autocast)
         self._graphs_of_cuda.install()
         self._search()
 
@@ -224,6 +225,9 @@ class CallProbe(Probe):
         """Looks for outermost modules in the next calls, unless it already does or has done so long enough."""
         if self._module_call is None and self._searches > 0 and not self._over:
             self._begin_search()
+
+    def _records(self) -> bool:
+        return True
 
     def _infers(self, module: torch.nn.Module) -> bool:
         """Tells whether a call of the module now is inference."""

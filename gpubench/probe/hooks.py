@@ -52,7 +52,16 @@ from .recording import ProbeRecording, is_profiled
 from .sampling import StackSampler, sample_worker
 from .spot_checks import SpotChecks
 from .timeline import EVALUATION, LONGEST_PERIOD, OTHER, LoopPart, Regions, Timeline, WatchedTimeline
-from .treatments import CACHED, Treatments, compiled_graphs, is_compiling, keep_from_compilation, stand_in, unwrapped
+from .treatments import (
+    CACHED,
+    Treatments,
+    compiled_graphs,
+    is_compiling,
+    is_traced,
+    keep_from_compilation,
+    stand_in,
+    unwrapped,
+)
 
 if TYPE_CHECKING:
     from .following import Following
@@ -143,7 +152,9 @@ class Probe:
         self._loaders: dict[int, tuple[dict[str, Any], str | None]] = {}
         """How each DataLoader runs, by dot-key, and the line that makes it, by the identity of its sampler."""
         self._autocast: torch.dtype | None = None
-        """The type in which autocast computes calls of modules; None if it computes none."""
+        """The type in which autocast computes calls of modules; None if it computes none, as far as the calls show.
+        `_inner_autocast` is that of a context inside of a module, or of code that torch.compile has compiled."""
+        self._inner_autocast: torch.dtype | None = None
         self._places = SourcePlaces()
         self._lines = CallLines(self._places)
         self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
@@ -302,6 +313,7 @@ class Probe:
             stand_in(dataloader._MultiProcessingDataLoaderIter, "__init__", self._start_workers)
             self._regions.install()
         self._graphs_of_cuda.install()
+        stand_in(torch.autocast, "__enter__", self._enter_autocast)
         stand_in(optimizers.Optimizer, "__init__", self._make_optimizer)
         stand_in(optimizers.Optimizer, "zero_grad", self._zero_gradients)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -643,6 +655,16 @@ class Probe:
             if self._updates == 2 and len(self._own) == 1:  # from the first to the second update are those of a step
                 self._timeline.divide_first(passes)
         return result
+
+    def _enter_autocast(self, call: Callable[..., Any], context: Any) -> Any:
+        """Notes autocast inside of a module. Compiled code enters it while it is compiled, and then no more."""
+        if context._enabled and self._records() and (FORWARD in self._timeline.open or is_traced()):
+            self._inner_autocast = context.fast_dtype
+        return call(context)
+
+    def _records(self) -> bool:
+        """Tells whether what runs now can be a part of what is measured, and not of a teacher or of evaluation."""
+        return torch.is_grad_enabled()
 
     def _zero_gradients(self, call: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._watches():
@@ -1270,7 +1292,7 @@ class Probe:
                 device=next((each.device.type for each in [*parameters, *updated]), None),
                 settings={
                     **next((facts for facts, _ in loaders if facts), {}),
-                    **of_process(list(self._roots.values()), optimizer, self._autocast),
+                    **of_process(list(self._roots.values()), optimizer, self._autocast or self._inner_autocast),
                     "training.grad_accumulation": max(1, self._counted.passes - self._passes),
                 },
                 places={**self._found, **made},

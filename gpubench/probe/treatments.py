@@ -357,6 +357,12 @@ class Treatments:
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
 
+def is_traced() -> bool:
+    """Tells whether torch.compile runs code of the program to compile it."""
+    guards = sys.modules.get("torch._guards")  # which torch.compile imports
+    return guards is not None and guards.TracingContext.try_get() is not None
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 

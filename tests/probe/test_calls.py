@@ -46,3 +46,22 @@ def test_a_call_counts_that_begins_while_another_thread_finds_the_model(
     found = probed(tmp_path, run, probe=CallProbe)
     assert found.code == 0
     assert [step["samples"] for step in found.steps] == [8] * 5
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_inside_of_the_model_is_its_precision(tmp_path: Path, *, compiled: bool) -> None:
+    class Casting(Served):
+        def forward(self, batch: torch.Tensor) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(batch)
+
+    def run() -> None:
+        served = Casting().eval()
+        if compiled:
+            served.compile(backend="aot_eager")
+        with torch.no_grad():
+            for _ in range(4):
+                served(torch.rand(8, 3))
+
+    found = probed(tmp_path, run, probe=CallProbe)
+    assert (found.code, found.settings["precision"]) == (0, "bf16")

@@ -167,6 +167,50 @@ def test_the_precision_of_a_program_that_has_autocast_and_a_scaler(
     assert found.settings["precision"] == (asked or "amp")
 
 
+class Casting(nn.Module):
+    """Computes a model within a context of its own."""
+
+    def __init__(self, model: nn.Module, *, gradients: bool = True) -> None:
+        super().__init__()
+        self.model, self._gradients = model, gradients
+
+    def forward(self, batch: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self._gradients), torch.autocast("cpu", torch.bfloat16):
+            output: Tensor = self.model(batch)
+        return output.float()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_inside_of_a_model_is_seen_also_in_compiled_code(tmp_path: Path, *, compiled: bool) -> None:
+    def run() -> None:
+        loop = Loop()
+        loop.model = Casting(loop.model)
+        if compiled:
+            loop.model.compile(backend="aot_eager")
+        loop()
+
+    found = probed(tmp_path, run)
+    assert (found.code, found.settings["performance.compile"], found.settings["precision"]) == (0, compiled, "bf16")
+
+
+def test_autocast_of_a_teacher_inside_of_a_model_is_not_that_of_the_model(tmp_path: Path) -> None:
+    class Student(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model, self.teacher = model, Casting(nn.Linear(3, 1), gradients=False)
+
+        def forward(self, batch: Tensor) -> Tensor:
+            output: Tensor = self.model(batch) - self.teacher(batch)
+            return output
+
+    def run() -> None:
+        loop = Loop()
+        loop.model = Student(loop.model)
+        loop()
+
+    assert probed(tmp_path, run).settings["precision"] == "fp32"
+
+
 def test_a_program_chooses_no_kernels_of_attention_against_a_treatment(tmp_path: Path) -> None:
     def run() -> None:
         torch.backends.cuda.enable_flash_sdp(True)

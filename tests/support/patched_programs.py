@@ -328,7 +328,7 @@ CASES = [
         "a class of the program's own is left",
         replaced(LOADER, ("class Mine(DataLoader): pass\nloader = Mine(data, batch_size=4)\n")),
         WORKERS,
-        left="makes a DataLoader by another name: give it num_workers=1",
+        left="calls DataLoader by another name: give it num_workers=1",
         loader="= Mine(",
     ),
     Case(
