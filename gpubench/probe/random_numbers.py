@@ -74,10 +74,11 @@ class RandomStates:
         It is called after the second and after the third batch, which decides. A generator from which only the first
         batch draws is in the same state after each one too, so that it is moved on between these two.
         """
-        self._again = {name: state for name, state in self._again.items() if _state_of(self._generators[name]) == state}
-        for name in self._again:
+        again = {name: state for name, state in self._again.items() if _state_of(self._generators[name]) == state}
+        for name in again:
             _move_on(self._generators[name])
-        return list(self._again)
+        self._again = {name: state for name, state in again.items() if _state_of(self._generators[name]) != state}
+        return list(again)
 
 
 def _generators(dataset: Any) -> Iterator[Tuple[str, Any]]:
