@@ -84,6 +84,7 @@ class DataCase(Case):
 
 
 def same_numbers(case: DataCase) -> Answers:
+    """Yields that workers, or passes, draw from the same state of a generator."""
     copied = [one for one in case.record.same_numbers if one.where != "batches"]
     if copied:
         yield Finding(
@@ -100,6 +101,10 @@ def same_numbers(case: DataCase) -> Answers:
             place="loader",
             threshold="any generator from which two workers, or two passes of a worker, draw from the same state on",
         )
+
+
+def same_seeds(case: DataCase) -> Answers:
+    """Yields that each batch is made from the same state of a generator."""
     if seeded := sorted({one.generator for one in case.record.same_numbers if one.where == "batches"}):
         yield Finding(
             id="same-seed-in-batches",
@@ -503,7 +508,18 @@ def headline(case: DataCase) -> str:
 
 
 RULES = (
-    *(same_numbers, workers, threads, restarts, spawn, copied_on_write, batch_types, prefetched, useless_pinning),
+    *(
+        same_numbers,
+        same_seeds,
+        workers,
+        threads,
+        restarts,
+        spawn,
+        copied_on_write,
+        batch_types,
+        prefetched,
+        useless_pinning,
+    ),
     *(slow_samples, slow_reads, slow_stage),
 )
 """The rules about making batches."""

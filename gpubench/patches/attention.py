@@ -6,7 +6,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from gpubench.patches.idioms import Found, uses_of
-from gpubench.patches.source import NotEdited, Replacements, SourceFile
+from gpubench.patches.source import NotEdited, Replacements, SourceFile, object_of
 
 SOFTMAX = frozenset({"torch.softmax", "torch.nn.functional.softmax"})
 MATMUL = frozenset({"torch.matmul", "torch.bmm"})
@@ -40,8 +40,8 @@ def _of_softmax(source: SourceFile, call: cst.Call) -> cst.BaseExpression | None
     args = list(call.args)
     if source.full_name(call.func) in SOFTMAX and args and not args[0].keyword:
         value, rest = args[0].value, args[1:]
-    elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "softmax":
-        value, rest = call.func.value, args
+    elif (tensor := object_of(call, "softmax")) is not None:
+        value, rest = tensor, args
     else:
         return None
     is_last = len(rest) == 1 and source.text(rest[0].value) == "-1" and not rest[0].star
@@ -176,10 +176,10 @@ def _product(source: SourceFile, node: cst.BaseExpression) -> tuple[cst.BaseExpr
 
 def _transposed(source: SourceFile, node: cst.BaseExpression) -> cst.BaseExpression:
     """The keys, of which the last two dimensions are exchanged."""
-    func = node.func if isinstance(node, cst.Call) else None
+    keys = object_of(node, "transpose")
     dims = {source.text(one.value) for one in node.args} if isinstance(node, cst.Call) else set()
-    if isinstance(func, cst.Attribute) and func.attr.value == "transpose" and dims == {"-1", "-2"}:
-        return func.value
+    if keys is not None and dims == {"-1", "-2"}:
+        return keys
     if isinstance(node, cst.Attribute) and node.attr.value == "mT":
         return node.value
     raise NotEdited(f"{source.text(node)} is not known to be transposed keys")

@@ -114,8 +114,7 @@ def _in_numpy(
     """The first call from some statements on that makes an array of NumPy of what a model has returned."""
     begin = source.line(after[0])
     for call in source.all_of(cst.Call, scope):
-        is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value in ("numpy", "__array__")
-        makes = is_method or source.full_name(call.func).startswith("numpy.")
+        makes = object_of(call, "numpy", "__array__") is not None or source.full_name(call.func).startswith("numpy.")
         if makes and source.line(call) >= begin and _names(source, call) & outputs:
             return call
     return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from gpubench.patches.idioms import Found
-from gpubench.patches.source import SourceFile
+from gpubench.patches.source import SourceFile, object_of
 
 NAMED = re.compile(r"(^|_)(eval|evaluate|evaluation|validate|validation|valid|val|test|accuracy)(_|$)")
 SWITCHES = frozenset({"no_grad", "inference_mode", "enable_grad", "set_grad_enabled"})
@@ -63,8 +63,8 @@ def _doubt(source: SourceFile, function: cst.FunctionDef, methods: set[str]) -> 
     leaving += [(one, value) for one, target, value in _given(source, function) if not isinstance(target, cst.Name)]
     own = {source.text(one.target) for one in source.all_of(cst.AssignTarget, function)}
     for call in source.all_of(cst.Call, function):
-        method = call.func if isinstance(call.func, cst.Attribute) else None
-        if method and method.attr.value in KEEPING and source.text(method.value) not in own:
+        keeper = object_of(call, *KEEPING)
+        if keeper is not None and source.text(keeper) not in own:
             leaving += [(call, arg.value) for arg in call.args]
     kept = next((one for one, value in leaving if not _is_number(source, value, numbers)), None)
     return f"{source.place(kept)} keeps a tensor for a backward pass" if kept else ""
@@ -134,7 +134,7 @@ def _is_number(source: SourceFile, value: cst.BaseExpression, numbers: set[str])
         return value.value in numbers or value.value in ("True", "False", "None")
     if isinstance(value, cst.Call):
         function = source.full_name(value.func)
-        reads = isinstance(value.func, cst.Attribute) and value.func.attr.value in ("item", "tolist")
+        reads = object_of(value, "item", "tolist") is not None
         chosen = function in ("max", "min", "abs", "sum") and are(*(arg.value for arg in value.args))
         return reads or chosen or function in NUMBERS or function.startswith("math.")
     if isinstance(value, cst.BinaryOperation):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from gpubench.patches.calls import Changed
-from gpubench.patches.source import Block, NotEdited, SourceFile, Statement
+from gpubench.patches.source import Block, NotEdited, SourceFile, Statement, object_of
 
 MOST_CALLERS = 4
 """How many calls of functions a model is followed through."""
@@ -77,8 +77,8 @@ def _after_object(source: SourceFile, call: cst.Call, code: str) -> Changed:
 
 def _moved(value: cst.BaseExpression) -> cst.BaseExpression:
     """What an expression makes and then moves or casts, such as the call in `Net().to(device)`."""
-    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and value.func.attr.value in MOVING:
-        value = value.func.value
+    while (moved := object_of(value, *MOVING)) is not None:
+        value = moved
     return value
 
 

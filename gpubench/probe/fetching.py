@@ -188,12 +188,7 @@ class ObservedFetching:
             record["bytes"] = [after["asked"] - before["asked"], after["disk"] - before["disk"]]
         if reads:
             record["reads"], reads.found = reads.found, {}
-        if self._batches <= 2:
-            record["drew"] = self._states.drew()
-            record["repeats_knowingly"] = self._states.repeats_knowingly
-        if self._batches in (2, 3):
-            same = self._states.same_in_batches()
-            record["same_in_batches"] = same if self._batches == 3 else []
+        record.update(self._states.after_batch())
         record["sent"] = self._fetchers.sent()
         record["places"] = self._fetchers.stages.places if self._batches <= 2 else {}
         self._sink(record)

@@ -152,9 +152,9 @@ class Probe:
         self._loaders: dict[int, tuple[dict[str, Any], str | None]] = {}
         """How each DataLoader runs, by dot-key, and the line that makes it, by the identity of its sampler."""
         self._autocast: torch.dtype | None = None
-        """The type in which autocast computes calls of modules; None if it computes none, as far as the calls show.
-        `_inner_autocast` is that of a context inside of a module, or of code that torch.compile has compiled."""
+        """The type in which autocast computes calls of modules; None if it computes none, as far as the calls show."""
         self._inner_autocast: torch.dtype | None = None
+        """That of a context inside of a module, or of code that torch.compile has compiled."""
         self._places = SourcePlaces()
         self._lines = CallLines(self._places)
         self._made: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()

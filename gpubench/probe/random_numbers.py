@@ -27,6 +27,8 @@ from .stages import names_in
 MOST_DEPTH, MOST_LISTED = 10, 64
 MOST_PARTS = 10_000
 """The objects that are looked at."""
+DECIDED = 3
+"""The batches of a pass after which it is known of each generator whether it is in the same state in each."""
 WORDS = 624
 """The words that a Mersenne Twister makes at a time."""
 MOST_TWISTS = 10_000
@@ -48,15 +50,23 @@ class RandomStates:
         self._stream = isinstance(dataset, IterableDataset)
         self._batches = 0
         self._told: set[str] = set()
-        self.repeats_knowingly = _knows_passes(dataset)
+        self._repeats_knowingly = _knows_passes(dataset)
         """Whether the program tells the dataset which pass begins, which it does not for passes of the probe."""
 
-    def drew(self) -> Dict[str, str]:
-        """Returns the first states, as digests, of the generators from which numbers are drawn for samples, each once.
-
-        It is called after each of the first batches.
-        """
+    def after_batch(self) -> Dict[str, Any]:
+        """Returns what `same_numbers` reads of the record of a batch that was made now; {} after the first ones."""
         self._batches += 1
+        if self._batches > DECIDED:
+            return {}
+        found: Dict[str, Any] = {"repeats_knowingly": self._repeats_knowingly}
+        if self._batches < DECIDED:
+            found["drew"] = self._drew()
+        if self._batches > 1:
+            found["same_in_batches"] = self._same_again()
+        return found
+
+    def _drew(self) -> Dict[str, str]:
+        """Returns the first states, as digests, of the generators from which samples draw numbers, each once."""
         now = {name: _state_of(each) for name, each in self._generators.items()}
         changed = [name for name, state in now.items() if state and state != self._last[name]]
         if self._batches == 1:
@@ -68,17 +78,22 @@ class RandomStates:
         self._told.update(new)
         return {name: hashlib.sha256(repr(self._at_first[name]).encode()).hexdigest()[:16] for name in new}
 
-    def same_in_batches(self) -> List[str]:
+    def _same_again(self) -> List[str]:
         """Returns the generators that are given the same state in each batch, and are drawn from after that.
 
-        It is called after the second and after the third batch, which decides. A generator from which only the first
-        batch draws is in the same state after each one too, so that it is moved on between these two.
+        Only the last batch decides. A generator from which only the first one draws is in the same state after each
+        one too, so that it is moved on before the last.
         """
-        again = {name: state for name, state in self._again.items() if _state_of(self._generators[name]) == state}
-        for name in again:
+        self._again = {name: state for name, state in self._again.items() if self._is_in(name, state)}
+        if self._batches == DECIDED:
+            return list(self._again)
+        for name in self._again:
             _move_on(self._generators[name])
-        self._again = {name: state for name, state in again.items() if _state_of(self._generators[name]) != state}
-        return list(again)
+        self._again = {name: state for name, state in self._again.items() if not self._is_in(name, state)}
+        return []
+
+    def _is_in(self, name: str, state: Tuple[Any, ...]) -> bool:
+        return _state_of(self._generators[name]) == state
 
 
 def _generators(dataset: Any) -> Iterator[Tuple[str, Any]]:
@@ -224,8 +239,9 @@ def same_numbers(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
             used.setdefault(name, {}).setdefault(record["worker"], []).append(state)
     knowingly = any(record.get("repeats_knowingly") for record in records)
     found: List[Dict[str, Any]] = []
-    again = Counter(name for record in records for name in record.get("same_in_batches", ()))
-    found += [{"generator": name, "where": "batches", "number": number} for name, number in again.items()]
+    again = {(name, record["worker"]) for record in records for name in record.get("same_in_batches", ())}
+    workers = Counter(name for name, _ in sorted(again))
+    found += [{"generator": name, "where": "batches", "number": number} for name, number in workers.items()]
     for name, by_worker in used.items():
         firsts = [states[0] for states in by_worker.values()]
         most = max(firsts.count(state) for state in firsts)

@@ -105,7 +105,7 @@ def seeded(worker: int) -> None:
 
 
 def found(dataset: Any, *, workers: int = 2, passes: int = 1, init: Callable[[int], Any] | None = None) -> Found:
-    """What is found when workers, which each have a copy of the dataset as at its beginning, make two batches."""
+    """What is found when workers, which each have a copy of the dataset as at its beginning, make three batches."""
     global SHARED
     records: list[dict[str, Any]] = []
     shared = copy.deepcopy(SHARED.bit_generator.state)
@@ -122,16 +122,7 @@ def found(dataset: Any, *, workers: int = 2, passes: int = 1, init: Callable[[in
             for batch in range(3):
                 for index in (1 + 10 * worker + 2 * batch, 2 + 10 * worker + 2 * batch):
                     next(stream) if stream else copied[index]
-                drew = states.drew() if batch < 2 else {}
-                same = states.same_in_batches() if batch else []
-                records.append(
-                    {
-                        "worker": worker,
-                        "drew": drew,
-                        "repeats_knowingly": states.repeats_knowingly,
-                        "same_in_batches": same if batch == 2 else [],
-                    }
-                )
+                records.append({"worker": worker, **states.after_batch()})
     random.setstate(kept[0])
     torch.set_rng_state(kept[1])
     np.random.set_state(kept[2])
@@ -255,7 +246,7 @@ def test_one_process_goes_on_with_its_generator_in_the_next_pass() -> None:
         states = RandomStates(dataset)
         for index in range(2):
             dataset[index]
-            records.append({"worker": 0, "drew": states.drew()})
+            records.append({"worker": 0, **states.after_batch()})
     assert same_numbers(records) == []
 
 
