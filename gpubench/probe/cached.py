@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from time import monotonic
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.data import dataloader
@@ -57,6 +57,8 @@ class CachedBatches:
     def __init__(self) -> None:
         self._kept: Dict[int, List[KeptBatch]] = {}
         self._full: Dict[int, bool] = {}
+        self._samplers: Dict[int, Callable[[], Any]] = {}
+        """Return the samplers that have these identities; None if one has gone."""
         self._seconds = 0.0
         """The time in which batches were made."""
         self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -67,7 +69,7 @@ class CachedBatches:
 
         `draw` makes the next one, and `drawn` knows which DataLoaders train. Raises StopIteration at the end of a pass.
         """
-        sampler = id(iterator._index_sampler)
+        sampler = self._identity(iterator._index_sampler)
         given = self._given.get(iterator, 0)
         if not self._full.get(sampler):
             began = monotonic()
@@ -91,11 +93,24 @@ class CachedBatches:
 
     def ready(self, loader: Any) -> Any:
         """Returns an iterator of a DataLoader whose batches are kept, without starting workers; None for others."""
-        if not self._full.get(id(loader._index_sampler)):
+        if not self._full.get(self._identity(loader._index_sampler)):
             return None
         iterator: Any = object.__new__(dataloader._SingleProcessDataLoaderIter)
         dataloader._BaseDataLoaderIter.__init__(iterator, loader)
         return iterator
+
+    def _identity(self, sampler: Any) -> int:
+        """Returns the identity of a sampler, after forgetting what was kept of one that has gone and had the same."""
+        identity = id(sampler)
+        known = self._samplers.get(identity)
+        if known is None or known() is not sampler:
+            self._kept.pop(identity, None)
+            self._full.pop(identity, None)
+            try:
+                self._samplers[identity] = ref(sampler)
+            except TypeError:  # of a class of C, which then has to stay
+                self._samplers[identity] = lambda: sampler
+        return identity
 
     def _keep(self, sampler: int, iterator: Any, batch: KeptBatch) -> None:
         kept = self._kept.setdefault(sampler, [])

@@ -87,6 +87,24 @@ def test_an_evaluation_gets_its_own_data(tmp_path: Path) -> None:
     assert evaluated == [24 * number for number in range(6)] * 4
 
 
+def test_each_of_successive_loaders_gives_its_own_batches(tmp_path: Path) -> None:
+    """Their samplers may have the same place in memory, one after the other."""
+    file = tmp_path / "seen"
+
+    def stages() -> None:
+        loop, seen = Loop(), []
+        for stage in range(6):
+            data = TensorDataset(torch.full((12 * SIZE, 3), float(stage)))
+            for _ in range(2):
+                for (batch,) in DataLoader(data, batch_size=SIZE):
+                    loop.step(batch)
+                    seen.append(int(batch[0, 0]) == stage)
+        file.write_text(repr(seen))
+
+    assert probed(tmp_path, stages, treatments=CACHED).code == 0
+    assert eval(file.read_text()) == [True] * 144
+
+
 def test_a_program_without_a_loader_says_why_nothing_was_kept(tmp_path: Path) -> None:
     def without() -> None:
         loop = Loop()
