@@ -311,9 +311,9 @@ class LoaderDrawing:
 
     def _take(self, iterator: Any, batch: Any, *, begins: bool) -> None:
         """Counts a batch as a step, which begins with the end of the one before it."""
-        now, host = monotonic_ns(), self._host
+        now, host, drawn = monotonic_ns(), self._host, self._probe._drawn
         took = max(1, now - self._last)
-        size = self._probe._drawn.size_of_next(iterator, batch)
+        size = drawn.size_of_next(drawn.pass_of(iterator), iterator, batch)
         starts = begins and (self.passes > 1 or bool(self._workers))
         phase = WORKER_START if starts else DATA_WAIT
         began = round(1e9 * host.unix(self._last))

@@ -179,15 +179,14 @@ class DrawnBatches:
 
     def index(self, iterator: Any, found: Any) -> None:
         """Notes the indices of a batch, which may arrive later."""
-        self._pass_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
+        self.pass_of(iterator).sizes.append(_length(found, collated=iterator._auto_collation))
 
-    def begin(self, iterator: Any, began: int, *, evaluates: bool) -> bool:
-        """Notes that a batch is drawn from now on. Returns whether its time is worth marks of its own.
+    def begin(self, data_pass: DataPass, began: int, *, evaluates: bool) -> bool:
+        """Notes that a batch of a pass is drawn from now on. Returns whether its time is worth marks of its own.
 
         `began` is the number of marks so far. A long evaluation has no further marks, which would take memory.
         """
         self.drawing = True
-        data_pass = self._pass_of(iterator)
         last = self._waiting[-1] if self._waiting else None
         if last or data_pass.within:
             self._nest(data_pass, last)
@@ -205,10 +204,8 @@ class DrawnBatches:
             return False
         return not last.without or last.forward >= 0
 
-    def take(self, iterator: Any, batch: Any, *, counts: bool) -> None:
-        """Notes a batch that has arrived; without `counts` its samples are known already."""
-        data_pass = self._pass_of(iterator)
-        size = _samples_in(data_pass, iterator, batch)
+    def take(self, data_pass: DataPass, size: int, *, counts: bool) -> None:
+        """Notes a batch of so many samples that has arrived; without `counts` its samples are known already."""
         data_pass.drawn += 1
         if data_pass.ahead:
             size, data_pass.held = data_pass.held, size
@@ -218,22 +215,22 @@ class DrawnBatches:
 
     def is_known_to_train(self, iterator: Any) -> bool:
         """Tells whether the DataLoader of an iterator is known to train."""
-        return self._pass_of(iterator).loader.trains
+        return self.pass_of(iterator).loader.trains
 
     def expected(self, iterator: Any) -> int | None:
         """Returns the number of indices that were drawn for the next batch to arrive; None if that is unknown."""
-        sizes = self._pass_of(iterator).sizes
+        sizes = self.pass_of(iterator).sizes
         return sizes[0] if sizes else None
 
     def expect(self, iterator: Any, size: int | None) -> None:
         """Notes that the next batch has as many samples, and that none arrives that was asked for before."""
-        sizes = self._pass_of(iterator).sizes
+        sizes = self.pass_of(iterator).sizes
         sizes.clear()
         sizes.append(size)
 
-    def size_of_next(self, iterator: Any, batch: Any) -> int:
-        """Returns the number of samples in a batch that has arrived, about which nothing else is noted."""
-        return _samples_in(self._pass_of(iterator), iterator, batch)
+    def size_of_next(self, data_pass: DataPass, iterator: Any, batch: Any) -> int:
+        """Returns the number of samples in the batch that a pass gives next, about which nothing else is noted."""
+        return _samples_in(data_pass, iterator, batch)
 
     def end_pass(self) -> None:
         """Notes that a pass over the data has ended instead of giving another batch."""
@@ -361,13 +358,18 @@ class DrawnBatches:
             self.tells = self.trained and drawing and self._undrawn < UNDRAWN
         part.undrawn = not self.tells
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to decide about the batches so far."""
+        return not (self._waiting or self._undecided or self._doubted)
+
     def forget(self) -> None:
         """Forgets the batches about which nothing is decided yet."""
         self._waiting = []
 
     def may_train(self, iterator: Any) -> bool:
         """Tells whether the last batch of an iterator was drawn for training, as far as that is known."""
-        return self._pass_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
+        return self.pass_of(iterator).loader.trains or not (self._waiting and self._waiting[-1].evaluates)
 
     @property
     def found(self) -> list[tuple[str, int]]:
@@ -445,7 +447,8 @@ class DrawnBatches:
 
     # The DataLoaders.
 
-    def _pass_of(self, iterator: Any) -> DataPass:
+    def pass_of(self, iterator: Any) -> DataPass:
+        """Returns the pass that an iterator makes."""
         latest, found = self._latest
         if latest is None or latest() is not iterator:
             known = self._passes_by_iterator.get(iterator)

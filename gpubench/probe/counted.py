@@ -51,20 +51,16 @@ class Counted:
         self.batches = 0
         """The batches that were drawn from DataLoaders in training."""
 
-    def give(self, samples: int, tensor: Any, *, named: bool = False) -> None:
-        """Counts a forward pass: its samples, and the elements of its first tensor, whose shape is noted if `named`."""
+    def give(self, samples: int, size: int, shape: str = "") -> None:
+        """Counts a forward pass: its samples, and the elements of its first tensor, whose shape is noted unless ""."""
         self.forwarded += samples
         if not self._calls:
             self._before = self.parts
         self._calls += 1
-        try:
-            size = int(tensor.numel())
-            self._given += size
-            self._squares += size * size
-            if named and (len(self._shapes) < MOST_SHAPES):
-                self._shapes[f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).rpartition('.')[2]}"] += 1
-        except Exception:  # there is no tensor, or one of the program's own class, or without a shape, as a nested one
-            pass
+        self._given += size
+        self._squares += size * size
+        if shape and len(self._shapes) < MOST_SHAPES:
+            self._shapes[shape] += 1
 
     def clear(self) -> None:
         """Counts the backward passes since the last update, whose gradients are cleared now."""
@@ -106,6 +102,15 @@ class Counted:
             held = sum(size * each.element_size() for size, each in zip(sizes, known))
             self._elements.setdefault(id(optimizer), []).append((sum(sizes), held, len(known)))
 
+    def skip(self, optimizer: int, updates: int) -> None:
+        """Counts updates by the optimizer with this identity of which nothing is read; see `update`."""
+        self._updates[optimizer] = self._updates.get(optimizer, 0) + updates
+
+    def until_due(self, optimizer: int) -> int:
+        """Returns the number of updates before the next one that `update` reads."""
+        number = self._updates.get(optimizer, 0)
+        return 0 if self.last else (1 << number.bit_length()) - number - 1
+
     @property
     def by_hand(self) -> bool:
         """Whether there were so many backward passes that an optimizer would have been made by now."""
@@ -137,3 +142,19 @@ class Counted:
             "batches": self.batches,
             "unused_passes": self._unused,
         }
+
+
+def elements_of(tensor: Any) -> int:
+    """Returns the elements of a tensor; 0 if there is none, or one of the program's own class, or without a shape."""
+    try:
+        return int(tensor.numel())
+    except Exception:
+        return 0
+
+
+def shape_of(tensor: Any) -> str:
+    """Returns the shape and the type of a tensor in words; "" for one without a shape, as a nested one."""
+    try:
+        return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).rpartition('.')[2]}"
+    except Exception:
+        return ""

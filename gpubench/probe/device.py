@@ -144,6 +144,11 @@ class Timing:
         on_cpu = self._lost or (self._known and self._index is None)
         self.mark = self.now if on_cpu else self._mark
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the marks are those of the CPU's clock, as a result has shown."""
+        return self._known and self._index is None and self._next is None and not self.has_marks
+
     def _lose(self) -> None:
         """Leaves the timeline of the device after a query that has failed."""
         self._lost = True

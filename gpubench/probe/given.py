@@ -153,7 +153,7 @@ class GivenSamples:
         mine = self._given.setdefault(id(root), Given())
         self._latest = None
         tensor, shape = _first(given)
-        if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self._is_made(tensor):
+        if (mine.calls and getattr(tensor, "grad_fn", None) is not None) or self.is_made(tensor):
             return
         version = getattr(first_parameter(root), "_version", 0)
         again = [each for each in mine.calls[-LATEST:] if each.tensor and each.tensor() is tensor]
@@ -167,6 +167,11 @@ class GivenSamples:
             for each in mine.calls[:-LATEST]:
                 mine.count(each)
             del mine.calls[:-LATEST]
+
+    def note(self, root: int, call: ModuleCall, shape: tuple[int, ...]) -> None:
+        """Notes the first call in a part, of the module with this identity and with a tensor that none has returned."""
+        self._latest = call
+        self._given[root] = Given(calls=[call], shape=shape)
 
     def fail(self, root: torch.nn.Module) -> None:
         """Notes that the last call of a module has raised an error."""
@@ -270,8 +275,15 @@ class GivenSamples:
         for mine in self._given.values():
             mine.calls = []
 
-    def update(self, first: int, optimizer: Any) -> int | None:
-        """Notes an update, and returns its samples; None if no module was called, of which `first` was the first.
+    @property
+    def is_settled(self) -> bool:
+        """Whether losses are not looked at any more where a module is called once before each of them."""
+        return self._looks <= 0 and not self._given
+
+    def update(self, first: int, optimizer: int, groups: Any) -> int | None:
+        """Notes an update by an optimizer, given its identity and the groups of its parameters, if it has any.
+
+        Returns its samples; None if no module was called, of which `first` was the first one.
 
         They are those of the module that is called first, as the generator is before its critic, unless the optimizer
         updates another one that gets larger batches, as the critic does after an actor has chosen an action.
@@ -282,20 +294,21 @@ class GivenSamples:
         given, self._given = self._given, {}
         if first not in given:
             return None
-        key = self._chosen(given, first, optimizer)
+        key = self._chosen(given, first, groups)
         mine = given[key]
         self.model = self.model or self._name(key)
         self.by_rows = key in self._rows and self._rows[key].alike >= ALIKE
         last = mine.counted[-1].tensor if mine.counted else None
         tensor, updated = self._last
-        if last and tensor and last() is tensor() is not None and id(optimizer) != updated:
+        if last and tensor and last() is tensor() is not None and optimizer != updated:
             return 0  # an update of the actor with the batch of the critic
-        self._last = last, id(optimizer)
+        self._last = last, optimizer
         if mine.samples:
-            self._counting[id(optimizer)] += 1
+            self._counting[optimizer] += 1
         return mine.samples
 
-    def _is_made(self, tensor: torch.Tensor | None) -> bool:
+    def is_made(self, tensor: torch.Tensor | None) -> bool:
+        """Tells whether a module has returned a tensor, or one with the same storage, as far as it is known."""
         try:
             found = self._made.get(tensor.untyped_storage()._cdata) if tensor is not None else None
         except Exception:  # it has no storage
@@ -308,8 +321,7 @@ class GivenSamples:
         number, said = max(self._doubts.values(), default=(0, ""))
         return said if number >= DOUBTFUL * updates else ""
 
-    def _chosen(self, given: Mapping[int, Given], first: int, optimizer: Any) -> int:
-        groups = getattr(optimizer, "param_groups", None)
+    def _chosen(self, given: Mapping[int, Given], first: int, groups: Any) -> int:
         larger = [key for key, mine in given.items() if mine.largest > given[first].largest] if groups else []
         updated = {id(each) for group in groups for each in group["params"]} if larger and groups else set()
         for key in larger:

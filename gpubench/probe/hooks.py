@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import sys
 import threading
@@ -32,11 +31,11 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.data._utils import worker
 
-from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, SAMPLED_VARIABLE, TREATMENTS_VARIABLE
+from . import SAMPLED_VARIABLE
 from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words
 from .cached import CachedBatches
-from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted
-from .device import loss_of
+from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted, elements_of, shape_of
+from .device import Loss, loss_of
 from .facts import facts, open_store, peak_rss, place
 from .given import GivenSamples
 from .gpus import used_gpus
@@ -134,12 +133,6 @@ class End(SystemExit):
 
     def __str__(self) -> str:
         return self._reason
-
-
-def install(variables: Mapping[str, str]) -> None:
-    """Installs the hooks and the treatments that the environment variables name."""
-    follows = FOLLOW_VARIABLE in variables
-    Probe(variables[ADDRESS_VARIABLE], json.loads(variables.get(TREATMENTS_VARIABLE, "{}")), follows=follows).install()
 
 
 class Probe:
@@ -251,7 +244,7 @@ class Probe:
         self._sample_shape = ""
         self._needs_shape = True
         """Whether the host does not know the shape of a sample yet."""
-        self._noted: Callable[[], Any] = _nothing
+        self._noted_loader: Callable[[], Any] = _nothing
         """Returns the iterator of a DataLoader that was noted last; None if it has gone."""
         self._latest_root: Callable[[], Any] = _nothing
         self._latest_model: Callable[[], Any] = _nothing
@@ -281,8 +274,8 @@ class Probe:
         None where that may not be changed, as other ranks count on it, or the user has set it."""
         self._durations: list[float] = []
         """Those of the steps so far, while their number is unknown."""
-        self._told_at = 0.0
-        """When the last part ended, on the monotonic clock."""
+        self._told_at, self._told = 0.0, 0
+        """When the host was to be told of the last part, on the monotonic clock, and the number of parts until then."""
         self._measured: list[str] = []
         """The measured steps that are not yet sent, in JSON."""
         self._time = self._elapsed = self._evaluated = 0
@@ -372,7 +365,8 @@ class Probe:
             if starting == id(iterator):
                 phase, began = WORKER_START, before if part == timeline.ended else began
         evaluates = self._evaluates() or not torch.is_grad_enabled()
-        timed = drawn.begin(iterator, began, evaluates=evaluates)
+        data_pass = drawn.pass_of(iterator)
+        timed = drawn.begin(data_pass, began, evaluates=evaluates)
         try:
             if timed:
                 if self._following:
@@ -389,18 +383,18 @@ class Probe:
             raise
         finally:
             drawn.drawing = False
-        drawn.take(iterator, batch, counts=not self._again)
+        drawn.take(data_pass, drawn.size_of_next(data_pass, iterator, batch), counts=not self._again)
         self._counted.batches += timed and not evaluates
-        if timed and self._noted() is not iterator and drawn.may_train(iterator):
+        if timed and self._noted_loader() is not iterator and drawn.may_train(iterator):
             self._note_loader(iterator)
-            self._noted = ref(iterator)
+            self._noted_loader = ref(iterator)
         if self._needs_shape:
             self._sample_shape = self._sample_shape or samples_in(batch)[1]
         return batch
 
     def _give_batch(self, call: Callable[..., Any], iterator: Any) -> Any:
         """Makes the next batch, or gives one again that was kept."""
-        if not self._watches() or self._cached is None:
+        if not self._is_here() or self._cached is None:
             return call(iterator)
         batch, kept = self._cached.next(iterator, lambda: call(iterator), self._drawn)
         if kept:
@@ -409,7 +403,7 @@ class Probe:
 
     def _get_iterator(self, call: Callable[..., Any], loader: Any) -> Any:
         """Makes an iterator without workers of a DataLoader whose batches are kept."""
-        ready = self._cached.ready(loader) if self._cached and self._watches() else None
+        ready = self._cached.ready(loader) if self._cached and self._is_here() else None
         return call(loader) if ready is None else ready
 
     def _next_index(self, call: Callable[..., Any], iterator: Any) -> Any:
@@ -511,8 +505,8 @@ class Probe:
         if part.first in (0, identity):  # others get the same samples, as an actor and its critic do
             part.first = identity
             samples = self._size(module, given)
-            tensor = _first_tensor(*given)
-            self._counted.give(samples, tensor, named=looks)
+            tensor = first_of_call(*given)
+            self._counted.give(samples, elements_of(tensor), shape_of(tensor) if looks else "")
             if looks:
                 self._checks.give(tensor)
             if not self._again:
@@ -546,9 +540,12 @@ class Probe:
     def _change_mode(self, call: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         changed = call(module, *args, **kwargs)
         self._mode_tells = True
+        self._changed_mode()
+        return changed
+
+    def _changed_mode(self) -> None:
         if self._watches() and not self._evaluates():
             self._end_evaluation()
-        return changed
 
     def _save(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A checkpoint is not part of the evaluation before it, although the model may still be in evaluation mode."""
@@ -572,8 +569,7 @@ class Probe:
         else:
             tensors = tuple(tensors) if isinstance(tensors, IteratorType) else tensors  # it works only once
             losses = _listed(tensors)
-        for loss in losses:
-            self._keep_loss(loss)
+        timeline.part.losses += self._known_of(losses)
         self._counted.passes += 1
         self._given.settle(losses)
         if self._drawn.settle(timeline.part) and timeline.base != OTHER:
@@ -604,8 +600,7 @@ class Probe:
         outputs = tuple(outputs) if isinstance(outputs, IteratorType) else outputs
         if trains:
             losses = _listed(outputs)
-            for loss in losses:
-                self._keep_loss(loss)
+            self._timeline.part.losses += self._known_of(losses)
             self._counted.passes += 1
             self._given.settle(losses)
         elif again and (parameters or any(getattr(each, "grad_fn", None) is not None for each in _listed(inputs))):
@@ -792,7 +787,7 @@ class Probe:
     def _capture(self, captured: Captured, owner: Any) -> None:
         """Notes an update that is captured, or a call of inference."""
         part = self._timeline.replace(LoopPart([]))
-        if (samples := self._given.update(part.first, owner)) is not None:
+        if (samples := self._given.update(part.first, id(owner), getattr(owner, "param_groups", None))) is not None:
             part.forwarded = samples
         captured.updates.append(Computed(owner, part, self._counted))
         self._counted = Counted()
@@ -847,6 +842,9 @@ class Probe:
         self._thread = here
         return True
 
+    _is_here = _watches
+    """The same where a hook takes nothing up that concerns the time of the loop."""
+
     def _take_over(self) -> None:
         """Measures the calling thread, which updates parameters, from now on, unless another one is measured that does.
 
@@ -857,10 +855,14 @@ class Probe:
                 self._thread, self._timeline = threading.get_ident(), self._new_timeline()
                 self._chosen = True
             elif self._thread not in sys._current_frames():
-                self._timeline.leave_all_but(0)
+                self._end_phases()
                 self._thread = threading.get_ident()
             else:
                 self._others += 1
+
+    def _end_phases(self) -> None:
+        """Ends the phases that a thread has left open with its end."""
+        self._timeline.leave_all_but(0)
 
     def _timeline_here(self) -> Timeline | None:
         """Returns the timeline of the calling thread; None if it is not measured."""
@@ -929,20 +931,24 @@ class Probe:
             self._loaders[sampler] = of_loader(iterator), self._places.remembered.get(sampler)
         self._treatments.draw(sampler)
 
-    def _keep_loss(self, loss: Any) -> None:
-        if isinstance(loss, torch.Tensor):
-            self._timeline.timing.result(None if loss.is_cpu else loss.device)
-        if self._following:  # it would find its own reference among what the program keeps
-            return
-        if self._scaled:
-            result, unscaled = self._scaled.pop(id(loss), (None, None))
-            if result and result() is loss:
-                loss = unscaled
-        if type(loss) is not torch.Tensor and isinstance(loss, torch.Tensor) and _is_plain(type(loss)):
-            with torch._C.DisableTorchFunction():
-                loss = loss.as_subclass(torch.Tensor)
-        if type(loss) is torch.Tensor and loss.numel() == 1:
-            self._timeline.part.losses.append(loss_of(loss))
+    def _known_of(self, losses: list[Any]) -> list[Loss]:
+        """Returns what is known of those that are scalars, and notes their device."""
+        found: list[Loss] = []
+        for loss in losses:
+            if isinstance(loss, torch.Tensor):
+                self._timeline.timing.result(None if loss.is_cpu else loss.device)
+            if self._following:  # it would find its own reference among what the program keeps
+                continue
+            if self._scaled:
+                result, unscaled = self._scaled.pop(id(loss), (None, None))
+                if result and result() is loss:
+                    loss = unscaled
+            if type(loss) is not torch.Tensor and isinstance(loss, torch.Tensor) and _is_plain(type(loss)):
+                with torch._C.DisableTorchFunction():
+                    loss = loss.as_subclass(torch.Tensor)
+            if type(loss) is torch.Tensor and loss.numel() == 1:
+                found.append(loss_of(loss))
+        return found
 
     def _number_of(self, optimizer: Any) -> int:
         """Returns the number of an optimizer: the smallest one that no other optimizer has."""
@@ -974,7 +980,9 @@ class Probe:
         if timeline.base == EVALUATION:
             self._updated_in_evaluation_mode(part)
         self._trains_in_evaluation_mode = not self._mode_tells
-        if (samples := self._given.update(part.first, optimizer)) is not None:
+        if (
+            samples := self._given.update(part.first, id(optimizer), getattr(optimizer, "param_groups", None))
+        ) is not None:
             part.forwarded = samples
         timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2)
         if self._following:
@@ -1027,10 +1035,11 @@ class Probe:
 
     def _tell(self, host: Host, now: float) -> None:
         """Measures long steps, and sends the measured ones from time to time."""
+        ended = self._timeline.ended
         if now - self._told_at > LONG_SECONDS:
-            self._measure_steps(AFTER_EACH)
-        self._told_at = now
-        if self._timeline.ended <= MOST_WARMUP or host.due(now):
+            self._measure_steps(AFTER_EACH * (ended - self._told))
+        self._told_at, self._told = now, ended
+        if ended <= MOST_WARMUP or host.due(now):
             self._send_steps()
             if host.gone:
                 self._end_without_host()
@@ -1489,7 +1498,7 @@ def _is_model(module: torch.nn.Module) -> bool:
     return next(module.children(), None) is not None and first_parameter(module) is not None
 
 
-def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def first_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Returns the first tensor of a call of a module; None if there is none, or what it is given hides it."""
     if args and type(args[0]) is torch.Tensor:
         return args[0]

@@ -112,7 +112,12 @@ class Host:
 
     def due(self, now: float) -> bool:
         """Tells whether the last flush was more than FLUSH_SECONDS ago. `now` is the time of the monotonic clock."""
-        return now - self._flushed_at > FLUSH_SECONDS
+        return now > self.flush_at
+
+    @property
+    def flush_at(self) -> float:
+        """When the next flush is due, on the monotonic clock."""
+        return self._flushed_at + FLUSH_SECONDS
 
     def flush(self) -> None:
         """Sends the buffered events."""

@@ -74,6 +74,11 @@ class Rhythm:
         return self._single and len(self._runs) > len(self._known) > 1
 
     @property
+    def is_single(self) -> bool:
+        """Whether each update is a step, as there is only one optimizer."""
+        return self._single and len(self._known) == 1
+
+    @property
     def is_looking(self) -> bool:
         """Whether updates are held back until a rhythm is found."""
         return bool(self._held) and not self._order
@@ -90,7 +95,7 @@ class Rhythm:
 
     def add(self, optimizer: int, *, alone: bool = True) -> None:
         """Notes an update; `alone` means that the program has made no other optimizer."""
-        if self._single and optimizer in self._known and len(self._known) == 1:
+        if self.is_single and optimizer in self._known:
             self._end_step(1)
         elif self._order:
             self._go_on(optimizer)

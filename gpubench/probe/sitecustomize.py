@@ -50,7 +50,7 @@ class _WaitForTorch(MetaPathFinder):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 _tell("torch")
-                _load(next((name for key, name in PROBES.items() if key in os.environ), "hooks")).install(os.environ)
+                _load(next((name for key, name in PROBES.items() if key in os.environ), "steady")).install(os.environ)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

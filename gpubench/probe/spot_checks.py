@@ -104,6 +104,17 @@ class SpotChecks:
         self._number += 1
         self.looks = self._number == self._next
 
+    @property
+    def until_next(self) -> int:
+        """The number of steps before the next one that is looked at; 0 if that is the current one."""
+        return self._next - self._number
+
+    def skip(self, steps: int) -> None:
+        """Takes up the end of steps that were not looked at."""
+        if steps:
+            self._number += steps
+            self.looks = self._number == self._next
+
     def _read_contents(self) -> None:
         for tensor in self._given:
             if (content := _content(tensor)) is None:

@@ -118,7 +118,7 @@ class Trainer(Loop):
         """Counts what the model is given."""
         first = next(tensors(batch), None)
         if first is not None:
-            self.counted.give(len(first) if first.dim() else 1, first)
+            self.counted.give(len(first) if first.dim() else 1, first.numel())
             self.counted.batches += 1
 
     def compute(self, batch: Any) -> None:

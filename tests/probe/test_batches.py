@@ -216,14 +216,13 @@ def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: lis
             part.marks += [(FORWARD, Mark(0)), (OTHER, Mark(0))] if word == "C" else []
         else:
             one = passes.setdefault(name, _Pass(loaders.setdefault(name, _Pass())))
-            if seen.begin(one, marks, evaluates=word[0] == "!"):
+            if seen.begin(seen.pass_of(one), marks, evaluates=word[0] == "!"):
                 part.marks += [(DATA_WAIT, Mark(0)), (OTHER, Mark(0))]
             if word[0] == "-":
                 seen.end_pass()
                 del passes[name]
             else:
-                seen.index(one, [0])
-                seen.take(one, None, counts=True)
+                seen.take(seen.pass_of(one), 1, counts=True)
             assert len(part.marks) < 40
     assert found == samples
 
@@ -242,9 +241,8 @@ def test_what_follows_a_batch_decides_whether_it_trains(words: str, samples: lis
 def test_evaluation_lasts_from_its_first_batch_to_what_is_none(words: str, phases: list[str]) -> None:
     seen, t, v = DrawnBatches(), _Pass(_Pass()), _Pass(_Pass())
     first = LoopPart([(OTHER, Mark(0))])
-    seen.begin(t, 1, evaluates=False)
-    seen.index(t, [0])
-    seen.take(t, None, counts=True)
+    seen.begin(seen.pass_of(t), 1, evaluates=False)
+    seen.take(seen.pass_of(t), 1, counts=True)
     seen.settle(first)
     part = LoopPart([(OTHER, Mark(0))])
     for word in words.split():
@@ -260,14 +258,13 @@ def test_evaluation_lasts_from_its_first_batch_to_what_is_none(words: str, phase
         elif word == "-v":
             seen.end_pass()
         elif word == "-t":
-            seen.begin(one, len(part.marks), evaluates=False)
+            seen.begin(seen.pass_of(one), len(part.marks), evaluates=False)
             part.marks += [(DATA_WAIT, Mark(0)), (OTHER, Mark(0))]
             seen.end_pass()
         else:
-            if seen.begin(one, len(part.marks), evaluates=word[0] == "!"):
+            if seen.begin(seen.pass_of(one), len(part.marks), evaluates=word[0] == "!"):
                 part.marks += [(DATA_WAIT, Mark(0)), (OTHER, Mark(0))]
-            seen.index(one, [0])
-            seen.take(one, None, counts=True)
+            seen.take(seen.pass_of(one), 1, counts=True)
     assert [phase for phase, _ in part.marks] == phases
 
 
@@ -588,11 +585,12 @@ def test_an_index_may_stand_for_a_batch(loader: Callable[[], "DataLoader[Any]"],
     seen, drawn, found = DrawnBatches(), iter(loader()), []
     for _ in range(10):
         part = LoopPart([(OTHER, Mark(0))])
-        seen.begin(drawn, 1, evaluates=False)
+        seen.begin(seen.pass_of(drawn), 1, evaluates=False)
         if isinstance(drawn, _SingleProcessDataLoaderIter):
             index = drawn._next_index()
             seen.index(drawn, index)
-            seen.take(drawn, drawn._dataset_fetcher.fetch(index), counts=True)
+            batch, data_pass = drawn._dataset_fetcher.fetch(index), seen.pass_of(drawn)
+            seen.take(data_pass, seen.size_of_next(data_pass, drawn, batch), counts=True)
         seen.update(part)
         found.append(part.drawn)
     assert found == samples

@@ -29,6 +29,7 @@ from gpubench.probe import connection, hooks, host, quiet, rhythm, timeline
 from gpubench.probe.connection import Connection, Taken
 from gpubench.probe.hooks import Probe
 from gpubench.probe.measured import MeasuredStep
+from gpubench.probe.steady import SteadyProbe
 
 
 def test_a_program_is_ended_after_the_steps_that_are_wanted(tmp_path: Path) -> None:
@@ -381,7 +382,7 @@ def test_a_process_that_never_updates_does_not_collect_marks(monkeypatch: pytest
     kept: list[int] = []
 
     def run() -> None:
-        probe = Probe(str(tmp_path / "host"), {})
+        probe = SteadyProbe(str(tmp_path / "host"), {})
         probe.install()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # without one, backward passes are steps
         for _ in range(200):

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.probe import device as probed_device
 from gpubench.probe.calls import CallProbe
-from gpubench.probe.hooks import Probe
+from gpubench.probe.steady import SteadyProbe
 
 STEPS, SIZE, WIDTH = 24, 8, 16
 CYCLES = 19_800_000
@@ -365,7 +365,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
         if request.get("probed", True):
             how = {key: request[key] for key in ("steps", "profiling", "follow") if key in request}
-            kind = CallProbe if request.get("inference") else Probe
+            kind = CallProbe if request.get("inference") else SteadyProbe
             done = probed(folder, run, probe=kind, **how)
             code, events = done.code, done.all
         else:

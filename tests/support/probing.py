@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.probe.hooks import Probe
+from gpubench.probe.steady import SteadyProbe
 from gpubench.ranks import machine
 from gpubench.settings.sections import ProfilingSettings
 
@@ -66,7 +67,7 @@ def probed(
     follow: int | None = None,
     leaves: bool = False,
     seconds: float | None = None,
-    probe: type[Probe] = Probe,
+    probe: type[Probe] = SteadyProbe,
 ) -> Measured:
     """Runs `loop` with the probe in a fork of this process, as the only rank of a host.
 
@@ -97,7 +98,7 @@ def run_probed(
     address: str,
     loop: Callable[[], object],
     treatments: dict[str, Any] | None = None,
-    kind: Callable[[str, dict[str, Any]], Probe] = Probe,
+    kind: Callable[[str, dict[str, Any]], Probe] = SteadyProbe,
 ) -> int:
     torch.set_num_threads(1)
     if compiler := sys.modules.get("torch._dynamo.utils"):

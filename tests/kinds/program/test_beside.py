@@ -16,7 +16,7 @@ from running import gpubench
 from gpubench import events
 from gpubench.kinds.program import beside
 from gpubench.kinds.program.beside import StartedProcess
-from gpubench.probe.hooks import Probe
+from gpubench.probe.steady import SteadyProbe
 
 SHELL = StartedProcess(1, ("sh", "train.sh"))
 FIRST = StartedProcess(2, ("python", "a.py"))
@@ -122,7 +122,7 @@ def test_a_fork_of_a_rank_tells_the_host_once_that_it_trains(tmp_path: Path) -> 
 
 def forked_as_it_trains(address: str) -> int:
     """Trains in a fork of a process that the host knows as a rank, and returns its exit code."""
-    probe = Probe(address, {})
+    probe = SteadyProbe(address, {})
     probe.install()
     probe._host = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     if not (child := os.fork()):
