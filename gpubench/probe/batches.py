@@ -338,8 +338,11 @@ class DrawnBatches:
         if self._inside >= REGULAR:
             part.evaluate_not(began, len(part.marks))
 
-    def update(self, part: LoopPart) -> None:
-        """Decides about the batches so far, which an update follows now."""
+    def update(self, part: LoopPart, *, draws: bool = False) -> None:
+        """Decides about the batches so far, which an update follows now.
+
+        `draws` means that the iterator of the last batch for training was there at the update, which is told later.
+        """
         passes, self._settled = self._settled, 0
         if self._waiting:
             self.settle(part)
@@ -354,7 +357,7 @@ class DrawnBatches:
             self._undrawn = 0
         else:
             self._undrawn += 1
-            drawing = self._training is not None and self._training() is not None
+            drawing = draws or (self._training is not None and self._training() is not None)
             self.tells = self.trained and drawing and self._undrawn < UNDRAWN
         part.undrawn = not self.tells
 

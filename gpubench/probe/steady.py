@@ -413,7 +413,7 @@ class SteadyProbe(Probe):
         part.graphs = graphs
         self._updates += 1
         self._counted.end_part()
-        self._drawn.update(part)
+        self._drawn.update(part, draws=self._notes.draws)
         if (samples := self._given.update(self._root, self._owner, None)) is not None:
             part.forwarded = samples
         timeline.end_part(self._number)

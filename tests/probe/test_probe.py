@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpubench.probe import hooks, observed, rhythm, timeline
-from gpubench.probe.hooks import AFTER_EACH, LONG_SECONDS
+from gpubench.probe.hooks import AFTER_EACH, LONG_SECONDS, Probe
 from gpubench.probe.host import FLUSH_SECONDS
-from gpubench.probe.steady import SteadyProbe
 from gpubench.probe.timeline import Timeline, period
 
 
@@ -85,7 +84,7 @@ def test_long_steps_are_measured_as_they_end(tmp_path: Path) -> None:
     """Those since the last flush all at once would make one step in some dozens seem slow."""
     at_once = tmp_path / "at_once"
 
-    class Counting(SteadyProbe):
+    class Counting(Probe):
         def _measure_steps(self, most: int | None = None, *, ended: bool = False) -> None:
             before = self._sent
             super()._measure_steps(most, ended=ended)

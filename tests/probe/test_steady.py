@@ -422,6 +422,19 @@ class Compiled(Usual):
         super().step(batch[:3] if len(self.losses) > 40 else batch)
 
 
+class BeginningAnew(Usual):
+    """Leaves two passes for others after a batch of each, as loops over tasks do."""
+
+    def __call__(self) -> None:
+        draws = iter(self.data)
+        for number in range(STEPS - 10):
+            (batch,) = next(draws)
+            if number in (12, 33):
+                draws = iter(self.data)
+                (batch,) = next(draws)
+            self.step(batch)
+
+
 class Together(Usual):
     """Draws from two DataLoaders for each step."""
 
@@ -515,6 +528,7 @@ LOOPS: dict[type[Usual], int] = {
     LateOptimizer: 8, ByClosure: 5, OneBatchAgain: 8, Skipping: 20, Sizes: 8, Given: 20, Nested: 0, InThread: 8,
     Forking: 20, Recomputing: 20, Saving: 8, Autocast: 20, InnerAutocast: 8, Breaking: 8, Reused: 8, Looking: 8,
     Ending: 8, Compiled: 8, CountingAnew: 8, Together: 0, Perturbing: 20,
+    BeginningAnew: 8,
 }  # fmt: skip
 """Loops, with the number of updates that are noted in a row at least once."""
 WITHOUT_LOADER: dict[type[Usual], int] = {
