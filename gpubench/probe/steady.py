@@ -262,6 +262,7 @@ class SteadyProbe(Probe):
         notes = self._notes
         usual = self._is_here() and notes.steady and not notes.running and notes.called
         usual = usual and notes.drawn == notes.draws and notes.optimizer() is optimizer
+        usual = usual and (not notes.draws or notes.iterator() is not None)  # a program may leave the pass before
         usual = usual and len(args) < 2 and not kwargs and getattr(optimizer, "found_inf", None) is None
         mark = notes.mark()
         if not usual or not notes.steady:
