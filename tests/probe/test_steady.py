@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from probing import WARMUP, Loop, Measured, probed
 from probing import batches as from_loader
@@ -729,9 +729,12 @@ WORDS = {
 }  # fmt: skip
 USUAL = ["dzcbu", "zdcbu", "dcbuz", "dzcbcbu", "dcbdcbuz", "dzccbu", "tdzcbu", "ddzcbu", "dzcbudzcbu"]
 """Steps of loops."""
+THOROUGH = 100
 PLACES = st.integers(60, 199)
 
 
+# The same ones each time, but for those of make stress.
+@settings(derandomize=settings().max_examples < THOROUGH)
 @given(
     usual=st.sampled_from(USUAL),
     others=st.lists(st.tuples(PLACES, st.text("".join(WORDS), min_size=1, max_size=4)), max_size=6),
