@@ -85,8 +85,7 @@ class Counted:
 
     def is_due(self, optimizer: Any) -> bool:
         """Returns whether the next update of the optimizer is one of those that are counted; see `update`."""
-        number = self._updates.get(id(optimizer), 0) + 1
-        return self.last or number & (number - 1) == 0
+        return not self.until_due(id(optimizer))
 
     def update(self, optimizer: Any) -> None:
         """Counts what an update of the optimizer has changed: the parameters that have a gradient.
@@ -94,8 +93,9 @@ class Counted:
         That takes longer the more parameters there are, so that it is done in the first update, in ever rarer ones
         after it (the second, fourth, eighth and so on), and in the last step.
         """
-        number = self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
-        if self.last or number & (number - 1) == 0:
+        due = self.is_due(optimizer)
+        self.skip(id(optimizer), 1)
+        if due:
             parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
             known = [each for each in parameters if not is_lazy(each)]
             sizes = [each.numel() for each in known]

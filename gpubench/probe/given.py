@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .modules import first_parameter, parameters_of
 from .observed import first_tensor, is_vector
+from .timeline import LoopPart
 from .treatments import unwrapped
 
 MOST_NODES = 64
@@ -280,32 +281,32 @@ class GivenSamples:
         """Whether losses are not looked at any more where a module is called once before each of them."""
         return self._looks <= 0 and not self._given
 
-    def update(self, first: int, optimizer: int, groups: Any) -> int | None:
-        """Notes an update by an optimizer, given its identity and the groups of its parameters, if it has any.
+    def update(self, part: LoopPart, optimizer: int, groups: Any) -> None:
+        """Notes an update that ends a part, by an optimizer with this identity and groups of parameters, if it has any.
 
-        Returns its samples; None if no module was called, of which `first` was the first one.
-
-        They are those of the module that is called first, as the generator is before its critic, unless the optimizer
-        updates another one that gets larger batches, as the critic does after an actor has chosen an action.
+        The part gets its samples, unless no module was called that is known to be given any. They are those of the
+        module that is called first, as the generator is before its critic, unless the optimizer updates another one
+        that gets larger batches, as the critic does after an actor has chosen an action.
         """
         if not self._given:
-            return None
+            return
         self.settle([])
         given, self._given = self._given, {}
-        if first not in given:
-            return None
-        key = self._chosen(given, first, groups)
+        if part.first not in given:
+            return
+        key = self._chosen(given, part.first, groups)
         mine = given[key]
         self.model = self.model or self._name(key)
         self.by_rows = key in self._rows and self._rows[key].alike >= ALIKE
         last = mine.counted[-1].tensor if mine.counted else None
         tensor, updated = self._last
         if last and tensor and last() is tensor() is not None and optimizer != updated:
-            return 0  # an update of the actor with the batch of the critic
+            part.forwarded = 0  # an update of the actor with the batch of the critic
+            return
         self._last = last, optimizer
         if mine.samples:
             self._counting[optimizer] += 1
-        return mine.samples
+        part.forwarded = mine.samples
 
     def is_made(self, tensor: torch.Tensor | None) -> bool:
         """Tells whether a module has returned a tensor, or one with the same storage, as far as it is known."""

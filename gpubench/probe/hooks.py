@@ -217,7 +217,7 @@ class Probe:
         small share of it, as that of a critic before the generator is called again."""
         self._is_settled = False
         """Whether no outermost module is looked for, and none has been found since the last part of the loop."""
-        self._settled_for: Callable[[], Any] = _nothing
+        self._settled_for: Callable[[], Any] = nothing
         """Returns the optimizer of that part."""
         self._scaled: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
         """The losses that a gradient scaler has scaled: the result and the loss, by the identity of the result."""
@@ -244,12 +244,12 @@ class Probe:
         self._sample_shape = ""
         self._needs_shape = True
         """Whether the host does not know the shape of a sample yet."""
-        self._noted_loader: Callable[[], Any] = _nothing
+        self._noted_loader: Callable[[], Any] = nothing
         """Returns the iterator of a DataLoader that was noted last; None if it has gone."""
-        self._latest_root: Callable[[], Any] = _nothing
-        self._latest_model: Callable[[], Any] = _nothing
+        self._latest_root: Callable[[], Any] = nothing
+        self._latest_model: Callable[[], Any] = nothing
         """Return the outermost module that was called last, and an unwrapped one that has been in training mode."""
-        self._latest_optimizer: tuple[Callable[[], Any], int] = _nothing, 0
+        self._latest_optimizer: tuple[Callable[[], Any], int] = nothing, 0
         """Returns the optimizer that has updated last; its number."""
         self._host: Host | None = None
         self._repeat = self._sent = 0
@@ -787,8 +787,7 @@ class Probe:
     def _capture(self, captured: Captured, owner: Any) -> None:
         """Notes an update that is captured, or a call of inference."""
         part = self._timeline.replace(LoopPart([]))
-        if (samples := self._given.update(part.first, id(owner), getattr(owner, "param_groups", None))) is not None:
-            part.forwarded = samples
+        self._given.update(part, id(owner), getattr(owner, "param_groups", None))
         captured.updates.append(Computed(owner, part, self._counted))
         self._counted = Counted()
 
@@ -980,10 +979,7 @@ class Probe:
         if timeline.base == EVALUATION:
             self._updated_in_evaluation_mode(part)
         self._trains_in_evaluation_mode = not self._mode_tells
-        if (
-            samples := self._given.update(part.first, id(optimizer), getattr(optimizer, "param_groups", None))
-        ) is not None:
-            part.forwarded = samples
+        self._given.update(part, id(optimizer), getattr(optimizer, "param_groups", None))
         timeline.end_part(self._number_of(optimizer), skipped=skipped, alone=len(self._made) + len(self._own or ()) < 2)
         if self._following:
             with self._unbroken():
@@ -1489,7 +1485,7 @@ class Probe:
             self._finish()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Stands for a weak reference to nothing."""
 
 

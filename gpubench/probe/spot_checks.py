@@ -101,8 +101,7 @@ class SpotChecks:
         if self.looks:
             self._read_contents()
             self._choose()
-        self._number += 1
-        self.looks = self._number == self._next
+        self.skip(1)
 
     @property
     def until_next(self) -> int:

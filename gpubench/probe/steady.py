@@ -18,9 +18,8 @@ import torch
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import INDICES, DataPass, Loader
 from .counted import elements_of, shape_of
-from .device import loss_of
 from .given import ModuleCall
-from .hooks import BACKWARD, DATA_WAIT, FORWARD, LONG_SECONDS, OPTIMIZER, ZERO_GRAD, Probe, first_of_call
+from .hooks import BACKWARD, DATA_WAIT, FORWARD, LONG_SECONDS, OPTIMIZER, ZERO_GRAD, Probe, first_of_call, nothing
 from .length import MOST_WARMUP
 from .modules import first_parameter
 from .timeline import OTHER
@@ -68,11 +67,11 @@ class Notes:
         """Whether each step draws a batch. If not, its samples are those that the module is given."""
         self.drawn = self.called = False
         """Whether a batch was drawn in the current step, and the module called."""
-        self.iterator: Callable[[], Any] = _nothing
-        self.model: Callable[[], Any] = _nothing
-        self.root: Callable[[], Any] = _nothing
-        self.parameter: Callable[[], Any] = _nothing
-        self.optimizer: Callable[[], Any] = _nothing
+        self.iterator: Callable[[], Any] = nothing
+        self.model: Callable[[], Any] = nothing
+        self.root: Callable[[], Any] = nothing
+        self.parameter: Callable[[], Any] = nothing
+        self.optimizer: Callable[[], Any] = nothing
         """Return that of the DataLoader, the model, the outermost module, which may wrap it, its first parameter, and
         the optimizer."""
         self.sizes: deque[int | None] = deque()
@@ -231,7 +230,7 @@ class SteadyProbe(Probe):
             return call(tensors, *args, **kwargs)
         if not notes.steady or notes.running or type(tensors) is not torch.Tensor:
             return super()._backward(call, tensors, *args, **kwargs)
-        losses = [loss_of(tensors)] if tensors.is_cpu and tensors.numel() == 1 else self._known_of([tensors])
+        losses = self._known_of([tensors])
         mark = notes.mark()
         if not notes.steady:
             return super()._backward(call, tensors, *args, **kwargs)
@@ -415,8 +414,7 @@ class SteadyProbe(Probe):
         self._updates += 1
         self._counted.end_part()
         self._drawn.update(part, draws=self._notes.draws)
-        if (samples := self._given.update(self._root, self._owner, None)) is not None:
-            part.forwarded = samples
+        self._given.update(part, self._owner, None)
         timeline.end_part(self._number)
         self._passes = self._counted.passes
 
@@ -464,12 +462,12 @@ class SteadyProbe(Probe):
             notes.left = min(notes.left, notes.took // LATER)
         if notes.left < 1:
             return
-        notes.draws, notes.iterator = self._drawn.tells, _nothing
+        notes.draws, notes.iterator = self._drawn.tells, nothing
         if notes.draws:
             self._pass, notes.iterator = self._drawn.pass_of(self._noted_loader()), self._noted_loader
             notes.sizes, notes.by_indices = self._pass.sizes, self._pass.loader.counted == INDICES
         notes.model, notes.root = self._latest_model, self._latest_root
-        notes.parameter = _nothing if (first := first_parameter(self._latest_root())) is None else ref(first)
+        notes.parameter = nothing if (first := first_parameter(self._latest_root())) is None else ref(first)
         notes.optimizer, notes.changes = optimizer, self._treatments.changes_calls
         notes.until = round(1e9 * (host.flush_at if self._late is None else min(host.flush_at, self._late[0])))
         notes.mark = timeline.timing.now
@@ -485,10 +483,6 @@ class SteadyProbe(Probe):
     def _begin_in_fork(self) -> None:
         self._notes = Notes()
         super()._begin_in_fork()
-
-
-def _nothing() -> None:
-    """Stands for a weak reference to nothing."""
 
 
 def _has_shape(tensor: Any) -> bool:
