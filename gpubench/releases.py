@@ -41,6 +41,15 @@ class Release:
         return self >= Release(2, 7)
 
     @property
+    def keeps_events_of_ended_threads(self) -> bool:
+        """Whether NCCL operations can be called in a thread that ends before they are cleaned up.
+
+        In 2.6 their events then go back to a cache that ended with the thread, which corrupts the process's memory
+        (PyTorch issue 143470).
+        """
+        return self >= Release(2, 7)
+
+    @property
     def fuses_rms_norm(self) -> bool:
         """Whether CUDA has a kernel for rms_norm. PyTorch 2.8 has an operator of that name for Apple's GPUs alone."""
         return self >= Release(2, 9)

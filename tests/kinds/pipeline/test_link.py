@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import sys
 import threading
@@ -6,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import link_worker
 import pytest
@@ -14,12 +16,14 @@ from link_worker import FAULTY_SAMPLE, SAMPLES, SCENARIOS
 from links import Cable, batch_of, terms
 from running import PATIENCE, ended
 
+from gpubench import releases
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
 from gpubench.kinds.pipeline.faults import Fault, FaultKind, before_evaluations
 from gpubench.kinds.pipeline.worker.background import Receiver, Sender
-from gpubench.kinds.pipeline.worker.link import FRAME, Link, Transport, sending_link
+from gpubench.kinds.pipeline.worker.link import FRAME, Link, Transport, _nccl_group, sending_link
 from gpubench.kinds.pipeline.worker.sampler import Batch
+from gpubench.releases import Release
 
 TERMS = terms()
 GENERATOR = 5056  # bytes of a CPU generator's state
@@ -192,6 +196,20 @@ def test_a_batch_that_inspection_refuses_is_not_sent() -> None:
     with pytest.raises(ValueError, match="sample 0"):
         sending.close()
     assert cable.posted == sending.sent == 0
+
+
+@pytest.mark.parametrize(("minor", "cache"), [(6, "0"), (7, "1")])
+def test_events_of_hand_offs_are_not_cached_where_the_cache_ends_with_the_thread(
+    minor: int, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "TORCH_NCCL_CUDA_EVENT_CACHE"
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(releases, "installed", lambda: Release(2, minor))
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Mock(), raising=False)  # builds for CPUs have none
+    made: list[str] = []
+    monkeypatch.setattr(torch.distributed, "new_group", lambda *pair, **options: made.append(os.environ[variable]))
+    _nccl_group([0, 1])
+    assert made == [cache]
 
 
 def test_a_receiver_is_not_closed_before_it_is_empty() -> None:

@@ -14,6 +14,7 @@ runs the operations of one communicator in order: in a shared one, a receive tha
 send. A `Link` uses a transport in one direction for one pass of samples.
 """
 
+import os
 import struct
 import time
 import zlib
@@ -28,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpubench import units
+from gpubench import releases, units
 from gpubench.errors import HandoffError
 from gpubench.events import Handoff
 from gpubench.kinds.pipeline.faults import OF_THE_RANK, Fault, FaultKind
@@ -206,6 +207,8 @@ def connect(
 
 def _nccl_group(pair: list[int]) -> dist.ProcessGroup:
     """A group of high priority, as the streams of hand-offs have; see `background`."""
+    if not releases.installed().keeps_events_of_ended_threads:  # the threads of `background` end with each pass
+        os.environ["TORCH_NCCL_CUDA_EVENT_CACHE"] = "0"  # read when the group is made
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = FOREVER  # the argument's value, or torch warns that the two differ
     group: dist.ProcessGroup = dist.new_group(pair, timeout=FOREVER, backend="nccl", pg_options=options)
