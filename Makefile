@@ -19,7 +19,7 @@ SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API
 	$(CUDA_VENV)/bin/python -m pytest -n 1 --dist loadfile
 GPU = -m "gpu and simulated"
 # The tests of the code that imitates or extends PyTorch, which are the first to fail with another release.
-TORCH_TESTS := tests/every_command.py $(addprefix tests/kinds/memory/, test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
+TORCH_TESTS := tests/every_command.py tests/probe $(addprefix tests/kinds/memory/, test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
 	test_tracker_sharding.py) $(addprefix tests/worker/, test_distributed.py test_environment.py test_flops.py test_precision.py \
 	test_profiler.py test_timing.py)
 TORCH_GPU_TESTS := tests/every_command.py tests/memory/test_gpu_memory.py

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 from weakref import ref
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence
 
+from .allocations import keeps_storages
 from .modules import first_parameter, parameters_of
 from .observed import first_tensor, is_vector
 from .timeline import LoopPart
@@ -46,6 +47,7 @@ LATEST, MOST_CALLS = 64, 1024
 """The calls among which the same tensor is looked for, and those that are kept until a backward pass follows."""
 MOST_MADE = 8
 """The number of results that are known as such."""
+KEEPS_STORAGES = keeps_storages()
 
 
 @dataclass(eq=False)
@@ -125,7 +127,7 @@ class GivenSamples:
         """The updates by the optimizer that had samples to count."""
         self._doubts: dict[str, tuple[int, str]] = {}
         """What is uncertain by the name of the reason: (number of times, the last one in words)."""
-        self._made: dict[Any, StorageWeakRef] = {}
+        self._made: dict[Any, Callable[[], Any]] = {}
         """Where the modules' last results are, by what identifies a storage."""
         self._looks = MOST_LOOKS
         self._latest: ModuleCall | None = None
@@ -186,7 +188,7 @@ class GivenSamples:
             if (tensor := first_tensor(result)) is not None:
                 storage = tensor.untyped_storage()
                 self._made.pop(storage._cdata, None)  # one that was freed may have had its place
-                self._made[storage._cdata] = StorageWeakRef(storage)
+                self._made[storage._cdata] = _reference(storage)
                 if len(self._made) > MOST_MADE:
                     del self._made[next(iter(self._made))]
         except Exception:  # of the program's own class, or a tensor without a storage
@@ -314,7 +316,7 @@ class GivenSamples:
             found = self._made.get(tensor.untyped_storage()._cdata) if tensor is not None else None
         except Exception:  # it has no storage
             return False
-        return found is not None and not found.expired()
+        return found is not None and found() is not None
 
     def doubt(self) -> str:
         """Returns why the number of samples is uncertain, as a sentence; empty if nothing shows that it is."""
@@ -363,6 +365,18 @@ class GivenSamples:
 
 def _divides(samples: int, rows: set[int]) -> bool:
     return any(each % samples == 0 for each in rows)
+
+
+def _reference(storage: torch.UntypedStorage) -> Callable[[], Any]:
+    """Returns a weak reference to a storage: called, it returns None once the memory is freed.
+
+    Where it can be one of Python's, it is: in some releases, such as 2.6, one of C++ keeps the storage's Python object,
+    whose end tells `Ledger` that the memory is freed.
+    """
+    if KEEPS_STORAGES:
+        return ref(storage)
+    reference = StorageWeakRef(storage)
+    return lambda: None if reference.expired() else reference
 
 
 def _first(given: Any) -> tuple[torch.Tensor | None, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from gpubench.probe.device import loss_of
 from gpubench.probe.spot_checks import SpotChecks
+from gpubench.releases import installed
 
 
 class StandsIn(torch.Tensor):
@@ -98,6 +99,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.skipif(not installed().shards_on_cpu, reason="FSDP2 on a CPU is of PyTorch 2.7 and later")
 @pytest.mark.usefixtures("group")
 def test_sharded_parameters_are_read_in_the_part_of_their_rank() -> None:
     model, checks = torch.nn.Linear(8, 4), SpotChecks()
@@ -112,6 +114,7 @@ def test_sharded_parameters_are_read_in_the_part_of_their_rank() -> None:
     assert (checks.parameters, checks.changed) == (4, 4)
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # of PyTorch 2.6
 @pytest.mark.usefixtures("group")
 def test_a_loss_that_is_a_dtensor_does_not_end_the_program() -> None:
     mesh = init_device_mesh("cpu", (1,))
