@@ -18,8 +18,9 @@ CUDA_VENV = .venv-torch-$(VERSION)
 SIMULATED = LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/fake_cuda) TORCH_CUDNN_V8_API_DISABLED=1 TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
 	$(CUDA_VENV)/bin/python -m pytest -n 1 --dist loadfile
 GPU = -m "gpu and simulated"
+CPU = -m "not gpu and not stress and not alone and not frameworks"
 # The tests of the code that imitates or extends PyTorch, which are the first to fail with another release.
-TORCH_TESTS := tests/every_command.py tests/probe $(addprefix tests/kinds/memory/, test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
+TORCH_TESTS := tests/every_command.py $(addprefix tests/kinds/memory/, test_tracker.py test_tracker_as_cuda.py test_tracker_building.py \
 	test_tracker_sharding.py) $(addprefix tests/worker/, test_distributed.py test_environment.py test_flops.py test_precision.py \
 	test_profiler.py test_timing.py)
 TORCH_GPU_TESTS := tests/every_command.py tests/memory/test_gpu_memory.py
@@ -47,8 +48,10 @@ most-tests: $(VENV)/ready-for-development
 test-cuda: $(CUDA_VENV)/ready
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU)
 
+# The tests of the probe have a process of their own: they fork it, and others start threads of autograd in it.
 test-torch: $(CUDA_VENV)/ready
-	FAKECUDA_DEVICES=0 $(SIMULATED) -m "not gpu and not stress and not alone and not frameworks" $(TORCH_TESTS)
+	FAKECUDA_DEVICES=0 $(SIMULATED) $(CPU) $(TORCH_TESTS)
+	FAKECUDA_DEVICES=0 $(SIMULATED) $(CPU) tests/probe
 	FAKECUDA_DEVICES=2 $(SIMULATED) $(GPU) $(TORCH_GPU_TESTS)
 
 cuda-download: $(CUDA_VENV)/downloaded
