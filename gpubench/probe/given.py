@@ -48,6 +48,7 @@ LATEST, MOST_CALLS = 64, 1024
 MOST_MADE = 8
 """The number of results that are known as such."""
 KEEPS_STORAGES = keeps_storages()
+"""Whether a weak reference of Python to a storage lasts as long as the storage."""
 
 
 @dataclass(eq=False)
