@@ -267,12 +267,6 @@ class Ledger:
             self._held[storage._cdata] = after, known[1]
 
 
-def keeps_storages() -> bool:
-    """Tells whether the Python object of a storage lives as long as the storage, as from PyTorch 2.2 on."""
-    tensor = torch.empty(1)
-    return weakref.ref(tensor.untyped_storage())() is not None
-
-
 def owners_in(module: nn.Module) -> dict[Tensor, str]:
     """Returns the path of each parameter's module; of a shared parameter, that of the last module."""
     return {parameter: path for path, part in named_modules(module) for parameter in own_parameters(part)}

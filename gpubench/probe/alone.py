@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset, dataloader
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
 from .batch_records import BatchRecords
+from .batches import samples_of_next
 from .facts import peak_rss
 from .fetching import ALONE_VARIABLE, Fetchers
 from .hooks import ALL_MEASURED, DATA_WAIT, MOST_LOADERS, WORKER_START, End, Probe
@@ -313,7 +314,7 @@ class LoaderDrawing:
         """Counts a batch as a step, which begins with the end of the one before it."""
         now, host, drawn = monotonic_ns(), self._host, self._probe._drawn
         took = max(1, now - self._last)
-        size = drawn.size_of_next(drawn.pass_of(iterator), iterator, batch)
+        size = samples_of_next(drawn.pass_of(iterator), iterator, batch)
         starts = begins and (self.passes > 1 or bool(self._workers))
         phase = WORKER_START if starts else DATA_WAIT
         began = round(1e9 * host.unix(self._last))

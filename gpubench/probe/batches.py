@@ -228,10 +228,6 @@ class DrawnBatches:
         sizes.clear()
         sizes.append(size)
 
-    def size_of_next(self, data_pass: DataPass, iterator: Any, batch: Any) -> int:
-        """Returns the number of samples in the batch that a pass gives next, about which nothing else is noted."""
-        return _samples_in(data_pass, iterator, batch)
-
     def end_pass(self) -> None:
         """Notes that a pass over the data has ended instead of giving another batch."""
         last = self._waiting[-1]
@@ -482,7 +478,7 @@ class DrawnBatches:
         return found
 
 
-def _samples_in(data_pass: DataPass, iterator: Any, batch: Any) -> int:
+def samples_of_next(data_pass: DataPass, iterator: Any, batch: Any) -> int:
     """Returns the number of samples in the next batch of a pass, and keeps how they are counted."""
     known = data_pass.sizes.popleft() if data_pass.sizes else None
     rows = _rows(batch) if known == 1 and data_pass.loader.rows is not None else 0

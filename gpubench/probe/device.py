@@ -13,6 +13,7 @@ import ctypes
 import math
 from collections import Counter
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple, TypeVar, Union
+from weakref import ref
 
 import torch
 
@@ -410,6 +411,12 @@ IN_MEMORY = {
     for dtype, kind in ((torch.float32, ctypes.c_float), (torch.float64, ctypes.c_double))
 }
 """The types of tensors whose values are read from their memory on the CPU: the reader of each, and its bytes."""
+
+
+def keeps_storages() -> bool:
+    """Tells whether the Python object of a storage lives as long as the storage, as from PyTorch 2.2 on."""
+    tensor = torch.empty(1)
+    return ref(tensor.untyped_storage())() is not None
 
 
 def stored(tensor: torch.Tensor, place: int) -> float | None:

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.data._utils import worker
 
-from .allocations import Ledger, Unreadable, keeps_storages, owners_in, tensors
+from .allocations import Ledger, Unreadable, owners_in, tensors
 from .attributes import attributes
-from .device import UNANSWERED, about
+from .device import UNANSWERED, about, keeps_storages
 from .host import Host
 from .modules import named_modules, own_buffers, own_parameters
 from .timeline import EVALUATION, OTHER, period

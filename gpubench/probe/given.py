@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence
 
-from .allocations import keeps_storages
+from .device import keeps_storages
 from .modules import first_parameter, parameters_of
 from .observed import first_tensor, is_vector
 from .timeline import LoopPart

@@ -32,7 +32,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker
 
 from . import SAMPLED_VARIABLE
-from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words
+from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words, samples_of_next
 from .cached import CachedBatches
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted, elements_of, shape_of
 from .device import Loss, loss_of
@@ -383,7 +383,7 @@ class Probe:
             raise
         finally:
             drawn.drawing = False
-        drawn.take(data_pass, drawn.size_of_next(data_pass, iterator, batch), counts=not self._again)
+        drawn.take(data_pass, samples_of_next(data_pass, iterator, batch), counts=not self._again)
         self._counted.batches += timed and not evaluates
         if timed and self._noted_loader() is not iterator and drawn.may_train(iterator):
             self._note_loader(iterator)

@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
-from .batches import INDICES, DataPass, Loader
+from .batches import INDICES, DataPass, Loader, samples_of_next
 from .counted import elements_of, shape_of
 from .given import ModuleCall
 from .hooks import BACKWARD, DATA_WAIT, FORWARD, LONG_SECONDS, OPTIMIZER, ZERO_GRAD, Probe, first_of_call, nothing
@@ -150,7 +150,7 @@ class SteadyProbe(Probe):
             if size > 1:
                 sizes.popleft()
             else:
-                size = self._drawn.size_of_next(self._pass, iterator, batch)
+                size = samples_of_next(self._pass, iterator, batch)
         except BaseException as error:
             self._end()
             self._catch_up()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from gpubench.probe.batches import DrawnBatches
+from gpubench.probe.batches import DrawnBatches, samples_of_next
 from gpubench.probe.device import Mark
 from gpubench.probe.hooks import DATA_WAIT, FORWARD
 from gpubench.probe.timeline import EVALUATION, OTHER, LoopPart
@@ -590,7 +590,7 @@ def test_an_index_may_stand_for_a_batch(loader: Callable[[], "DataLoader[Any]"],
             index = drawn._next_index()
             seen.index(drawn, index)
             batch, data_pass = drawn._dataset_fetcher.fetch(index), seen.pass_of(drawn)
-            seen.take(data_pass, seen.size_of_next(data_pass, drawn, batch), counts=True)
+            seen.take(data_pass, samples_of_next(data_pass, drawn, batch), counts=True)
         seen.update(part)
         found.append(part.drawn)
     assert found == samples
