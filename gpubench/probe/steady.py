@@ -340,11 +340,13 @@ class SteadyProbe(Probe):
         notes = self._notes
         if not notes.steady:
             return
-        entries, running, skipped = iter(notes.entries), notes.running, notes.skipped
+        # Nothing is called before these are set: a signal handler that runs after a call would take up the same notes.
+        noted, running, skipped = notes.entries, notes.running, notes.skipped
         notes.steady, notes.running, notes.entries, notes.skipped = False, "", [], 0
         self._catches_up = True
         methods, updates = self._methods, self._updates
         try:
+            entries = iter(noted)
             for what, when, facts in zip(entries, entries, entries):
                 methods[what](when, facts)
             self._counted.skip(self._owner, self._updates - updates)

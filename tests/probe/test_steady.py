@@ -1,13 +1,18 @@
 """A loop that goes on as it did is measured with less work in each step, and what is found is the same."""
 
 import contextlib
+import dis
+import functools
+import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -614,8 +619,21 @@ def test_of_long_steps_few_are_noted_in_a_row(tmp_path: Path, monkeypatch: pytes
     assert {int(line) for line in (tmp_path / "quick" / "host.noted").read_text().split()} == {0}
 
 
+INTERRUPTED = 600
+"""The steps of a loop that signals interrupt."""
 SIGNALS = 0.0007
 """The seconds between two signals."""
+PROBE = str(Path(steady.__file__).parent)
+
+
+class Known(SteadyProbe):
+    """Is known to the loop that it measures."""
+
+    latest: "Known"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        Known.latest = self
 
 
 class Interrupted(Usual):
@@ -623,7 +641,7 @@ class Interrupted(Usual):
 
     def __init__(self, handle: Callable[[nn.Module], object]) -> None:
         super().__init__()
-        self.data = batches(600)
+        self.data = batches(INTERRUPTED)
         self.handle = handle
 
     def __call__(self) -> None:
@@ -632,6 +650,50 @@ class Interrupted(Usual):
         signal.setitimer(signal.ITIMER_REAL, SIGNALS, SIGNALS)
         super().__call__()
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+BEFORE_SIGNALS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
+"""The instructions of Python after which it handles signals."""
+
+
+@functools.cache
+def after_signals(code: CodeType) -> set[int]:
+    """Returns the instructions of a function before which Python handles signals."""
+    instructions = list(dis.get_instructions(code))
+    return {then.offset for one, then in itertools.pairwise(instructions) if one.opname in BEFORE_SIGNALS}
+
+
+class InterruptedEverywhere(Interrupted):
+    """Handles a signal in each place of the probe where Python may, both while steps are noted and while not."""
+
+    interrupted: ClassVar[set[tuple[CodeType, int, bool]]] = set()
+
+    def __call__(self) -> None:
+        self.handle(self.model)
+        sys.settrace(self.trace)
+        Usual.__call__(self)
+        sys.settrace(None)
+        assert {noted for *_, noted in self.interrupted} == {False, True}
+
+    def step(self, batch: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        if len(self.losses) % 4 == 3:
+            self.handle(self.model)
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PROBE):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and frame.f_lasti in after_signals(frame.f_code):
+            place = frame.f_code, frame.f_lasti, Known.latest._notes.steady
+            if place not in self.interrupted:
+                self.interrupted.add(place)
+                self.handle(self.model)
+        return self.trace
 
 
 def saves(model: nn.Module) -> None:
@@ -644,13 +706,28 @@ def names_a_region(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("without", [[], [None]], ids=["loader", "list"])
-@pytest.mark.parametrize("handle", [saves, names_a_region, nn.Module.train])
+@pytest.mark.parametrize(
+    ("loop", "handle"),
+    [
+        (Interrupted, saves),
+        (InterruptedEverywhere, saves),
+        (InterruptedEverywhere, names_a_region),
+        (InterruptedEverywhere, nn.Module.train),
+    ],
+)
 def test_signals_may_be_handled_anywhere(
-    tmp_path: Path, handle: Callable[[nn.Module], object], without: list[None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    loop: type[Interrupted],
+    handle: Callable[[nn.Module], object],
+    without: list[None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("test_steady.WITHOUT", without)
-    measured = found(tmp_path / "quick", lambda: Interrupted(handle), SteadyProbe)
-    assert len(measured.steps) == 600
+    if loop is InterruptedEverywhere:
+        monkeypatch.setattr(steady, "MOST_WAITS", 0)  # so that as many steps as possible are noted
+    measured = found(tmp_path / "quick", lambda: loop(handle), Known)
+    assert measured.code == 0
+    assert len(measured.steps) == INTERRUPTED
     known = measured.steps[2:]  # the modules are looked for in step 1
     assert {step["samples"] for step in known} == {4}
     assert min(seconds for step in known for seconds in step["phases"].values()) >= 0
