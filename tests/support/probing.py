@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which optimizers import, so that not each fork does
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
