@@ -78,6 +78,9 @@ def test_a_signal_between_two_runs_loses_no_result(tmp_path: Path, point: str) -
     """The signal of a batch system arrives where no run is measured."""
     program = f"""
 import os, signal, sys
+import forked
+if forked.FOLDER in os.environ:
+    forked.fork_workers()
 from gpubench.commands import main
 from gpubench.tuner import Tuner
 

@@ -131,12 +131,12 @@ def test_semaphores_of_killed_processes_are_removed_by_what_tracks_them(tmp_path
         "time.sleep(1000)\n"
     )
     written = tmp_path / "name"
+    kept: list[object] = []
 
     def run() -> None:
-        guardian = Guardian("_OF_THIS_TEST", "3")
+        guardian = Guardian("_OF_THIS_TEST", "3")  # which gives time to end only to those that it watches
         mark = os.environ | {"_OF_THIS_TEST": "3"}
-        command = [sys.executable, "-c", program, str(written)]
-        guardian.watch(subprocess.Popen(command, env=mark, start_new_session=True).pid)
+        kept.append((guardian, subprocess.Popen([sys.executable, "-c", program, str(written)], env=mark)))
         until = time.monotonic() + 20
         while not (written.exists() and written.read_text()) and time.monotonic() < until:
             time.sleep(0.01)

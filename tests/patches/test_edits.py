@@ -51,7 +51,9 @@ def losses_of(path: Path) -> list[float]:
             torch.compiler.set_stance("force_eager")
             names: dict[str, object] = {"__name__": "__main__", "__file__": str(path)}
             exec(compile(path.read_bytes(), str(path), "exec"), names)
-            os.write(writing, repr(names["losses"]).encode())
+            losses = repr(names["losses"])
+            names.clear()  # ends the workers of its DataLoaders
+            os.write(writing, losses.encode())
         finally:
             os._exit(0)
     os.close(writing)
