@@ -59,10 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "test_bad_luck", "test_pipe_bad_luck", "test_train_bench", "test_memory", "test_pipeline_identity", "test_tracker",
-    "test_program", "test_schedulers", "test_tracker_sharding", "test_pipe_infer", "test_simulations", "test_directory",
-    "test_machines", "test_tune_search", "test_denoisers", "test_tune", "test_probe_process", "test_packaging",
-    "test_profile", "test_launch", "test_stress", "test_feed", "test_page", "test_memory_check", "test_train_worker",
+    "test_steady", "test_bad_luck", "test_pipe_bad_luck", "test_launch", "test_program", "test_edits", "test_tune",
+    "test_train_bench", "test_memory", "test_pipeline_identity", "test_tracker", "test_schedulers",
+    "test_tracker_sharding", "test_pipe_infer", "test_simulations", "test_directory", "test_machines",
+    "test_tune_search", "test_denoisers", "test_loader", "test_probe_process", "test_packaging", "test_profile",
+    "test_stress", "test_feed", "test_page", "test_memory_check", "test_train_worker",
 )  # fmt: skip
 """A file stays with one process, since its tests share runs; these come first, or one would be left with them alone."""
 

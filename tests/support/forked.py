@@ -63,9 +63,9 @@ WORKER = (
     "gpubench.host.launch",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "pydantic_settings",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion", "transformers.models.gpt2.modeling_gpt2",
-    "hypothesis", "scipy.signal",
+    "hypothesis", "scipy.signal", "torch._inductor.compile_fx",
 )  # fmt: skip
-PROGRAM = ("torch.optim", "torch.utils.data", "torch.profiler", "torch._dynamo")
+PROGRAM = ("torch.optim", "torch.utils.data", "torch.profiler", "torch._dynamo", "torch._inductor.compile_fx")
 IMPORTS = {"gpubench": HOST, "worker": WORKER, "program": PROGRAM}
 """What each server imports: that of the command line has no torch, and that of workers has what tests import too."""
 MOST = 1 << 18  # bytes of a request
