@@ -79,8 +79,7 @@ def test_a_signal_between_two_runs_loses_no_result(tmp_path: Path, point: str) -
     program = f"""
 import os, signal, sys
 import forked
-if forked.FOLDER in os.environ:
-    forked.fork_workers()
+forked.fork_workers()
 from gpubench.commands import main
 from gpubench.tuner import Tuner
 

@@ -14,7 +14,7 @@ import pytest
 from running import started
 
 from gpubench import temporary
-from gpubench.host.guardian import Guardian
+from gpubench.host.guardian import Guardian, end_all
 from gpubench.temporary import OWNER, OwnedFolder, folder_of_worker, remove_abandoned
 
 
@@ -123,6 +123,14 @@ def test_the_processes_of_a_killed_host_end_also_those_of_other_sessions_or_with
     bystander.wait()
 
 
+def test_a_program_that_does_not_end_in_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpubench.host.guardian.SECONDS_TO_END", 0.5)
+    mark = os.environ | {"_OF_THIS_TEST": "4"}
+    child = subprocess.Popen(["sleep", "7665"], env=mark, start_new_session=True)
+    end_all("_OF_THIS_TEST=4", {child.pid})
+    assert child.wait(10) == -signal.SIGKILL
+
+
 def test_semaphores_of_killed_processes_are_removed_by_what_tracks_them(tmp_path: Path) -> None:
     program = (
         "import multiprocessing, pathlib, sys, time\n"
@@ -131,15 +139,15 @@ def test_semaphores_of_killed_processes_are_removed_by_what_tracks_them(tmp_path
         "time.sleep(1000)\n"
     )
     written = tmp_path / "name"
-    kept: list[object] = []
 
-    def run() -> None:
+    def run() -> object:
         guardian = Guardian("_OF_THIS_TEST", "3")  # which gives time to end only to those that it watches
         mark = os.environ | {"_OF_THIS_TEST": "3"}
-        kept.append((guardian, subprocess.Popen([sys.executable, "-c", program, str(written)], env=mark)))
+        child = subprocess.Popen([sys.executable, "-c", program, str(written)], env=mark)
         until = time.monotonic() + 20
         while not (written.exists() and written.read_text()) and time.monotonic() < until:
             time.sleep(0.01)
+        return guardian, child
 
     in_a_process_that_is_killed(run)
     semaphore = Path("/dev/shm") / f"sem.{written.read_text().lstrip('/')}"

@@ -426,7 +426,12 @@ def carry_out(request: Mapping[str, Any]) -> NoReturn:
 
 
 def fork_workers() -> None:
-    """Has the host in this process fork its workers, and measure for less time where no number of steps is given."""
+    """Has the host in this process fork its workers where there is a server.
+
+    It then measures for less time where no number of steps is given.
+    """
+    if FOLDER not in os.environ:
+        return
     importlib.import_module("gpubench.host.schedule").__dict__["MOST_EACH"] = SECONDS_EACH
     launch = importlib.import_module("gpubench.host.launch")
     launch.__dict__["subprocess"] = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
@@ -462,8 +467,7 @@ def fork_tests() -> None:
 
 def host() -> None:
     """Runs `-m gpubench ...` in this process, with forked workers where there is a server."""
-    if FOLDER in os.environ:
-        fork_workers()
+    fork_workers()
     sys.argv[:3] = ["gpubench"]
     runpy.run_module("gpubench", run_name="__main__", alter_sys=True)
 
