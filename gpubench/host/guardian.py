@@ -5,8 +5,8 @@ itself. So each host that starts processes also starts a shell, which waits at a
 If the pipe closes before the host has written "over", the host was killed, and the shell becomes this file, run as a
 script.
 
-The processes of a run are those with its mark in their environment, and those of the sessions that the host has
-started. A program gets time to run its `finally` blocks and exit handlers.
+The processes of a run are those with its mark in their environment, and those of the sessions that they or the host
+have started. A program gets time to run its `finally` blocks and exit handlers.
 """
 
 import os
@@ -74,9 +74,11 @@ class Guardian:
 def end_all(mark: str, pids: set[int]) -> None:
     """Waits for the processes `pids`, and ends all that belong to their run."""
     name, _, value = mark.partition("=")
-    leaders = [process for process in _all() if process.pid in pids and _has(process, name, value)]
-    # The number of a session is not used again while one of its processes lives, even if its leader has ended.
-    sessions = {pid for pid in pids if _has_ended(pid)} | {leader.pid for leader in leaders}
+    marked = [process for process in _all() if _has(process, name, value)]
+    leaders = [process for process in marked if process.pid in pids]
+    # The number of a session is not used again while one of its processes lives, even if its leader has ended. A host
+    # that is killed as it starts a process has not told of it, but that has the mark.
+    sessions = {pid for pid in pids if _has_ended(pid)} | {each.pid for each in marked if _session(each) == each.pid}
     until = time.monotonic() + SECONDS_TO_END
     while leaders and time.monotonic() < until:
         time.sleep(AGAIN)

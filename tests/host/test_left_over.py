@@ -131,6 +131,16 @@ def test_a_program_that_does_not_end_in_its_time_is_killed(monkeypatch: pytest.M
     assert child.wait(10) == -signal.SIGKILL
 
 
+def test_the_session_of_a_program_ends_also_if_the_host_was_killed_before_it_told_of_it() -> None:
+    mark = os.environ | {"_OF_THIS_TEST": "5"}
+    child = subprocess.Popen(["sh", "-c", "env -i sleep 7666 & sleep 60"], env=mark, start_new_session=True)
+    while not sleepers("7666"):
+        time.sleep(0.01)
+    end_all("_OF_THIS_TEST=5", set())
+    wait_for_end_of("7666")
+    assert child.wait(10) == -signal.SIGKILL
+
+
 def test_semaphores_of_killed_processes_are_removed_by_what_tracks_them(tmp_path: Path) -> None:
     program = (
         "import multiprocessing, pathlib, sys, time\n"
