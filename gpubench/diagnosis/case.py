@@ -11,6 +11,7 @@ from gpubench.hardware import ACCELERATORS, Accelerator, computes_in, find_accel
 from gpubench.memory.allocation_log import PLACES, Phase
 from gpubench.memory.footprint import Footprint, FootprintPeak, Holder, Source
 from gpubench.metrics import Metric
+from gpubench.runs.levels import ChangedLevel
 from gpubench.trace.profile import Cause, Copy, CopyKind, HostPart, Operator, Profile, RankProfile, StepPhase
 
 HIGH = 0.2
@@ -126,6 +127,8 @@ class ProfileCase(Case):
     """The CPU cores that other processes of the machine kept busy in the clean run."""
     ready: ReadyData | None = None
     """What `gpubench loader` has measured of the same program with data that is always ready; None if it has not."""
+    changed: ChangedLevel | None = None
+    """From which step on the clean steps take another time; None if they do not, or if there are none."""
 
     @property
     def rank(self) -> RankProfile:

@@ -15,6 +15,7 @@ from gpubench.diagnosis import data_making
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
 from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase, ReadyData
+from gpubench.diagnosis.changed_level import slower_from_a_step_on
 from gpubench.diagnosis.cloned import needless_clones
 from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
 from gpubench.diagnosis.compilation import graph_breaks, recompilation
@@ -55,6 +56,7 @@ from gpubench.diagnosis.threads import too_few_threads, too_many_threads
 from gpubench.findings import Finding, Findings, Unanswered
 from gpubench.memory.footprint import Footprint
 from gpubench.metrics import Metric
+from gpubench.runs.levels import ChangedLevel
 from gpubench.sampled import SampledCode
 from gpubench.trace.analyse import analyse
 from gpubench.trace.load import read
@@ -96,11 +98,13 @@ def of_run(
     others: float = 0.0,
     sampled: Mapping[int, SampledCode] = MappingProxyType({}),
     ready: ReadyData | None = None,
+    changed: ChangedLevel | None = None,
 ) -> Diagnosis:
     """Diagnoses a run, with the settings, metrics and environment of its clean repeats, by dot-key.
 
     `others` is the number of CPU cores that other processes kept busy meanwhile. `sampled` has the samples of the
-    program's own code by rank, and `ready` is what is known of it with data that is always ready.
+    program's own code by rank, and `ready` is what is known of it with data that is always ready. `changed` is from
+    which clean step on they take another time.
 
     `settings` is None if it is unknown how the run ran, so that findings propose no settings. `paths` are all traces of
     the run; of several cycles of a rank, only the last counts. `unit_time` is the time of a clean step, in seconds.
@@ -113,7 +117,7 @@ def of_run(
     if settings and settings.get("performance.compile") and not settings.get("profiling.keep_compile"):
         profile = _noted(profile, EAGER)
     overhead = _overhead(profile, unit_time)
-    case = ProfileCase(profile, metrics, environment, overhead, others, ready, settings=settings)
+    case = ProfileCase(profile, metrics, environment, overhead, others, ready, changed, settings=settings)
     return Diagnosis(profile, msgspec.structs.replace(diagnose(case), overhead=overhead), latest, settings)
 
 
@@ -149,10 +153,10 @@ TIME_RULES: tuple[TimeRule, ...] = (
     blocking_launches, launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, double_precision,
     slow_reduced_type, fp32_products, unfused_attention, odd_shapes, below_ceiling, memory_bound,
     unfused_optimizer, zeroed_gradients, repeated_reduction, exposed_communication, stragglers, recompute,
-    unused_gradients, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads,
+    unused_gradients, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads, slower_from_a_step_on,
 )  # fmt: skip
 
-DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers)
+DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers, slower_from_a_step_on)
 """Rules that hold even if the work of the device was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (

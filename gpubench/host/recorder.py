@@ -38,6 +38,7 @@ from gpubench.runs.directory import (
     TRACES,
     RunWriter,
 )
+from gpubench.runs.levels import ChangedLevel
 from gpubench.runs.other_load import other_load
 from gpubench.runs.summary import Environment, Summary, write_summary
 from gpubench.sampled import SampledCode
@@ -477,6 +478,7 @@ class Recorder(ABC, Generic[S]):
                 summary.others.cores or 0.0 if summary.others and summary.others.busy else 0.0,
                 self._sampled,
                 self.ready_data,
+                self.changed_level,
             )
             wanted = self._values.get("profiling.active") or 1
             if failed and any(len(rank.step_numbers) < wanted for rank in found.profile.ranks):
@@ -498,6 +500,11 @@ class Recorder(ABC, Generic[S]):
     @property
     def ready_data(self) -> ReadyData | None:
         """What an earlier run has measured of the same program with data that is always ready; None if none has."""
+        return None
+
+    @property
+    def changed_level(self) -> ChangedLevel | None:
+        """From which step on the measured steps take another time; None if they do not."""
         return None
 
     @property

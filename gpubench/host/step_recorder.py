@@ -16,7 +16,8 @@ from gpubench.probe.length import Length
 from gpubench.registry import kind_of
 from gpubench.runs import warnings
 from gpubench.runs.directory import STEPS, RepeatLength
-from gpubench.runs.steps import Repeat
+from gpubench.runs.levels import ChangedLevel, changed_level
+from gpubench.runs.steps import Repeat, measure
 from gpubench.runs.summary import Summary
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedProgramSettings
@@ -207,6 +208,10 @@ class StepRecorder(Recorder[Looped]):
         phases = {name: seconds for name, seconds in step.phases.items() if name in self._phases}
         rest = sum(step.phases[name] for name in step.phases.keys() - phases.keys())
         return msgspec.structs.replace(step, phases=phases | {events.OTHER: rest})
+
+    @property
+    def changed_level(self) -> ChangedLevel | None:
+        return changed_level(measure(self._in_order), self.own_telemetry)
 
     @property
     def _in_order(self) -> list[Repeat]:

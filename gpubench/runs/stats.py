@@ -23,7 +23,12 @@ MOST_BLOCKS = 500  # more blocks do not improve the error
 OUTSIDE = 3  # ranges of the settled half; a steady drift through the whole series reaches half of that
 A_RANGE = 10  # number of values from which a range is estimated
 LARGEST_LOGARITHM = 700.0  # of an interval's bound: a float can represent its exponential
-FALSE_ALARM = 0.01  # probability that a warm-up is found in steady, uncorrelated steps
+FALSE_ALARM = 0.01  # probability that a warm-up, or a change of the level, is found in steady, uncorrelated steps
+USUAL = 0.75  # share of settled steps that a step of the warm-up is slower than, and of such steps in the warm-up
+LEVEL = 1.05  # smallest factor between two levels of a series
+FEWEST_OF_A_LEVEL = 5  # steps
+MOST_NEAR = 50  # steps on each side of a change of the level that show it
+AT_ONCE = 1 / 3  # share of a change of the level that the steps around it have to show; of a drift it is a tenth
 
 
 def effective_size(x: ArrayLike) -> float:
@@ -86,11 +91,15 @@ def coarsened(x: ArrayLike) -> Series:
 
     If the length is not a multiple of the group size, the last few values are left out.
     """
-    values = _series(x)
-    group = -(-len(values) // MOST_VALUES)
+    values, group = _series(x), coarseness(x)
     if group <= 1:
         return values
     return np.asarray(values[: len(values) // group * group].reshape(-1, group).mean(axis=1))
+
+
+def coarseness(x: ArrayLike) -> int:
+    """Returns how many neighbours of a series make one value of `coarsened`."""
+    return max(1, -(-len(np.asarray(x)) // MOST_VALUES))
 
 
 def describe(groups: Sequence[ArrayLike]) -> Distribution:
@@ -186,20 +195,20 @@ def _factor(values: Sequence[float]) -> float:
 def warmup_length(x: ArrayLike) -> int:
     """Returns how many leading steps are warm-up, at most n // 2. n // 2 means that the series may never settle.
 
-    The method is sequential change-point detection against the second half of the series, which counts as settled. It
-    cuts the leading run of steps whose mean deviates most, and repeats the search on the rest until no run deviates
-    (binary segmentation of the CUSUM statistic, Vostrikova 1981, Soviet Mathematics Doklady 24, 55, at the left end
-    only). A run deviates if its mean differs from the settled mean by more than Student's t allows at FALSE_ALARM,
-    divided by the n // 2 possible ends (Bonferroni). Autocorrelation enters through the effective size of the settled
-    half: d steps count as d n_eff / n, and at least as one. Values are first clipped to twice that limit around the
-    settled median, in units of 1.4826 MAD, so that a single outlier does not decide. Leading steps further from that
-    median than OUTSIDE times the whole range of the settled half are cut first: a half that drifts counts as so few
-    steps that the limit would not detect a first step of nine times the others.
+    Warm-up is slow: leading steps that are faster than the rest are not warm-up, and neither is a pause after steps at
+    the usual speed. The second half of the series counts as settled. A leading run of steps is warm-up if more than
+    three quarters of them are slower than three quarters of the settled steps, and if their mean exceeds the settled
+    one by more than Student's t allows at FALSE_ALARM, divided by the n // 2 possible ends (Bonferroni). The run whose
+    mean deviates most is cut, and the search is repeated on the rest (binary segmentation of the CUSUM statistic at the
+    left end, Vostrikova 1981, Soviet Mathematics Doklady 24, 55). Autocorrelation enters through the effective size of
+    the settled half: d steps count as d n_eff / n, and at least as one. Values are first clipped to twice that limit
+    around the settled median, in units of 1.4826 MAD, so that a single outlier does not decide. Leading steps that are
+    slower than that median by more than OUTSIDE times the whole range of the settled half are cut first: a half that
+    drifts counts as so few steps that the limit would not detect a first step of nine times the others.
 
-    A change in the second half is never warm-up, nor is a drift through the whole series: both give 0. Of 300 simulated
-    runs of 200 steps with noise of 1 % and autocorrelation 0.8, 1 % were cut without cause, and 30 steps that were 10 %
-    slower were found exactly in 98 %. An exponential warm-up is cut where it falls below the noise, which is earlier
-    for more strongly correlated noise.
+    Of 300 simulated runs of 200 steps with noise of 1 % and autocorrelation 0.8, fewer than 1 % were cut without cause,
+    and 30 steps that were 10 % slower were found exactly in 98 %. An exponential warm-up is cut where it falls below
+    the noise, which is earlier for more strongly correlated noise.
     """
     values = _series(x)
     half = len(values) // 2
@@ -207,10 +216,11 @@ def warmup_length(x: ArrayLike) -> int:
         return 0
     values = values - np.median(values[half:])
     settled = values[half:]
-    outside = (np.abs(values[:half]) > OUTSIDE * np.ptp(settled)) & (len(settled) >= A_RANGE)
+    outside = (values[:half] > OUTSIDE * np.ptp(settled)) & (len(settled) >= A_RANGE)
     start = half if outside.all() else int(np.argmin(outside))
+    slower = values[:half] > np.quantile(settled, USUAL)
     effective = effective_size(settled)
-    limit = -student_t_quantile(max(1.0, effective - 1), FALSE_ALARM / 2 / half)
+    limit = -student_t_quantile(max(1.0, effective - 1), FALSE_ALARM / half)
     deviation = 1.4826 * float(np.median(np.abs(settled)))
     reach = 2 * limit * deviation * (1 + 4 / len(settled))  # the MAD of a few values is often far too small
     if reach > 0:
@@ -223,12 +233,66 @@ def warmup_length(x: ArrayLike) -> int:
     threshold = limit * settled.std(ddof=1)
     while start < half:
         left = half - start
-        departure = np.abs(np.cumsum(leading[start:])) / lengths[:left] * precision[:left]
+        departure = np.cumsum(leading[start:]) / lengths[:left] * precision[:left]
+        departure[np.cumsum(slower[start:]) <= USUAL * lengths[:left]] = -np.inf
         most = int(np.argmax(departure))
         if departure[most] <= threshold:
             break
         start += most + 1
     return start
+
+
+def common_warmup(sides: Sequence[Sequence[int]]) -> int:
+    """Returns the one warm-up of all repeats: the largest that more than half of the repeats of some side need.
+
+    `sides` has for each side the number of steps that each of its repeats needs. A single disturbed repeat therefore
+    cuts no other one, and a side that warms up for longer is not compared with its warm-up.
+    """
+    return max((sorted(needed, reverse=True)[len(needed) // 2] for needed in sides if needed), default=0)
+
+
+def level_change(x: ArrayLike) -> tuple[int, float] | None:
+    """Returns where the level of a series changes most, as (first value after it, factor); None if it does not.
+
+    The place is where the means of the values just before and after differ most, near the largest CUSUM of ranks
+    (Pettitt 1979, Applied Statistics 28, 126), with at least FEWEST_OF_A_LEVEL values on both sides. The factor is that
+    of the medians of both sides, so that outliers and short pauses are no change, and at least LEVEL in either
+    direction. A change is established if the values just before and after are further apart than OUTSIDE times their
+    range, leaving a tenth out at each end; or by Student's t on the ranks, with as many independent values as the
+    effective size of the ranks around both levels, so that what wanders does not change its level. In a steady drift
+    the values just before and after differ by a small part of the factor, and it is no change.
+    """
+    values = _series(x)
+    n = len(values)
+    if n < 2 * FEWEST_OF_A_LEVEL or values.min() <= 0:
+        return None
+    ends = np.arange(FEWEST_OF_A_LEVEL, n - FEWEST_OF_A_LEVEL + 1)
+    ranks, logs = _ranks(values), np.log(values)
+    ranks -= ranks.mean()
+    size = np.abs(np.cumsum(ranks)[ends - 1]) / np.sqrt(ends * (n - ends) / n)
+    near = min(max(FEWEST_OF_A_LEVEL, n // 8), MOST_NEAR)
+    sums = np.concatenate([[0.0], np.cumsum(logs)])
+    close = ends[np.abs(ends - ends[np.argmax(size)]) <= near]
+    low, high = np.maximum(0, close - near), np.minimum(n, close + near)
+    jumps = (sums[high] - sums[close]) / (high - close) - (sums[close] - sums[low]) / (close - low)
+    place = int(close[np.argmax(np.abs(jumps))])
+    change = float(np.median(logs[place:]) - np.median(logs[:place]))
+    before, after = logs[max(0, place - near) : place], logs[place : place + near]
+    if abs(change) < math.log(LEVEL) or float(np.median(after) - np.median(before)) / change < AT_ONCE:
+        return None
+    lower, upper = (np.quantile(part, [0.1, 0.9]) for part in ((before, after) if change > 0 else (after, before)))
+    apart = float(upper[0] - lower[1]) > OUTSIDE * max(float(np.ptp(lower)), float(np.ptp(upper)))
+    rest = ranks - np.where(np.arange(n) < place, ranks[:place].mean(), ranks[place:].mean())
+    effective = effective_size(rest)
+    limit = -student_t_quantile(max(1.0, effective - 2), FALSE_ALARM / 2 / len(ends))
+    established = float(size.max()) > limit * math.sqrt(float(rest @ rest) / effective)
+    return (place, math.exp(change)) if established or apart else None
+
+
+def _ranks(values: Series) -> Series:
+    """Returns the ranks of the values, equal ones sharing the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place], dtype=np.float64)
 
 
 def _series(x: ArrayLike) -> Series:

@@ -463,6 +463,23 @@ class StepSamples(msgspec.Struct, frozen=True):
         return abs(self.mean - self.usual) <= UNEVEN * self.usual
 
 
+class LevelChange(msgspec.Struct, frozen=True):
+    """Where the steps of a repeat begin to take another time."""
+
+    step: int
+    """The first step at the new level, counting from 0."""
+    factor: float
+    """How many times as long a step takes from there on, by the medians."""
+
+    @classmethod
+    def within(cls, totals: Floats, first: int) -> "LevelChange | None":
+        """Returns the change within the times of steps, of which the first is step `first`; None if there is none."""
+        found = stats.level_change(stats.coarsened(totals))
+        if found is None:
+            return None
+        return cls(first + found[0] * stats.coarseness(totals), found[1])
+
+
 class SteadyWindow(msgspec.Struct, frozen=True):
     """The steady steps of one repeat, which the metrics are computed from."""
 
@@ -476,6 +493,8 @@ class SteadyWindow(msgspec.Struct, frozen=True):
     """The end in seconds since the epoch, on the timeline of the rank with the longest window."""
     partial_first: bool = False
     """Whether the first step of the repeat is timed only from its first backward pass, so that its time is unknown."""
+    level: LevelChange | None = None
+    """The largest change of the level of its steps; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -526,15 +545,31 @@ class Measured:
         return np.stack([column(steps) for steps in self.ranks.values()])
 
 
-def measure(repeat: Repeat) -> Measured | None:
-    """Returns the steady part of a repeat; None if there is none, as after an interruption in the warm-up."""
-    recorded = {rank: steps.table() for rank, steps in sorted(repeat.steps.items())}
-    length = min(map(len, recorded.values()), default=0)
-    warmup = warmup_of(length) if repeat.warmup is None else repeat.warmup
-    if length <= warmup:
-        return None
-    unsettled = stats.warmup_length(_slowest({rank: steps[:length] for rank, steps in recorded.items()}))
-    first = max(warmup, unsettled)
+def measure(repeats: Iterable[Repeat]) -> list[Measured]:
+    """Returns the steady part of each repeat that has one; an interruption in the warm-up leaves none.
+
+    The warm-up is the same in all repeats: what `stats.common_warmup` makes of the steps that each of them needs, and
+    at least `Repeat.warmup` of each.
+    """
+    recorded = [(repeat, {rank: steps.table() for rank, steps in sorted(repeat.steps.items())}) for repeat in repeats]
+    least = [warmup_of(_length(ranks)) if repeat.warmup is None else repeat.warmup for repeat, ranks in recorded]
+    known = [
+        (repeat, ranks, warmup)
+        for (repeat, ranks), warmup in zip(recorded, least, strict=True)
+        if _length(ranks) > warmup
+    ]
+    needed = [stats.warmup_length(_slowest(ranks)) for _, ranks, _ in known]
+    first = max([stats.common_warmup([needed]), *(warmup for _, _, warmup in known)])
+    return [
+        steady_from(first, repeat, ranks, settled=own <= max(first, _length(ranks) // 2 - 1))
+        for (repeat, ranks, _), own in zip(known, needed, strict=True)
+        if _length(ranks) > first
+    ]
+
+
+def steady_from(first: int, repeat: Repeat, recorded: dict[int, StepTable], *, settled: bool) -> Measured:
+    """Returns the steps of a repeat from step `first` on, which some have to follow. `recorded` has all by rank."""
+    length = _length(recorded)
     ranks = {rank: steps[first:length] for rank, steps in recorded.items()}
     slowest = slowest_rank(ranks)
     steps = ranks[slowest]
@@ -542,15 +577,22 @@ def measure(repeat: Repeat) -> Measured | None:
         repeat=repeat.number,
         first=first,
         steps=length - first,
-        settled=unsettled <= max(warmup, length // 2 - 1),
+        settled=settled,
         start=float(steps.time[0]),
         end=float(steps.time[-1] + steps.total[-1]),
         partial_first=any(done.partial_first for done in repeat.done.values()),
+        level=LevelChange.within(_slowest(ranks), first),
     )
     return Measured(repeat, window, recorded, ranks, slowest)
 
 
+def _length(ranks: Mapping[int, StepTable]) -> int:
+    """Returns the number of steps that every rank has taken; 0 without ranks."""
+    return min(map(len, ranks.values()), default=0)
+
+
 def _slowest(ranks: Mapping[int, StepTable]) -> Floats:
-    """Returns the time of each step on the rank that was slowest in it, in seconds."""
-    totals: Floats = np.max([steps.total for steps in ranks.values()], axis=0)
+    """Returns the time of each step that all ranks have taken on the rank that was slowest in it, in seconds."""
+    length = _length(ranks)
+    totals: Floats = np.max([steps.total[:length] for steps in ranks.values()], axis=0)
     return totals

@@ -7,6 +7,7 @@ one whose steady window took the most time. Throughput is the samples of all ran
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +24,7 @@ from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunW
 from gpubench.runs.gpu_state import energy_between, throttled
 from gpubench.runs.other_load import OtherLoad
 from gpubench.runs.stages import Pipeline
-from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepSamples, StepTable, measure
+from gpubench.runs.steps import Floats, Measured, Repeat, SteadyWindow, StepSamples, StepTable, measure, steady_from
 from gpubench.telemetry import Sampling, TelemetrySample
 
 EXPOSED = "exposed_communication"
@@ -50,7 +51,11 @@ class Metrics(Generic[M]):
         known = [value for value in estimates if value is not None]
         if known and len(known) == len(estimates):
             distribution = stats.describe([single(one) for one in self.found]) if single else None
-            self.made.append(metric_of(name, known, *self._behind, distribution))
+            self.add_estimates(name, known, distribution)
+
+    def add_estimates(self, name: str, repeats: list[float], distribution: Distribution | None = None) -> None:
+        """Adds a metric from the estimate of each repeat."""
+        self.made.append(metric_of(name, repeats, *self._behind, distribution))
 
 
 def largest(reports: Iterable[RepeatDone | StageDone], name: str) -> float | None:
@@ -201,13 +206,9 @@ def summarise(
     The steps of `inference` have a latency, and those of different ranks do not belong together. `settings` are those
     of the run.
     """
-    found = [measured for repeat in repeats if (measured := measure(repeat))]
+    found = measure(repeats)
     peak = hardware.peak_flops(device_name, precision, matmul_precision, device_memory) if device_name else None
-    metrics = Metrics(
-        found,
-        sum(measured.window.steps for measured in found),
-        sum(stats.effective_size(measured.totals) for measured in found),
-    )
+    metrics = _metrics(found)
     if found:
         if inference:
             _latencies(metrics)
@@ -241,6 +242,54 @@ def summarise(
         clocks=[] if inference else [measured.repeat.clock for measured in found],
         samples=samples,
         timed_by=next((said for measured in found if (said := measured.repeat.timed_by)), ""),
+    )
+
+
+def _metrics(found: Sequence[Measured]) -> Metrics[Measured]:
+    return Metrics(
+        found,
+        sum(measured.window.steps for measured in found),
+        sum(stats.effective_size(measured.totals) for measured in found),
+    )
+
+
+OF_THROUGHPUT = ("token_throughput", "mfu", "hfu", "mfu_of_measured_peak")
+"""The metrics that are the throughput times a number that does not depend on the steps."""
+
+
+def since(first: int, summary: Summary, table: StepTable) -> Summary:
+    """Returns the summary with the steps before step `first` as the warm-up of each repeat.
+
+    `table` has all steps of the run. Metrics of the steps are computed anew; memory, energy and the costs of set-up
+    stay as they are. Returns `summary` itself if a repeat has no steps from there on.
+    """
+    found: list[Measured] = []
+    for window in summary.steady:
+        recorded = table.of_repeat(window.repeat)
+        if not recorded or min(map(len, recorded.values())) <= first:
+            return summary
+        again = steady_from(first, Repeat(window.repeat), recorded, settled=window.settled)
+        kept = msgspec.structs.replace(again.window, partial_first=window.partial_first)
+        found.append(replace(again, window=kept))
+    known = {metric.name: metric for metric in summary.metrics}
+    inference = any(name in known for name in LATENCIES)
+    metrics = _metrics(found)
+    if inference:
+        _latencies(metrics)
+    _times(metrics, inference=inference)
+    metrics.add("skipped_steps", _skipped)
+    new = {metric.name: metric for metric in metrics.made}
+    if "throughput" in known and "throughput" in new:
+        before, after = known["throughput"].repeats, new["throughput"].repeats
+        for name in OF_THROUGHPUT:
+            if name in known:
+                repeats = zip(known[name].repeats, before, after, strict=True)
+                metrics.add_estimates(name, [value * now / then for value, then, now in repeats])
+        new = {metric.name: metric for metric in metrics.made}
+    return msgspec.structs.replace(
+        summary,
+        metrics=[new.get(metric.name, metric) for metric in summary.metrics],
+        steady=[one.window for one in found],
     )
 
 
@@ -384,7 +433,11 @@ def _costs(metrics: Metrics[Measured]) -> None:
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
     metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
     metrics.add("final_loss", _final_loss)
-    metrics.add("skipped_steps", lambda m: float(np.count_nonzero(m.steps.skipped)))
+    metrics.add("skipped_steps", _skipped)
+
+
+def _skipped(measured: Measured) -> float:
+    return float(np.count_nonzero(measured.steps.skipped))
 
 
 def _final_loss(measured: Measured) -> float | None:

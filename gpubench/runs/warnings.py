@@ -17,6 +17,7 @@ from gpubench.runs.steps import SteadyWindow, StepSamples
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
 OFTEN = 5  # evaluations in a repeat whose share of the time is known well
+LARGE = 1.5  # factor between two levels of the steps that is told even if it is in a minority of the repeats
 SHORT = 1.0  # seconds; a shorter repeat is longer with more steps before more repeats are worth their start
 MORE = "raise --repeats"
 
@@ -63,6 +64,7 @@ def of_training(
         lone_repeat(len(windows), more_repeats(settings)),
         held_down(throttled),
         not_settled([window.settled for window in windows], longer(settings)),
+        level_changed(windows),
         not_closed(metrics["closure_error"].repeats if "closure_error" in metrics else ()),
         contradictory(metrics.get("throughput"), metrics.get("step_time"), samples),
         not_finite(diverged),
@@ -186,6 +188,20 @@ def not_settled(settled: Sequence[bool], advice: str | None) -> str | None:
     number = settled.count(False)
     said = f"{number} of {len(settled)} repeats may not have reached the end of the warm-up"
     return (f"{said}: {advice}" if advice else said) if number else None
+
+
+def level_changed(windows: Sequence[SteadyWindow]) -> str | None:
+    """Warns of steps that take another time from some step on: in half of the repeats, or by a factor of LARGE."""
+    changes = [window.level for window in windows if window.level]
+    most = max(changes, key=lambda one: abs(math.log(one.factor)), default=None)
+    if most is None or (2 * len(changes) < len(windows) and max(most.factor, 1 / most.factor) < LARGE):
+        return None
+    place = f" in {len(changes)} of {len(windows)} repeats" if len(windows) > 1 else ""
+    if most.factor >= 1:
+        said = f"from step {most.step} on a step takes {units.digits(most.factor)} times as long"
+    else:
+        said = f"up to step {most.step} a step takes {units.digits(1 / most.factor)} times as long as from there on"
+    return f"{said}{place}, so that the mean depends on how long the program ran"
 
 
 def not_closed(errors: Sequence[float]) -> str | None:

@@ -12,8 +12,10 @@ from gpubench.metrics import DEFINITIONS, Distribution, Metric
 from gpubench.runs.stats import (
     block_length,
     coarsened,
+    common_warmup,
     describe,
     effective_size,
+    level_change,
     mean_error,
     student_half_width,
     student_interval,
@@ -185,8 +187,64 @@ def test_a_warm_up_that_ends_at_once_is_found_to_the_step(rho: float) -> None:
     assert np.mean(np.equal(found, 30)) >= 0.9
 
 
-def test_steps_that_start_too_fast_are_not_steady_either() -> None:
-    assert warmup_length(steps(200, seed=3) - 0.1 * (np.arange(200) < 20)) == 20
+def test_steps_that_start_faster_than_the_rest_are_not_warm_up() -> None:
+    assert warmup_length(steps(200, seed=3) - 0.1 * (np.arange(200) < 20)) == 0
+    assert warmup_length(steps(80, seed=3) * np.where(np.arange(80) < 40, 1, 5)) == 0
+
+
+@pytest.mark.parametrize("where", [10, 15, 21, 25])
+def test_a_pause_after_steps_at_the_usual_speed_is_not_warm_up(where: int) -> None:
+    pause = (np.arange(60) >= where) & (np.arange(60) < where + 4)
+    found = [warmup_length(steps(60, seed) * np.where(pause, 3, 1)) for seed in range(100)]
+    assert np.mean(np.equal(found, 0)) >= 0.9
+
+
+def test_the_warm_up_that_all_repeats_share_is_one_that_most_of_a_side_need() -> None:
+    assert common_warmup([[10, 10, 29]]) == 10
+    assert common_warmup([[10, 29]]) == 10
+    assert common_warmup([[7]]) == 7
+    assert common_warmup([[10, 10, 10], [10, 30, 30]]) == 30
+    assert common_warmup([[], []]) == 0
+
+
+# The level of the steps
+
+
+@pytest.mark.parametrize(("factor", "rho"), [(5.0, 0.0), (5.0, 0.9), (1.1, 0.0), (0.2, 0.5)])
+def test_a_change_of_the_level_is_found_with_its_place_and_factor(factor: float, rho: float) -> None:
+    for seed in range(50):
+        found = level_change(steps(80, seed, rho) * np.where(np.arange(80) < 40, 1, factor))
+        assert found is not None
+        assert found[0] == pytest.approx(40, abs=0 if factor > 2 else 3)
+        assert found[1] == pytest.approx(factor, rel=0.05)
+
+
+def test_leading_steps_that_are_faster_are_a_change_of_the_level() -> None:
+    found = [level_change(steps(60, seed) * np.where(np.arange(60) < 5, 0.8, 1)) for seed in range(50)]
+    assert np.mean([one is not None and one[0] == 5 for one in found]) >= 0.9
+
+
+def test_of_a_staircase_one_of_the_stairs_is_told() -> None:
+    found = [level_change(steps(60, seed) * (1 + 0.3 * (np.arange(60) // 20))) for seed in range(50)]
+    assert np.mean([one is not None and one[0] in (19, 20, 21, 39, 40, 41) for one in found]) >= 0.9
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda seed: steps(60, seed, noise=0.1),
+        lambda seed: steps(60, seed, rho=0.8),
+        lambda seed: steps(60, seed) * np.linspace(1, 1.3, 60),
+        lambda seed: steps(60, seed) * np.where((np.arange(60) >= 20) & (np.arange(60) < 24), 3, 1),
+        lambda seed: steps(60, seed) * np.tile([1, 1.6], 30),
+        lambda seed: steps(60, seed) * np.random.default_rng(seed).choice([1, 1.6], 60),
+        lambda seed: np.exp(np.random.default_rng(seed).normal(0, 0.5, 60)),
+        lambda seed: np.ones(60),
+    ],
+    ids=["noise", "correlated noise", "drift", "pause", "alternating", "two lengths", "heavy tails", "constant"],
+)
+def test_noise_drifts_and_pauses_are_no_change_of_the_level(made: Callable[[int], Series]) -> None:
+    assert np.mean([level_change(made(seed)) is not None for seed in range(200)]) <= 0.03
 
 
 @pytest.mark.parametrize(("n", "often"), [(50, 0.88), (200, 0.97), (1000, 0.97)])

@@ -31,6 +31,7 @@ from gpubench.runs.directory import OUTPUT
 from gpubench.runs.summary import Summary, summarise
 from gpubench.settings.loading import Configuration
 from gpubench.settings.programs import CompletedProgramSettings, from_outside
+from gpubench.settings.sections import ProfilingSettings
 from gpubench.temporary import OwnedFolder
 
 SAMPLED_SECONDS = 2.0
@@ -264,7 +265,23 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
 
     def job(self, repeats: Sequence[int]) -> events.Job:
         job = super().job(repeats)
-        return job if self.profiled is None else msgspec.structs.replace(job, sampled=self._steps_to_sample())
+        if self.profiled is None:
+            return job
+        job.settings["profiling"]["wait"] = self._steps_before_recording(self.settings.profiling)
+        return msgspec.structs.replace(job, sampled=self._steps_to_sample())
+
+    def _steps_before_recording(self, profiling: ProfilingSettings) -> int:
+        """The number of steps before the recorded ones: so many that these run at the level of most measured ones.
+
+        A program may end with the last measured step, so that the recorded ones are not later than that.
+        """
+        changed, windows = self.changed_level, self.sum_up().steady
+        if changed is None or not windows:
+            return profiling.wait
+        end = min(window.first + window.steps for window in windows)
+        middle = (min(window.first for window in windows) + end) / 2
+        later = changed.step if changed.step < middle else 0
+        return max(profiling.wait, min(later, end - (profiling.units - profiling.wait)))
 
     def _steps_to_sample(self) -> int:
         """The number of steps that take about SAMPLED_SECONDS, estimated from the steps so far."""
