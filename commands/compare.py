@@ -98,6 +98,14 @@ def compare(
         bool,
         typer.Option("--skip-invalid", help="Skip damaged runs of a group.", rich_help_panel=options.INPUT),
     ] = False,
+    skip: Annotated[
+        int | None,
+        options.option(
+            "N",
+            "Leave out the first N steps of each repeat; by default the warm-up that gpubench finds.",
+            options.INPUT,
+        ),
+    ] = None,
     column: Annotated[
         str | None, options.option("NAME", "Column to read from CSV or JSON lines of another tool.", options.INPUT)
     ] = None,
@@ -143,6 +151,11 @@ def compare(
             "leave --assume out",
         ),
         (null and loss_margin is not None, "--null compares nothing, so --loss-margin has no effect", "leave it out"),
+        (
+            skip is not None and skip < 0,
+            f"--skip {skip} is negative",
+            "give the number of steps to leave out, such as 10",
+        ),
         (null and force, "--null compares nothing, so --force has no effect", "leave --force out"),
         (null and chosen in (Format.CSV, Format.HTML), f"--null has no {chosen} output", "--format markdown or json"),
         (not null and len(names) < 2, "nothing to compare: give two runs or more", "gpubench compare latest~1 latest"),
@@ -153,6 +166,7 @@ def compare(
     # Numerical libraries are imported only now, because help and usage errors do not need them.
     from gpubench.compare import compare as comparison
     from gpubench.compare import inputs
+    from gpubench.compare.evidence import aligned
     from gpubench.compare.gate import parse_condition
     from gpubench.compare.verdicts import ASSUMED
     from gpubench.report.terminal import Terminal
@@ -167,10 +181,12 @@ def compare(
         missing = next((name for name in names if error.message.startswith(f"{name}: no such")), None)
         hint = wrong_words.of_compare(names, missing) if missing else None
         raise type(error)(error.message, hint or error.hint) from None
+    if skip is not None:
+        found = aligned(found, skip)
     if null:
         from gpubench.report.phrases import omission
 
-        learned = comparison.null(found[0], margin=fraction)
+        learned = comparison.null(found[0], margin=fraction, warmup=skip)
         _keep(learned, found[0], terminal)
         for line in left_out:
             terminal.err.print(omission(line), markup=False, soft_wrap=True)
@@ -185,6 +201,7 @@ def compare(
         conditions=conditions,
         left_out=left_out,
         loss_margin=of_loss,
+        warmup=skip,
     )
     if html:
         output.write_file(html, _page(comparisons, found))

@@ -1,7 +1,7 @@
 """The runs of one side of a comparison, checked for plausibility."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench import data_cost
+from gpubench import data_cost, units
 from gpubench.data_cost import DataCost
-from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning
+from gpubench.errors import NothingMeasured, RunDirectoryError, StillRunning, UsageError
 from gpubench.events import Span
 from gpubench.findings import Findings
 from gpubench.memory.batch_sizes import BatchSizes, Trades
@@ -32,8 +32,10 @@ from gpubench.runs.directory import (
     RunRecord,
 )
 from gpubench.runs.reader import DAMAGED, Run
+from gpubench.runs.stats import common_warmup
 from gpubench.runs.steps import SteadyWindow, StepTable, slowest_rank
 from gpubench.runs.summary import NO_MEASUREMENTS, Summary
+from gpubench.runs.summary import since as summary_since
 from gpubench.telemetry import TelemetrySample
 from gpubench.trace.profile import Profile
 
@@ -142,6 +144,11 @@ class RunEvidence:
         """Whether the run followed its memory: its figures are counts of bytes, and it timed no step."""
         return not self.kind.timed
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it is known which steps of a repeat were measured."""
+        return self.kind.steps and bool(self.windows)
+
     def is_rate(self, metric: str) -> bool:
         """Tells whether the metric is work over time, so that its inverse, a time, is averaged."""
         return metric in RATES
@@ -176,6 +183,12 @@ class RunEvidence:
         if self.untimed:
             return max((len(metric.repeats) for metric in self.metrics.values()), default=0)
         return len(self.windows)
+
+    def since(self, first: int) -> "RunEvidence":
+        """Returns the run with the first `first` steps of each repeat as its warm-up; itself if they already are."""
+        if all(window.first == first for window in self.windows):
+            return self
+        return replace(self, summary=summary_since(first, self.summary, self.steps))
 
     def series(self, metric: str) -> list[Series] | None:
         """Returns the steady times behind each repeat's estimate of `metric`, in seconds; None if there are none.
@@ -275,6 +288,29 @@ class Side:
                 if ranks and not np.isnan(ranks[0]).all():
                     curves.append(averaged(ranks, np.mean))
         return averaged(curves, np.median) if curves else None
+
+
+def aligned(sides: Sequence[Side], warmup: int | None = None) -> list[Side]:
+    """Returns the sides with one warm-up for all repeats: `warmup` steps or, by default, `stats.common_warmup`.
+
+    By default, a run keeps its own warm-up if a repeat of it would lose more than half of its steps. Raises UsageError
+    if a repeat has no more steps than the `warmup` asked for.
+    """
+    timed = [run for side in sides for run in side.runs if run.takes_steps]
+    for run in timed if warmup is not None else ():
+        if (fewest := min(window.first + window.steps for window in run.windows)) <= (warmup or 0):
+            raise UsageError(
+                f"--skip {warmup} leaves nothing of {run.label}: a repeat of it has {units.counted(fewest, 'step')}",
+                f"skip fewer than {fewest} steps",
+            )
+    needed = [[window.first for run in side.runs if run.takes_steps for window in run.windows] for side in sides]
+    first = common_warmup(needed) if warmup is None else warmup
+
+    def since(run: RunEvidence) -> RunEvidence:
+        long = all(2 * first <= window.first + window.steps for window in run.windows)
+        return run.since(first) if run.takes_steps and (long or warmup is not None) else run
+
+    return [Side(side.label, tuple(map(since, side.runs))) for side in sides]
 
 
 def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:

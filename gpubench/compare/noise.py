@@ -1,29 +1,23 @@
 """Measures how much a workload's figures vary on a machine without changes, and which differences are detectable."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import MetricSample, Ratio, Steps
+from gpubench.compare.intervals import MetricSample, Steps
 from gpubench.compare.result import Noise, NullMetric
-from gpubench.compare.verdicts import ASSUMED, pick, sample_of
+from gpubench.compare.verdicts import sample_of
 from gpubench.errors import RunDirectoryError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
 from gpubench.runs.directory import NOISE
 
-Edges = NDArray[np.float64]
-
-SPLIT = 4  # smallest number of runs or repeats with two halves that each have a spread
-SPLITS = 200
-SEED = 20_180_401  # seed of the random splits, so that results are reproducible
+SPLIT = 4  # smallest number of runs that show how runs vary: two on each side, each side with a spread
 MACHINE = ("host.name", "cpu.model", "gpus")
 
 
@@ -92,14 +86,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     if sample is None or unit_spread is None:
         return None
     per_side = max(2, sample.n // 2)
-    halves = _edges(_splits(sample, per_side)) if sample.n >= SPLIT else np.empty((0, 2))
-    singles = [intervals.ratio(*split) for split in _splits(sample, 1)] if sample.steps else []
-    judged = [one for one in singles if one]
-    band = math.log1p(margin)
-    found = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin)
-    change, (low, high) = found or (None, (0.0, 0.0))
-    if change is not None and len(halves):
-        change = power.telling(max(change, _found_with_power(halves, band)))
+    change, (low, high) = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin) or (None, (0.0, 0.0))
     return NullMetric(
         metric=metric.name,
         unit=metric.unit,
@@ -109,12 +96,8 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
         within=_within(sample),
         noise_floor=power.telling(intervals.noise_floor(unit_spread, sample.n - 1, 1, 1)),
         per_side=per_side,
-        splits=len(halves),
-        false_verdicts=_false_verdicts(halves, band),
         resolvable=change,
-        resolvable_range=None if change is None else (low, max(high, change)),
-        single_splits=len(judged),
-        single_false_verdicts=_misjudged(judged, margin),
+        resolvable_range=None if change is None else (low, high),
     )
 
 
@@ -127,40 +110,6 @@ def _all_repeats(side: Side, metric: str) -> MetricSample | None:
     steps: list[Sequence[Steps]] = [unit for sample in samples for unit in sample.steps or ()]
     units = np.concatenate([sample.units for sample in samples])
     return MetricSample(units, steps if len(steps) == len(units) else None)
-
-
-def _splits(sample: MetricSample, per_side: int) -> Iterator[tuple[MetricSample, MetricSample]]:
-    """Yields up to SPLITS different random pairs of disjoint halves."""
-    rng = np.random.default_rng(SEED)
-    seen: set[tuple[tuple[int, ...], ...]] = set()
-    for _ in range(SPLITS):
-        order = rng.permutation(sample.n)
-        first, second = sorted((tuple(sorted(order[:per_side])), tuple(sorted(order[per_side : 2 * per_side]))))
-        if (first, second) not in seen:
-            seen.add((first, second))
-            yield pick(sample, first), pick(sample, second)
-
-
-def _edges(splits: Iterable[tuple[MetricSample, MetricSample]]) -> Edges:
-    """Returns the logarithms of both ends of each split's interval, shape (splits, 2)."""
-    found = [intervals.ratio(*split) for split in splits]
-    return np.log([ratio.interval for ratio in found if ratio]).reshape(-1, 2)
-
-
-def _false_verdicts(edges: Edges, band: float) -> float | None:
-    return float(np.mean((edges[:, 0] > band) | (edges[:, 1] < -band))) if len(edges) else None
-
-
-def _misjudged(singles: Sequence[Ratio], margin: float) -> float | None:
-    """Returns the share of pairs of single units that their steps and ASSUMED would call a change."""
-    wrong = [one.beyond(max(margin, ASSUMED)) < intervals.SIGNIFICANT for one in singles]
-    return float(np.mean(wrong)) if wrong else None
-
-
-def _found_with_power(edges: Edges, band: float) -> float:
-    """Returns the change, in either direction, that moves the fraction POWER of the intervals out of the band."""
-    needed = np.concatenate([band - edges[:, 0], band + edges[:, 1]])
-    return float(np.expm1(np.quantile(needed, intervals.POWER)))
 
 
 def _within(sample: MetricSample) -> float | None:

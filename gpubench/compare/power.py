@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.compare.intervals import MOST_REPEATS, POWER, SIGNIFICANT, Error
+from gpubench.compare.intervals import FEWEST_PAIRS, MOST_REPEATS, POWER, SIGNIFICANT, Error
 from gpubench.distributions import student_t_quantile
 from gpubench.metrics import TOO_WIDE
 
@@ -23,7 +23,6 @@ DRAWS = 4000
 SEED = 20_180_401  # seed of the draws, so that results are reproducible
 LARGEST = TOO_WIDE - 1
 """The largest change that is named, as a fraction. Noise that hides more than a factor of two says nothing."""
-PLACES = 9  # degrees of freedom between which Student's quantiles are interpolated
 
 
 def telling(change: float) -> float | None:
@@ -121,15 +120,6 @@ def _spread(df: float, which: int) -> Draws:
 
 @lru_cache(maxsize=64)
 def _half_width(n: int, paired: bool, level: float) -> Draws:
-    """Returns draws of the half-width of the interval of `n` units a side, in standard errors of the estimate.
-
-    Units that are not paired get Welch's interval, whose degrees of freedom depend on how alike the two spreads are.
-    """
-    if paired:
-        return -student_t_quantile(n - 1, level) * _spread(n - 1, 1)
-    ours, theirs = (np.square(_spread(n - 1, which)) for which in (1, 2))
-    df = (n - 1) * np.square(ours + theirs) / (np.square(ours) + np.square(theirs))
-    places = np.linspace(n - 1, 2 * n - 2, PLACES)
-    quantiles = [-student_t_quantile(float(place), level) for place in places]
-    widths: Draws = np.interp(df, places, quantiles) * np.sqrt((ours + theirs) / 2)
-    return widths
+    """Returns draws of the half-width of the interval of `n` units a side, in standard errors of the estimate."""
+    df = n - 1 if paired and n >= FEWEST_PAIRS else 2 * (n - 1)
+    return -student_t_quantile(df, level) * _spread(df, 1)

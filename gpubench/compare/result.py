@@ -84,7 +84,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     ratio: float | None
     """The ratio candidate / baseline; None if the baseline is 0, or if the interval says nothing (`too_noisy`)."""
     interval: tuple[float, float] | None = None
-    """The 95 % interval of the ratio, without correction for other metrics.
+    """The 95 % interval of the ratio, without correction for other metrics; wider by `assumed` where that is given.
 
     None if there is none, or if it contains 1 and its ends differ by more than a factor of four.
     """
@@ -109,9 +109,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     "machine" is the possible effect of the machine, "processes" the assumption in `assumed`.
     """
     assumed: float | None = None
-    """By how much equal processes are assumed to differ, as a fraction, where a side is a single one.
+    """By how much equal processes are assumed to differ, as a fraction, where both sides are single ones.
 
-    None if at least seven equal ones, of the other side or on record, show how they differ.
+    None if equal ones, of the other side or on record, show how they differ.
     """
     resolvable: float | None = None
     """The smallest relative change that as many new repeats find with 80 % power; None if unknown, or above 100 %."""
@@ -411,6 +411,11 @@ class Comparisons(Struct, frozen=True):
     gate: list[GateResult]
     left_out: list[str]
     """The damaged runs that --skip-invalid left out, with the reason."""
+    warmup: tuple[int, int] | None = None
+    """The smallest and the largest number of steps that are left out at the start of a repeat; None without steps.
+
+    They are equal, unless some repeats are too short for the warm-up of others.
+    """
 
 
 class PairComparison(Struct, frozen=True, kw_only=True):
@@ -452,17 +457,11 @@ class NullMetric(Struct, frozen=True, kw_only=True):
     None above 100 %, which says nothing.
     """
     per_side: int
-    """The number of them on each side of a split."""
-    splits: int
-    false_verdicts: float | None
-    """The fraction of random A/A splits with a verdict of change; None for too few repeats to split."""
+    """Half of them, and at least two: the number on each side that `resolvable` is for."""
     resolvable: float | None
     """The smallest change that `per_side` further repeats on each side find with 80 % power; None above 100 %."""
     resolvable_range: tuple[float, float] | None = None
     """The same for the ends of the 95 % interval of the spread, which is estimated from few repeats."""
-    single_splits: int
-    single_false_verdicts: float | None
-    """`false_verdicts` for one repeat against another, by their steps and how much processes may differ."""
 
 
 class Noise(Struct, frozen=True):

@@ -10,9 +10,9 @@ from gpubench import units
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.intervals import SIGNIFICANT, Error, Known, MetricSample, Ratio, Steps, two_sided
+from gpubench.compare.intervals import SIGNIFICANT, USUAL, Error, Known, MetricSample, Ratio, Steps, two_sided
 from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
-from gpubench.metrics import LEADERS, SAYS_NOTHING, Better, Metric
+from gpubench.metrics import DEFINITIONS, LEADERS, SAYS_NOTHING, Better, Metric
 
 WELL_KNOWN = 10  # so many units agree to the last digit only if they have no noise: their steps are not read
 
@@ -68,7 +68,7 @@ def known_of(record: Sequence[NullMetric], metric: str, baseline: Side, candidat
     if entry is None or (grouped and entry.level == "repeat"):
         return None
     of_runs = entry.level == "run" and one_after_the_other(baseline, candidate)
-    return Known(entry.spread, entry.units - 1, of_runs)
+    return Known(entry.spread, entry.units - 1, of_runs=of_runs)
 
 
 def one_after_the_other(baseline: Side, candidate: Side) -> bool:
@@ -153,9 +153,9 @@ class _Evidence:
 
     @property
     def unit_spread(self) -> tuple[float, float] | None:
-        """The relative spread and its degrees of freedom, from the units or else from the record; None if unknown."""
+        """The relative spread and its degrees of freedom, from the units and what was known; None if unknown."""
         own = intervals.pooled_spread(self.ours, self.theirs, paired=self.paired)
-        return own or ((self.known.spread, self.known.df) if self.known else None)
+        return intervals.moderated(own, self.known) if own or (self.known and self.known.recorded) else None
 
     @property
     def floor(self) -> float | None:
@@ -291,9 +291,15 @@ def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[Nul
         theirs=theirs,
         rate=baseline.runs[0].is_rate(metric.name),
         paired=interleaved(baseline, candidate),
-        known=known_of(noise, metric.name, baseline, candidate),
+        known=known_of(noise, metric.name, baseline, candidate) or (USUAL if _is_of_steps(metric) else None),
         counted=metric.name in COUNTS and any(run.untimed for side in (baseline, candidate) for run in side.runs),
     )
+
+
+def _is_of_steps(metric: Metric) -> bool:
+    """Tells whether a metric is the speed of whole steps, as in the logs that show how such speeds usually differ."""
+    is_part = metric.name in DEFINITIONS or metric.name.startswith(("phase_", "stage_"))
+    return is_speed(metric.unit) and (metric.name in LEADERS or not is_part)
 
 
 def _scaled(found: Ratio | None, scale: Normalisation) -> Ratio | None:
@@ -350,7 +356,8 @@ def _verdict(
     elif outcome == "inconclusive" and any(map(_significant, alone)):
         place = "beyond" if _significant(alone[0]) else "within"
         reason = f"{place} the margin if judged alone, but not after the correction for {family} metrics"
-    vague = found is not None and _says_nothing(found)
+    ends = found.wider(case.assumed or 0.0) if found else None
+    vague = ends is not None and _says_nothing(ends)
     if outcome == "inconclusive" and vague:
         reason = TOO_FAR_APART
     if doubt := circumstances.rejected.get(leaning or outcome):
@@ -372,7 +379,7 @@ def _verdict(
         candidate=theirs,
         medians=(_median(baseline, metric.name, scale.baseline), _median(candidate, metric.name, scale.candidate)),
         ratio=None if vague else found.estimate if found else theirs / ours if ours > 0 else None,
-        interval=found.interval if found and not exact and not vague else None,
+        interval=ends if not exact and not vague else None,
         p_value=None if exact else two_sided(case.within if outcome == "equivalent" else case.beyond),
         margin=margin,
         noise_floor=evidence.floor,
@@ -396,9 +403,9 @@ def _median(side: Side, metric: str, ranks: float) -> float | None:
     return found.median / ranks if found and found.repeats and found.too_noisy else None
 
 
-def _says_nothing(ratio: Ratio) -> bool:
+def _says_nothing(interval: tuple[float, float]) -> bool:
     """Tells whether the interval contains no change, and is too wide to print."""
-    low, high = ratio.interval
+    low, high = interval
     return low < 1 < high and high > SAYS_NOTHING * low
 
 
@@ -463,11 +470,17 @@ def _method(evidence: _Evidence, found: Ratio | None, level: Level | None) -> st
         return "Student's t over blocks of steps"
     if found.rests_on == "runs" or evidence.ours.n == evidence.theirs.n == 1:
         return f"Student's t; single {level}s with the recorded variation of equal ones"
-    if evidence.paired:
-        return "Student's t over interleaved pairs of repeats"
-    if min(evidence.ours.n, evidence.theirs.n) == 1:
-        return f"Student's t; a single {level} with the variation of the other side"
-    return f"Welch's t over {level}s"
+    if evidence.paired and evidence.ours.n >= intervals.FEWEST_PAIRS:
+        said = "Student's t over interleaved pairs of repeats"
+    elif min(evidence.ours.n, evidence.theirs.n) == 1:
+        said = f"Student's t; a single {level} with the variation of the other side"
+    else:
+        said = f"Student's t over {level}s"
+    prior = found.moderated_by
+    if prior is None:
+        return said
+    source = f"equal {level}s on record" if prior.recorded else "what is usual of training on accelerators"
+    return f"{said}, their spread moderated by {source} ({units.percent(prior.spread)})"
 
 
 def _effective_n(side: Side, metric: str) -> float | None:

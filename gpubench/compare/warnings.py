@@ -9,7 +9,7 @@ import numpy as np
 from gpubench import units
 from gpubench.compare.comparability import differences
 from gpubench.compare.evidence import ENDS, RUNS_READ, RunEvidence, Series, Side
-from gpubench.compare.verdicts import is_speed, one_after_the_other, sample_of
+from gpubench.compare.verdicts import interleaved, is_speed, one_after_the_other, sample_of
 from gpubench.runs import stats, warnings
 from gpubench.runs.directory import COMPLETED
 from gpubench.runs.other_load import OtherLoad, together
@@ -56,7 +56,7 @@ def accountable(baseline: Side, candidate: Side) -> float:
 
 
 ENOUGH_REPEATS = 3
-ENOUGH_STEPS = 10  # independent steps; with fewer, intervals from steps alone cover less than 95 %
+ENOUGH_STEPS = 10  # independent steps; with fewer, the error of their mean is not known well
 FEWEST_STEPS = 10  # steps that a comparison of losses needs
 BF16_STEP = 2**-7  # largest relative distance between neighbouring bf16 numbers
 MACHINE_MOVED = 0.01  # fraction of the reference workload's time; a smaller change is not reported
@@ -91,6 +91,7 @@ def find_warnings(baseline: Side, candidate: Side, *, harmed: bool = False) -> l
         _unclosed,
         _odd,
         _spikes,
+        _levels,
         _drift,
         _scattered,
         _few,
@@ -113,11 +114,25 @@ def changed_machine(baseline: Side, candidate: Side) -> str | None:
 
 
 def out_of_turn(baseline: Side, candidate: Side) -> str | None:
-    """Returns a warning if two runs were not interleaved, so that machine drift is part of the difference, or None."""
-    recorded = baseline.runs[0].record and candidate.runs[0].record
+    """Returns a warning if all runs of one side were made before the other's, or None.
+
+    A drift of the machine is then part of the difference.
+    """
+    recorded = [[run.record.started for run in side.runs if run.record] for side in (baseline, candidate)]
     counted = baseline.runs[0].untimed or candidate.runs[0].untimed
-    if not recorded or counted or not one_after_the_other(baseline, candidate):
+    if not all(recorded) or counted or interleaved(baseline, candidate):
         return None
+    if not one_after_the_other(baseline, candidate):
+        first, last = sorted(
+            (baseline, candidate), key=lambda side: min(run.record.started for run in side.runs if run.record)
+        )
+        ours, theirs = sorted(recorded, key=min)
+        if max(ours) >= min(theirs):
+            return None
+        return (
+            f"all runs of {first.label} were made before those of {last.label}, so that a drift of the machine between "
+            "them looks like a change: make the runs of both sides in turns"
+        )
     return (
         "one run each, not interleaved: the interval does not cover differences between runs on this machine; "
         "use --vs, which interleaves them, or compare four runs or more per side"
@@ -271,8 +286,14 @@ def _spikes(side: Side) -> str | None:
     )
 
 
+def _levels(side: Side) -> str | None:
+    return warnings.level_changed([window for run in side.runs for window in run.windows])
+
+
 def _drift(side: Side) -> str | None:
     """Returns a warning if steps became steadily slower or faster through a repeat, or None."""
+    if _levels(side):
+        return None
     repeats = _step_times(side)
     changes = [change for steps in repeats if (change := _trend(steps))]
     if not changes or 2 * len(changes) < len(repeats) or min(changes) < 0 < max(changes):
@@ -357,7 +378,7 @@ def _short(side: Side) -> str | None:
     more = warnings.more_steps(side.runs[0].settings) if side.runs[0].record else "give a longer log"
     independent = units.counted(round(worth), "independent one")
     said = f"its {steps} steady steps have the information of {independent}"
-    return f"{said}: an interval from steps alone is too narrow: {more}"
+    return f"{said}, which are too few to tell how precise their mean is: {more}"
 
 
 def _not_applied(side: Side) -> str | None:
@@ -403,5 +424,16 @@ def scatter(losses: Series) -> float:
     return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(losses))))
 
 
-OF_TIMES: Sequence[Check] = (_throttled, _contended, _unsettled, _unclosed, _odd, _spikes, _drift, _few, _short)
+OF_TIMES: Sequence[Check] = (
+    _throttled,
+    _contended,
+    _unsettled,
+    _unclosed,
+    _odd,
+    _spikes,
+    _levels,
+    _drift,
+    _few,
+    _short,
+)
 """The checks of times, which do not apply to counts."""

@@ -299,6 +299,7 @@ def _section(
         *_sameness(comparison.sameness),
         Heading("Verdicts"),
         *_verdicts(comparison, everything, drawn=bool(sides)),
+        Paragraph(phrases.left_out_as_warmup(whole.warmup), "quiet"),
         *_memory(comparison.memory, drawn=bool(sides)),
         *_explanation(comparison, sides),
         *(_causes(comparison.causes, sides) if comparison.causes else []),

@@ -11,9 +11,6 @@ from gpubench.text import words
 
 CHANGES = (0.01, 0.02, 0.05)  # changes for which the needed repeats are given
 MOST_PRACTICAL = 100  # runs or repeats a side; nobody makes more
-SINGLE = "one against one"
-ENOUGH_SPLITS = 10
-"""The number of random halves or pairs of which a share is given: of fewer, one is more than 10 %."""
 RESOLVABLE = (
     "resolvable: the change that new measurements find with 80 % probability, and in brackets its 95 % range, "
     "because the spread is an estimate"
@@ -24,29 +21,21 @@ def document(found: Noise) -> Document:
     """Returns the report of `compare --null`: how much this workload varies, and which changes are resolvable."""
     if not found.metrics:
         return Document(_headline(found), [])
-    split, single = (_of_enough(found.metrics, name) for name in ("splits", "single_splits"))
     cells = [
         {
             "metric": words(one.metric),
             "spread": units.percent(one.spread),
             "within": "-" if one.within is None else units.percent(one.within),
             "noise floor": "-" if one.noise_floor is None else units.percent(one.noise_floor),
-            **({"false verdicts": _of_splits(one.false_verdicts, one.splits)} if split else {}),
-            **({SINGLE: _of_splits(one.single_false_verdicts, one.single_splits)} if single else {}),
             "resolvable": _resolvable(one) or "-",
         }
         for one in found.metrics
     ]
-    expendable = (SINGLE, "within", "false verdicts", "noise floor", "spread")
-    shown = table("", cells, ("metric",), expendable=expendable)
+    shown = table("", cells, ("metric",), expendable=("within", "noise floor", "spread"))
     leading = _leading_metric(found.metrics)
     first = [_measured(found, leading), *_budget(leading, found.margin)] if leading else []
     blocks = [Paragraph(first), shown, Paragraph(_caption(found), "quiet")]
     return Document(_headline(found), blocks, context="gpubench compare --null")
-
-
-def _of_enough(metrics: Sequence[NullMetric], name: str) -> bool:
-    return any(getattr(one, name) >= ENOUGH_SPLITS for one in metrics)
 
 
 def _headline(noise: Noise) -> str:
@@ -86,13 +75,6 @@ def _caption(noise: Noise) -> str:
         f"within: standard error of one {unit} by its steps",
         f"noise floor: the difference between two equal {unit}s that 95 % of them stay below",
     ]
-    if leading and leading.splits >= ENOUGH_SPLITS:
-        said.append(
-            f"false verdicts: random halves of equal {unit}s, {leading.per_side} against {leading.per_side}, that were "
-            f"called different at a margin of {units.percent(noise.margin)}"
-        )
-    if leading and leading.single_splits >= ENOUGH_SPLITS:
-        said.append(f"{SINGLE}: pairs of equal {unit}s that were called different by their steps alone")
     return "; ".join([*said, RESOLVABLE])
 
 
@@ -118,7 +100,3 @@ def _price(metric: NullMetric, change: float, margin: float) -> str:
 
 def _leading_metric(metrics: Sequence[NullMetric]) -> NullMetric | None:
     return next((one for name in LEADERS for one in metrics if one.metric == name), next(iter(metrics), None))
-
-
-def _of_splits(share: float | None, splits: int) -> str:
-    return "-" if share is None or splits < ENOUGH_SPLITS else f"{units.percent(share)} of {splits}"

@@ -321,7 +321,7 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
     baseline, candidate = comparison.baseline.label, comparison.candidate.label
     name, margin = words(verdict.metric), units.percent(verdict.margin)
     if verdict.verdict == "equivalent":
-        within = f"within the {margin} margin{_assumption(verdict)}"
+        within = f"within the {margin} margin"
         return f"{candidate} and {baseline} are equivalent in {name}: {_measured(verdict)}, {within}"
     if verdict.verdict == "inconclusive":
         leans = f", leaning {verdict.leaning}" if verdict.leaning else ""
@@ -331,7 +331,7 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
         return f"inconclusive: {name} of {candidate} {_compared(verdict, baseline)}{why}{leans}"
     if not verdict.ratio:
         return f"{candidate} is {verdict.verdict} than {baseline} in {name}, {change(verdict)}"
-    beyond = f"beyond the {_limit(verdict)}{_assumption(verdict)}"
+    beyond = f"beyond the {_limit(verdict)}"
     said = f"{candidate} {_established(verdict, verdict.ratio, baseline)}, {beyond}"
     return f"{said}, from one run each" if _says_nothing_of_runs(verdict, comparison) else said
 
@@ -343,17 +343,10 @@ def _limit(verdict: Verdict) -> str:
     return allowed_for(verdict.limit, verdict.limited_by).removeprefix("the ")
 
 
-def _assumption(verdict: Verdict) -> str:
-    """Returns what a verdict on a single process assumes; empty if enough equal ones show how they differ."""
-    if verdict.assumed is None or verdict.limited_by == "processes":
-        return ""
-    return f", assuming that equal processes differ by at most {units.difference(verdict.assumed)}"
-
-
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:
     """Tells whether one run represents each side, although runs may differ by more than their repeats do.
 
-    Verdicts at the level of steps do not count: their interval says that it is from steps alone.
+    Verdicts at the level of steps do not count: their interval says what it assumes.
     """
     single = comparison.baseline.runs == comparison.candidate.runs == 1
     return single and not verdict.paired and verdict.level == "repeat" and verdict.verdict in SPEEDS
@@ -399,8 +392,20 @@ def _between(edges: Sequence[str], unit: str, verdict: Verdict) -> str:
     if len(edges) != 2:
         return ""
     over = ""
-    if verdict.level == "step":
-        over = ", from steps alone"
+    if verdict.assumed is not None:
+        over = f", if equal processes differ by at most {units.difference(verdict.assumed)}"
     elif verdict.level and verdict.units == (1, 1):
         over = f", from equal {verdict.level}s on record"
     return f" (95 % interval {edges[0]} to {edges[1]} {unit}{over})"
+
+
+def left_out_as_warmup(warmup: tuple[int, int] | None) -> str:
+    """Returns how many steps are left out at the start of each repeat; "" where nothing is measured in steps."""
+    if warmup is None:
+        return ""
+    least, most = warmup
+    if not most:
+        return "no steps are left out as warm-up; --skip N leaves out the first N of each repeat"
+    if least < most:
+        return f"warm-up: {least} to {most} steps, as repeats are of different length; --skip N sets it"
+    return f"warm-up: the first {units.counted(most, 'step')} of each repeat; --skip N sets it"

@@ -221,7 +221,7 @@ def test_a_single_repeat_is_taken_to_vary_as_those_of_the_other_side() -> None:
     waterfall = explained(many, lone).waterfall
     assert waterfall
     forward = phase(waterfall.phases, "forward")
-    half = 4.303 * 0.02 * 10 * MS * (1 / 3 + 1.05**2) ** 0.5  # Student's t with the two degrees of freedom of three
+    half = 4.303 * 0.02 * 10 * MS * (1 / 3 + 1) ** 0.5  # Student's t with the two degrees of freedom of three
     assert forward.interval == pytest.approx((forward.change - half, forward.change + half), rel=1e-3)
 
 

@@ -120,16 +120,16 @@ def test_a_json_document_is_no_table_of_one_long_column(tmp_path: Path, content:
     assert hint == A_LINE
 
 
-def test_a_log_of_few_independent_steps_says_that_its_interval_is_too_narrow(tmp_path: Path) -> None:
-    """Of 20 steps with a correlation of 0.9 the interval covers the truth in 57 % of all cases and not in 95 %."""
+def test_a_log_of_few_independent_steps_says_that_their_mean_is_not_known_well(tmp_path: Path) -> None:
+    """Of 20 steps with a correlation of 0.9, two standard errors cover the truth in 57 % of all cases."""
     rng = np.random.default_rng(4)
     for name, steps in (("long.csv", 200), ("short.csv", 9)):
         (tmp_path / name).write_text("ms\n" + "\n".join(map(str, 10 + 0.01 * rng.standard_normal(steps))))
     found, _ = find([str(tmp_path / "long.csv"), str(tmp_path / "short.csv")], tmp_path, column=MS)
     (comparison,) = compare(found).comparisons
     assert [one for one in comparison.warnings if "independent" in one] == [
-        "short.csv: its 9 steady steps have the information of 9 independent ones: "
-        "an interval from steps alone is too narrow: give a longer log"
+        "short.csv: its 9 steady steps have the information of 9 independent ones, "
+        "which are too few to tell how precise their mean is: give a longer log"
     ]
 
 

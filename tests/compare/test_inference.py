@@ -22,14 +22,48 @@ def test_a_ratio_and_its_inverse_say_the_same() -> None:
     assert there.interval == pytest.approx((1 / back.interval[1], 1 / back.interval[0]))
 
 
-def test_between_repeats_the_interval_is_welchs_of_relative_values() -> None:
+def test_between_repeats_the_interval_is_students_of_relative_values() -> None:
     ours, theirs = np.array([10.0, 10.2, 9.9]), np.array([11.0, 11.3, 11.2, 11.1])
     found = ratio(MetricSample(ours), MetricSample(theirs))
-    expected = reference.ttest_ind(theirs / theirs.mean(), ours / ours.mean(), equal_var=False)
+    low, high = reference.ttest_ind(theirs / theirs.mean(), ours / ours.mean()).confidence_interval()
     assert found
-    assert found.error.df == pytest.approx(expected.df)
-    half = reference.t.ppf(0.975, expected.df) * found.error.size
+    assert found.error.df == 5
+    half = (high - low) / 2
     assert found.interval == pytest.approx((found.estimate * math.exp(-half), found.estimate * math.exp(half)))
+
+
+def test_the_spread_of_few_repeats_is_moderated_by_what_is_known() -> None:
+    ours, theirs = units(1.0, 1.002), units(1.1, 1.105)
+    own = intervals.pooled_spread(ours, theirs)
+    assert own
+    for known in (intervals.USUAL, Known(0.01, 2), Known(0.01, 30)):
+        most = intervals.MOST_DF_OF_RECORD if known.recorded else 0.5
+        weight = min(known.df, most) / (1 + (own[0] / intervals.NOISIER / known.spread) ** 2)
+        found = ratio(ours, theirs, known=known)
+        assert found
+        assert found.error.df == pytest.approx(2 + weight)
+        assert found.error.size == pytest.approx(math.sqrt((weight * known.spread**2 + 2 * own[0] ** 2) / (2 + weight)))
+        assert found.moderated_by == known
+    plain, usual = (ratio(ours, theirs, known=known) for known in (None, intervals.USUAL))
+    assert plain
+    assert usual
+    assert usual.error.half_width() < plain.error.half_width()
+
+
+def test_two_pairs_of_repeats_are_compared_as_two_sides() -> None:
+    ours, theirs = units(1.0, 1.1), units(1.0, 1.11)
+    assert ratio(ours, theirs, paired=True) == ratio(ours, theirs)
+    assert difference(ours, theirs, paired=True) == difference(ours, theirs)
+
+
+def test_more_equal_baselines_never_take_a_verdict_away() -> None:
+    found = ratio(units(1.0, 1.001, 0.999), units(1.0559), known=intervals.USUAL)
+    assert found
+    assert not found.unshown
+    assert found.beyond(0.005) < intervals.SIGNIFICANT
+    same = ratio(units(1.0, 1.0002, 0.9999), units(1.0), known=intervals.USUAL)
+    assert same
+    assert same.within(0.005) < intervals.SIGNIFICANT
 
 
 def test_pairs_take_out_what_both_of_a_pair_share() -> None:
@@ -77,31 +111,22 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "known", "unshown"),
     [
-        ([1.0], [1.1], Known(0.01, 5), True),
-        ([1.0], [1.1], Known(0.01, 6), False),
-        ([1.0], [1.1], Known(0.01, 5, of_runs=True), True),
-        ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [1.1], None, True),
-        ([1.1], [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06], None, False),
-        ([1.0, 1.01], [1.1], Known(0.01, 6), False),
+        ([1.0], [1.1], Known(0.01, 5), False),
+        ([1.0], [1.1], intervals.USUAL, True),
+        ([1.0], [1.1], None, True),
+        ([1.0, 1.01], [1.1], None, False),
         ([1.0, 1.01], [1.1, 1.11], None, False),
     ],
 )
-def test_seven_equal_units_show_how_a_single_one_varies(
+def test_only_a_single_unit_beside_another_shows_nothing_of_how_units_vary(
     ours: list[float], theirs: list[float], known: Known | None, unshown: bool
 ) -> None:
-    found = ratio(units(*ours), units(*theirs), known=known)
+    steps = np.random.default_rng(0).normal(1, 0.01, 50)
+    samples = [MetricSample(np.array(side), [[Steps(steps)] for _ in side]) for side in (ours, theirs)]
+    found = ratio(*samples, known=known)
     assert found
     assert found.unshown == unshown
-
-
-def test_what_is_known_from_more_units_speaks_for_a_single_one() -> None:
-    known = Known(0.01, 8)
-    for baseline, candidate in ((units(1.0), units(1.1)), (units(1.0, 1.04), units(1.1))):
-        found = ratio(baseline, candidate, known=known)
-        assert found
-        assert (found.error.size, found.error.df) == pytest.approx((0.01 * math.sqrt(1 / baseline.n + 1), 8))
-    several = ratio(units(1.0, 1.02), units(1.1, 1.13), known=known)
-    assert several == ratio(units(1.0, 1.02), units(1.1, 1.13))
+    assert (found.rests_on == "steps") == unshown
 
 
 def test_two_runs_vary_as_equal_runs_did_however_well_their_repeats_agree() -> None:
