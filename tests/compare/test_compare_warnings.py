@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy.signal import lfilter
 from simulated import Drift, SimulatedRun, run_of, side_of
 
@@ -123,6 +124,12 @@ def run(
     )
 
 
+def started(made: RunEvidence, when: str) -> RunEvidence:
+    """The run as if it had begun at another time."""
+    assert made.record
+    return replace(made, record=structs.replace(made.record, started=when))
+
+
 def side(*runs: RunEvidence, label: str = "b") -> Side:
     return Side(label, runs)
 
@@ -237,9 +244,19 @@ def test_a_machine_that_was_slower_by_its_reference_workload_is_reported_and_rai
     assert math.isfinite(warnings.accountable(absurd, slow))
 
 
-def test_two_runs_out_of_turn_are_told_and_groups_are_not() -> None:
+def test_two_runs_out_of_turn_are_told() -> None:
     assert str(out_of_turn(side(run()), side(run()))).startswith("one run each, not interleaved")
-    assert out_of_turn(side(run("r1"), run("r2")), side(run())) is None
+
+
+def test_groups_are_told_if_all_of_one_were_made_before_the_other() -> None:
+    def made(*hours: int) -> list[RunEvidence]:
+        return [started(run(f"r{hour}"), f"2026-01-01T{hour:02}:00:00Z") for hour in hours]
+
+    before, after = side(*made(1, 2, 3), label="old"), side(*made(4, 5), label="new")
+    for sides in ((before, after), (after, before)):
+        assert str(out_of_turn(*sides)).startswith("all runs of old were made before those of new")
+    assert out_of_turn(side(*made(1, 3, 5)), side(*made(2, 4, 6))) is None
+    assert out_of_turn(side(*made(1, 3)), side(*made(2))) is None
 
 
 def test_time_that_the_hypervisor_took_is_told() -> None:
