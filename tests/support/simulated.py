@@ -37,20 +37,31 @@ class Drift:
     """By how much a repeat is slower whose device runs at the lower of two clocks, as half of them do by chance."""
     heavy: bool = False
     """Student's t with 3 degrees of freedom for the noise and 4 for the offsets, at the same standard deviations."""
+    pareto: float = 0.0
+    """The scale of offsets with the tail of a Pareto distribution of 1.5, whose variance is infinite."""
+    classes: float = 0.0
+    """By how much steps are longer that are of the longer of two classes, as half of them are by chance."""
+    uneven: bool = False
+    """Whether repeats have between half and twice as many steps, by chance."""
+    tick: float = 0.0
+    """The tick of the clock, to which the times of steps are rounded."""
 
     def repeat(self, rng: np.random.Generator, slowdown: float = 1.0) -> Series:
-        draws = (
-            rng.standard_t(3, self.steps + 100) / np.sqrt(3) if self.heavy else rng.standard_normal(self.steps + 100)
-        )
+        steps = int(rng.integers(self.steps // 2, 2 * self.steps)) if self.uneven else self.steps
+        draws = rng.standard_t(3, steps + 100) / np.sqrt(3) if self.heavy else rng.standard_normal(steps + 100)
         r = self.autocorrelation
         noise = self.noise * np.sqrt(1 - r * r) * lfilter([1.0], [1.0, -r], draws)[100:]
         offset = self.offset * (rng.standard_t(4) / np.sqrt(2) if self.heavy else rng.standard_normal())
-        trend = self.trend * np.linspace(-0.5, 0.5, self.steps)
-        schedule = np.linspace(1, self.growth, 5)[np.arange(self.steps) * 5 // self.steps]
+        offset += self.pareto * rng.pareto(1.5) if self.pareto else 0.0
+        trend = self.trend * np.linspace(-0.5, 0.5, steps)
+        schedule = np.linspace(1, self.growth, 5)[np.arange(steps) * 5 // steps]
         if self.lengths:
-            schedule = schedule * rng.permutation(1 + self.lengths * np.sqrt(3) * np.linspace(-1, 1, self.steps))
+            schedule = schedule * rng.permutation(1 + self.lengths * np.sqrt(3) * np.linspace(-1, 1, steps))
+        if self.classes:
+            schedule = schedule * (1 + self.classes * rng.integers(2, size=steps))
         state = 1 + self.states * rng.integers(2) if self.states else 1.0
-        return np.asarray(slowdown * state * schedule * (1 + noise + offset + trend))
+        times = np.asarray(slowdown * state * schedule * (1 + noise + offset + trend))
+        return np.maximum(self.tick, np.round(times / self.tick) * self.tick) if self.tick else times
 
     def side(self, rng: np.random.Generator, repeats: int, slowdown: float = 1.0) -> Side:
         """One run with that many repeats."""
