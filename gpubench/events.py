@@ -355,7 +355,20 @@ class _Steps(Event, frozen=True):
 
 
 class StepsMeasured(_Steps, frozen=True):
-    """Steps that the device has finished since the last event."""
+    """Steps that the device has finished since the last event.
+
+    Its other fields are those by which the clock of a program is compared with the host's; see `gpubench.runs.clocks`.
+    """
+
+    token: tuple[Number, Number] | None = None
+    """The first step that ended after the program had read another token of its host, and the number of the token; None
+    if it has read none."""
+    anew: bool = False
+    """Whether these times are on another timeline than those before, such as that of another device."""
+    sent: Duration | None = None
+    """When the host has sent that token, by the monotonic clock of the rank's machine. The host adds it, and `read`."""
+    read: Duration | None = None
+    """When the host has read this event."""
 
 
 class StepsHeld(_Steps, frozen=True):
@@ -757,6 +770,12 @@ class Job(msgspec.Struct, frozen=True):
     one; None before that."""
     sampled: int = 0
     """The number of steps of a program after those of torch.profiler in which its code is sampled."""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """What a host sends to a rank of a program after each report of steps; see `StepsMeasured.token`."""
+
+    token: Number
 
 
 class RepeatEnded(msgspec.Struct, frozen=True):

@@ -455,8 +455,8 @@ class Tuner:
         scaled = "training.batch_size" in self.tuning.changes(combination)
         if less := next(filter(None, (less_work(before, work, scaled=scaled) for work in after)), ""):
             return less
-        if clocks.differ([one for run in found for one in run.summary.clocks]):
-            return "its clock went at another speed than the host's"
+        if wrong := clocks.contradiction([one for run in found for one in run.summary.clock_rates]):
+            return f"it has a clock of its own: {wrong}"
         if block.stage not in ("alone", "confirming"):
             return ""
         judged = self._judge_losses(combination, baseline, found)

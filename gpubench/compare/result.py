@@ -343,8 +343,8 @@ class Sameness(Struct, frozen=True, kw_only=True):
     """What both sides have counted, with the figures."""
     losses: list[LossFound] = []
     """The judgement of the loss, and of each metric that the program prints and the user watches."""
-    clock: ClockFound = "unknown"
-    """Whether the clocks of both programs agree with that of the host."""
+    clock: ClockFound | None = None
+    """Whether the clocks of both programs agree with that of the host; None where no side is a program."""
     refusals: list[Refusal] = []
     """Why neither side must be preferred by its time, the most serious reason first; empty if one may be."""
     remarks: list[str] = []

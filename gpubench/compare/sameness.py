@@ -11,9 +11,10 @@ from gpubench.compare import losses, watched
 from gpubench.compare.comparability import lengths, same_step, samples_per_step
 from gpubench.compare.evidence import PHASE, RUNS_READ, RunEvidence, Side
 from gpubench.compare.losses import Claim, Margin
-from gpubench.compare.result import Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
+from gpubench.compare.result import ClockFound, Comparability, LossFound, Refusal, Sameness, WorkCount, WorkFound
 from gpubench.compare.work import CountedWork, counts, in_words, skips, undrawn, work_of
-from gpubench.runs import clocks as clock
+from gpubench.runs import clocks
+from gpubench.runs.clocks import ClockRates
 from gpubench.settings.keys import CACHED, COMMAND
 from gpubench.settings.roles import ROLES
 
@@ -64,15 +65,15 @@ def judge(
         judged = [] if workload else [OTHER_STEPS if scaled else _loss(sides[0], sides[1], claim, margin)]
         judged += _watched(sides[0], sides[1], margin)
     skipped = skips(ours, theirs)
-    clocks = [clock.differ([one for run in side for one in run.summary.clocks]) for side in sides]
-    refusals = list(_wrong_clocks(sides, clocks))
+    rates = [[one for run in side for one in run.summary.clock_rates] for side in sides]
+    refusals = list(_wrong_clocks(rates))
     if not any(key in ROLES for key in workload):  # otherwise other work was asked for
         refusals += [*_less_work(counted, skipped), *_harmed(judged)]
     return Sameness(
         work=_found(counted, scaled=scaled) if not skipped else "less",
         counts=counted,
         losses=judged,
-        clock="different" if any(clocks) else "unknown" if None in clocks else "same",
+        clock=_clock([found for found, side in zip(rates, sides, strict=True) if side[0].settings.get(COMMAND)]),
         remarks=[
             *_unasked(baseline, candidate, comparable),
             *_remarks(baseline, candidate, counted),
@@ -99,17 +100,20 @@ def _less_work(counted: Sequence[WorkCount], skipped: str) -> Iterator[Refusal]:
         yield Refusal("work", "candidate", f"{LESS_WORK}{'; '.join(less)}")
 
 
-def _wrong_clocks(sides: Sequence[Sequence[RunEvidence]], differ: Sequence[bool | None]) -> Iterator[Refusal]:
-    """Yields the sides whose clock went at another speed than the host's, with the times by both."""
+def _clock(programs: Sequence[Sequence[ClockRates | None]]) -> ClockFound | None:
+    """Returns what the rates of the sides tell that are programs."""
+    differ = [clocks.differ(found) for found in programs]
+    if not differ:
+        return None
+    return "different" if any(differ) else "unknown" if None in differ else "same"
+
+
+def _wrong_clocks(rates: Sequence[Sequence[ClockRates | None]]) -> Iterator[Refusal]:
+    """Yields the sides whose clock is not the host's, with what shows it."""
     names: Sequence[Literal["baseline", "candidate"]] = ("baseline", "candidate")
-    for name, side, other in zip(names, sides, differ, strict=True):
-        if other and (found := clock.together(one for run in side for one in run.summary.clocks)):
-            yield Refusal(
-                "clock",
-                name,
-                f"has a clock of its own: its steps took {units.seconds(found.program)} by it, and "
-                f"{units.seconds(found.host)} by the host's",
-            )
+    for name, found in zip(names, rates, strict=True):
+        if wrong := clocks.contradiction(found):
+            yield Refusal("clock", name, f"has a clock of its own: {wrong}")
 
 
 def _remarks(baseline: Side, candidate: Side, counted: Sequence[WorkCount]) -> Iterator[str]:

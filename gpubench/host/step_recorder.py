@@ -184,8 +184,7 @@ class StepRecorder(Recorder[Looped]):
                 self.progress.take(event.steps)
             return
         if event.steps:
-            last = event.steps[-1]
-            self._repeat(event.rank, last.repeat).arrivals[event.rank].add(last.time + last.total)
+            self._repeat(event.rank, event.steps[0].repeat).exchanges[event.rank].add(event)
         steps = [self._with_known_phases(step) for step in event.steps]
         for step in steps:
             known = self._unfinished(event.rank, step.repeat).steps[event.rank]

@@ -102,6 +102,10 @@ class Timing:
         self._readers: dict[int, Reader] = {}
         self.measured: Counter[int] = Counter()
         """The measured parts by the device whose timeline they are on; ON_CPU for the CPU's clock."""
+        self.place: int | None = None
+        """Where the last of them is, in the same way; None before the first one."""
+        self.is_new = False
+        """Whether that has changed since it was asked last."""
 
     # Which timeline it is.
 

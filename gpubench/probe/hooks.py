@@ -278,6 +278,8 @@ class Probe:
         """When the host was to be told of the last part, on the monotonic clock, and the number of parts until then."""
         self._measured: list[str] = []
         """The measured steps that are not yet sent, in JSON."""
+        self._token: tuple[int, int] | None = None
+        """The last of them that ended after another token of the host was read, and the number of the token."""
         self._time = self._elapsed = self._evaluated = 0
         """When the next step begins, in nanoseconds since the epoch, and the time of the steps and in evaluation."""
         self._samples: int | None = None
@@ -1328,7 +1330,9 @@ class Probe:
         self._measure_steps(ended=ended)
         steps, self._measured = self._measured, []
         if steps:
-            self._host.put_encoded("stepsmeasured", "steps", steps)
+            timing = self._timeline.timing
+            self._host.put_encoded("stepsmeasured", "steps", steps, token=self._token, anew=timing.is_new)
+            self._token, timing.is_new = None, False
         elif not ended and self._timeline.rhythm.is_looking:  # its updates show that the program goes on
             doing = LOOKING if len(self._made) > 1 else FIRST
             self._host.put("heartbeat", doing=doing.format(self._timeline.ended), step=None)
@@ -1336,6 +1340,8 @@ class Probe:
                 self._held_at = monotonic()
                 self._host.put_encoded("stepsheld", "steps", self._held_steps())
         self._host.flush()
+        if (token := self._host.take_token()) is not None:
+            self._timeline.part.token = token
 
     def _step(self, parts: list[LoopPart]) -> MeasuredStep:
         """Returns the next step to send."""
@@ -1343,6 +1349,10 @@ class Probe:
         if parts[-1].graphs > self._graphs:
             self._compiled.append(self._sent)
         self._graphs = parts[-1].graphs  # fewer where the program has reset the counters
+        for part in parts:
+            # A share of the time of several updates may end before the token, which was read with or after all of them.
+            if part.token is not None and part.whole is None and part.updates == 1:
+                self._token = self._sent, part.token
         total = step.total
         if self._seconds:
             self._durations.append(total / 1e9)

@@ -55,7 +55,11 @@ class Host:
         """The host's own folder, in which a file goes when the host does."""
         self._pending: list[bytes] = []
         self._flushed_at = 0.0
-        self._told = b""
+        self._heard = b""
+        """What the host has said since the handshake, as far as it has not been taken up."""
+        self._token: int | None = 0
+        """The number of the newest token of the host, the first of which is the job, until it is taken."""
+        self._length: tuple[int, int, bool] | None = None
         hello = {
             "event": "hello",
             "rank": rank,
@@ -76,10 +80,10 @@ class Host:
                 hello["home"] = _find(store)
         self._connection: Connection | None = _open(address)  # the host disconnects who does not say hello in time
         self._connection.sendall(_line(hello))
-        with self._connection.makefile("rb") as answers:
-            answer = answers.readline()
-        if not answer:
-            raise ConnectionAbortedError("the host refused this rank")
+        while b"\n" not in self._heard:
+            if not self._receive(self._connection):
+                raise ConnectionAbortedError("the host refused this rank")
+        answer, _, self._heard = self._heard.partition(b"\n")
         self.job: dict[str, Any] = loads(answer)
         unix, since = self.job["clock"]
         self._to_unix = unix - since if self.job["machine"] == machine() else time() - monotonic()
@@ -94,9 +98,10 @@ class Host:
         """Buffers an event until the next flush."""
         self._pending.append(_line({"event": event, "rank": self.rank, **fields}))
 
-    def put_encoded(self, event: str, name: str, fields: Iterable[str]) -> None:
-        """Buffers an event with a list as its only field, whose parts are in JSON already."""
-        line = f'{{"event":"{event}","rank":{self.rank},"{name}":[{",".join(fields)}]}}\n'
+    def put_encoded(self, event: str, name: str, parts: Iterable[str], **fields: Any) -> None:
+        """Buffers an event with a list whose parts are in JSON already, and some other fields."""
+        more = "".join(f',"{key}":{_ENCODER.encode(value)}' for key, value in fields.items())
+        line = f'{{"event":"{event}","rank":{self.rank},"{name}":[{",".join(parts)}]{more}}}\n'
         self._pending.append(line.encode(errors="replace"))
 
     def send_file(self, event: str, data: bytes, **fields: Any) -> None:
@@ -120,7 +125,7 @@ class Host:
         return self._flushed_at + FLUSH_SECONDS
 
     def flush(self) -> None:
-        """Sends the buffered events."""
+        """Sends the buffered events, and reads what the host has sent meanwhile."""
         data, self._pending = b"".join(self._pending), []
         self._flushed_at = monotonic()
         if self._connection is None:
@@ -134,20 +139,41 @@ class Host:
                 raise
             self.gone = isinstance(error, ConnectionError)  # otherwise the program has closed it at this instant
             self.close()
+        self._listen()
 
     def told_length(self) -> tuple[int, int, bool] | None:
         """Returns the fields of `length.Length` if the host has told them since the handshake, without waiting."""
+        self._listen()
+        return self._length
+
+    def take_token(self) -> int | None:
+        """Returns the number of the host's newest token, as far as the flushes have read them; None the next time.
+
+        The host has sent it before this call, however long it took to arrive.
+        """
+        token, self._token = self._token, None
+        return token
+
+    def _listen(self) -> None:
+        """Reads what the host has sent, without waiting."""
         if self._connection is None:
-            return None
+            return
+        with suppress(OSError):  # nothing has arrived, or the connection is lost, which the next flush finds out
+            self._receive(self._connection, socket.MSG_DONTWAIT)
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            told = loads(line)
+            if "token" in told:
+                self._token = told["token"]
+            else:
+                self._length = told["warmup"], told["steps"], told["each_update"]
+
+    def _receive(self, connection: Connection, flags: int = 0) -> int:
+        """Reads some of what the host has sent, and returns how many bytes."""
         arrived = bytearray(4096)
-        try:
-            self._told += arrived[: self._connection.recv_into(arrived, 0, socket.MSG_DONTWAIT)]
-        except OSError:  # nothing has arrived, or the connection is lost, which the next flush finds out
-            return None
-        if not self._told.endswith(b"\n"):
-            return None
-        planned = loads(self._told.splitlines()[0])
-        return planned["warmup"], planned["steps"], planned["each_update"]
+        size = connection.recv_into(arrived, 0, flags)
+        self._heard += arrived[:size]
+        return size
 
     def close(self) -> None:
         if self._connection:

@@ -49,6 +49,8 @@ class LoopPart:
     """The graphs that torch.compile had compiled in this process at the end of the part."""
     replay: tuple[Any, int] | None = None
     """The graph whose replay has computed the losses, with the number of its replays: its last one overwrites them."""
+    token: int | None = None
+    """The number of the host's newest token when the part was the current one; None if there was no newer one."""
     updates = 1
     """The number of updates that a graph has made at the end of the part, each of which has a share of its time."""
     undrawn = False
@@ -336,6 +338,8 @@ class Timeline:
             place = self._share(part, phases) if shares else timing.add(part.marks, phases)
             if not held:
                 timing.measured[place] += 1
+                if place != timing.place:
+                    timing.place, timing.is_new = place, True
                 if timing.has_marks:
                     self._free(part.marks)
             for loss in part.losses:

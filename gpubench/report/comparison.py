@@ -366,8 +366,9 @@ def differences(found: Sequence[Difference], before: str = "baseline", after: st
 
 CLOCKS = {
     "same": "the clocks of both sides agree with the host's",
-    "different": "the clock of a side went at another speed than the host's",
-    "unknown": "whether the clocks of both sides agree with the host's is not known",
+    "different": "the clock of a side contradicts the host's",
+    "unknown": "whether the clocks of both sides agree with the host's is not known: the repeats were too short "
+    "for that, or the machine too busy",
 }
 
 
@@ -388,7 +389,8 @@ def _sameness(found: Sameness) -> Iterator[Block]:
     yield table("", rows, ("counted", "which is"), on=Medium.PAGE | Medium.DETAILS)
     lines = [f"{words(one.name)}: {one.outcome}, {one.reason}" for one in found.losses]
     if found.counts:
-        lines.append(CLOCKS[found.clock])
+        if found.clock:
+            lines.append(CLOCKS[found.clock])
     else:
         lines.insert(0, "the work was not counted on both sides")
     yield Paragraph(lines, "quiet", listed=True, on=Medium.PAGE | Medium.DETAILS)

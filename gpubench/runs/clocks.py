@@ -1,74 +1,136 @@
-"""Compares the clock of the measured processes with the host's, which they cannot set.
+"""Compares the clock of a measured program with the host's, by bounds that hold however busy the machine is.
 
-The host notes when reports of steps arrive. A report arrives some time after the end of its last step, sooner or later
-as the machine is busy, but never before it. Between two reports that came as soon as any around them, the same time has
-passed by both clocks.
+The host sends tokens to the program, and notes when it sends each. The program reads them as it reports its steps, and
+its next report names the first step that ended after it had read the newest one. That step has ended after the host
+had sent the token, and the last step of a report before the host had read the report. Delays widen these bounds, and
+nothing moves the end of a step out of them but a clock that is not the host's.
+
+Between two steps the host's clock has thus advanced at least so much and at most so much. Divided by the time between
+them that the program reports, these are bounds of the rate: the seconds of the host's clock in one of the program's.
 """
 
-import math
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-LEAST_SECONDS = 1.0
-"""The time of a repeat, by the longer of both clocks, from which on the clocks are compared."""
-FEWEST = 4
-"""The reports that a repeat needs for that: two at each end."""
-SHARE, DELAY = 0.03, 0.2
-"""Clocks differ if their times do by more than this share of the longer one, and this delay in seconds for a repeat.
-The delays of several repeats are independent of each other."""
+from gpubench import units
+from gpubench.events import StepsMeasured
 
-
-class ClockCheck(Struct, frozen=True):
-    """The time that has passed in one repeat by both clocks, in seconds."""
-
-    program: float
-    """By the clock of the measured process: the time from the end of one step to that of a later one."""
-    host: float
-    """By the clock of the host: the time between the arrivals of their reports."""
+DRIFT = 0.01
+"""The rate of a true clock differs from 1 by less. A program on the CPU uses the host's own clock. The clock of a GPU
+deviates by less than 0.01 %, but a system may let its own run faster or slower for a while to correct it."""
+SLACK = 1e-4
+"""The seconds by which the processors of a machine may disagree about the time of an event, or rounding may change it.
+"""
+NARROW = 0.1
+"""How far apart the bounds of the rate may be for clocks to count as the same. One that is off by more than this and
+DRIFT together never does, because its rate lies between its bounds."""
 
 
-class Arrivals:
-    """When the reports of one rank have arrived in a repeat."""
+class ClockRates(Struct, frozen=True):
+    """The bounds of the seconds that passed by the host's clock in one second of a program's clock, in one repeat."""
+
+    low: float
+    """The largest lower bound that any two steps give. It is above `high` if the rate was not the same throughout."""
+    high: float
+    """The smallest upper bound."""
+    seconds: float
+    """The time in which the clocks were compared, by that of the program."""
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether both clocks tell the same time; None if the bounds are too far apart to tell."""
+        if self.low > 1 + DRIFT or self.high < 1 - DRIFT:
+            return False
+        return True if self.high - self.low <= NARROW else None
+
+    def __str__(self) -> str:
+        if self.low > self.high:
+            least, most = units.seconds(self.low), units.seconds(self.high)
+            took = f"at least {least} by the host's clock in one part of a repeat, and at most {most} in another"
+        else:
+            took = f"{units.span(self.low, self.high, 's')} by the host's clock"
+        return f"one second of its clock took {took}"
+
+
+class Exchanges:
+    """What the reports of one rank tell about its clock in a repeat."""
 
     def __init__(self) -> None:
-        self._reports: list[tuple[float, float]] = []
+        self._end = 0.0
+        """When the last step ended, by the clock of the rank, which begins with the first step."""
+        self._after: list[tuple[float, float]] = []
+        """When steps ended by the clock of the rank, and by the host's clock a time before that."""
+        self._before: list[tuple[float, float]] = []
+        """The same with a time after that."""
 
-    def add(self, end: float) -> None:
-        """Takes up a report of steps, the last of which has ended at `end` by the clock of the rank."""
-        self._reports.append((end, time.monotonic()))
+    def add(self, report: StepsMeasured) -> None:
+        """Takes up a report, unless its host has not said when it was read.
 
-    def check(self) -> ClockCheck | None:
-        """Returns what has passed by both clocks; None for fewer than FEWEST reports."""
-        return compared(self._reports)
+        The end of a step is the sum of the times of all steps until then, so that these times are what is compared.
+        """
+        if report.read is None:
+            return
+        if report.anew:
+            self._after, self._before = [], []
+        ends = list(accumulate((step.total for step in report.steps), initial=self._end))[1:]
+        self._end = ends[-1]
+        self._before.append((self._end, report.read + SLACK))
+        if report.token and report.sent is not None and not report.anew:
+            place = report.token[0] - report.steps[0].step
+            if 0 <= place < len(ends):
+                self._after.append((ends[place], report.sent - SLACK))
+
+    def rates(self) -> ClockRates | None:
+        """Returns the bounds of the rate; None if the reports give none."""
+        after, before = np.array(self._after), np.array(self._before)
+        if not (len(after) and len(before)):
+            return None
+        low, negated = _steepest(before, after), _steepest(after * (1, -1), before * (1, -1))
+        if low is None or negated is None:
+            return None
+        seconds = max(after[-1, 0], before[-1, 0]) - min(after[0, 0], before[0, 0])
+        return ClockRates(low=max(0.0, low), high=-negated, seconds=float(seconds))
 
 
-def compared(reports: Sequence[tuple[float, float]]) -> ClockCheck | None:
-    """Returns what has passed by both clocks between two reports; None for fewer than FEWEST reports.
+def _steepest(points: NDArray[np.float64], later: NDArray[np.float64]) -> float | None:
+    """Returns the largest slope from one of `points` to one of the `later` ones to the right of it; None without any.
 
-    `reports` are (end of the last step by the rank's clock, arrival by the host's clock). The two are those with the
-    least delay in the first and in the last third.
+    Both are (x, y), in the order of x. A slope is found that is exceeded from one pair at least, until there is none:
+    the point from which a given slope is exceeded most is the one that is lowest over a line of this slope.
     """
-    if len(reports) < FEWEST:
+    before = np.searchsorted(points[:, 0], later[:, 0])
+    later, before = later[before > 0], before[before > 0]
+    if not len(later):
         return None
-    third = max(2, len(reports) // 3)
-    (end, arrival), (last_end, last_arrival) = (
-        min(part, key=lambda report: report[1] - report[0]) for part in (reports[:third], reports[-third:])
-    )
-    return ClockCheck(program=max(0.0, last_end - end), host=max(0.0, last_arrival - arrival))
+    slope = -np.inf
+    first, last = points[0], later[-1]
+    while (found := (last[1] - first[1]) / (last[0] - first[0])) > slope:
+        slope = found
+        height, above = points[:, 1] - slope * points[:, 0], later[:, 1] - slope * later[:, 0]
+        place = np.argmax(above - np.minimum.accumulate(height)[before - 1])
+        first, last = points[np.argmin(height[: before[place]])], later[place]
+    return float(slope)
 
 
-def together(checks: Iterable[ClockCheck | None]) -> ClockCheck | None:
-    """Returns the times of all repeats that are long enough; None if there is none, so that nothing is known."""
-    long = [one for one in checks if one and max(one.program, one.host) >= LEAST_SECONDS]
-    return ClockCheck(sum(one.program for one in long), sum(one.host for one in long)) if long else None
+def differ(found: Sequence[ClockRates | None]) -> bool | None:
+    """Returns whether the clock of a program is not the host's, by all of its repeats; None if that is unknown."""
+    agree = [rates.agree if rates else None for rates in found]
+    if False in agree:
+        return True
+    return None if None in agree or not agree else False
 
 
-def differ(checks: Sequence[ClockCheck | None]) -> bool | None:
-    """Returns whether the clock of the process went at another speed than the host's; None if that is unknown."""
-    both = together(checks)
-    if both is None:
-        return None
-    repeats = sum(one is not None and max(one.program, one.host) >= LEAST_SECONDS for one in checks)
-    return abs(both.host - both.program) > SHARE * max(both.host, both.program) + DELAY * math.sqrt(repeats)
+def contradiction(found: Sequence[ClockRates | None]) -> str:
+    """Says how the clock of a program contradicts the host's, in the repeat that shows it best; "" if none does."""
+    wrong = [rates for rates in found if rates and rates.agree is False]
+    return str(max(wrong, key=lambda rates: max(rates.low - 1, 1 - rates.high))) if wrong else ""
+
+
+def worst(found: Sequence[ClockRates]) -> ClockRates | None:
+    """Returns the rates of the rank whose clock is the least certain to be right; None if there are none."""
+    certainty = (False, None, True)
+    return min(found, key=lambda rates: (certainty.index(rates.agree), rates.low - rates.high), default=None)

@@ -20,7 +20,7 @@ from gpubench.events import MOST_PHASES, Loss, ModelBuilt, Name, Part, RepeatDon
 from gpubench.foreign_files import BadLines
 from gpubench.probe.length import warmup_of
 from gpubench.runs import stats
-from gpubench.runs.clocks import Arrivals, ClockCheck
+from gpubench.runs.clocks import ClockRates, Exchanges, worst
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -404,8 +404,8 @@ class Repeat:
     """The steps of each rank, in order."""
     built: ModelBuilt | None = None
     done: dict[int, RepeatDone] = field(default_factory=dict)
-    arrivals: dict[int, Arrivals] = field(default_factory=lambda: defaultdict(Arrivals))
-    """When the reports of each rank have arrived."""
+    exchanges: dict[int, Exchanges] = field(default_factory=lambda: defaultdict(Exchanges))
+    """What the reports of each rank tell about its clock."""
     reference_time: float | None = None
     """The time of the reference workload on rank 0, in seconds. Its metric is persisted as `yardstick_time`."""
 
@@ -415,10 +415,9 @@ class Repeat:
         return next((done.samples_from for _, done in sorted(self.done.items())), "")
 
     @property
-    def clock(self) -> ClockCheck | None:
-        """The time by both clocks, of the rank whose clock differs most from the host's; None if it is unknown."""
-        known = [found for arrivals in self.arrivals.values() if (found := arrivals.check())]
-        return max(known, key=lambda found: abs(found.host - found.program), default=None)
+    def clock_rates(self) -> ClockRates | None:
+        """Those of the rank whose clock is the least certain to be the host's; None if none is known."""
+        return worst([rates for each in self.exchanges.values() if (rates := each.rates())])
 
     @property
     def timed_by(self) -> str:

@@ -19,7 +19,7 @@ from gpubench import hardware
 from gpubench.events import SHORTEST, FlopsCounted, PeakMeasured, RepeatDone, StageDone, WorkCounted
 from gpubench.metrics import LATENCIES, Distribution, Metric, definition_of
 from gpubench.runs import stats, warnings
-from gpubench.runs.clocks import ClockCheck
+from gpubench.runs.clocks import ClockRates
 from gpubench.runs.directory import SCHEMA_VERSION, SUMMARY, SUMMARY_TABLE, RunWriter
 from gpubench.runs.gpu_state import energy_between, throttled
 from gpubench.runs.other_load import OtherLoad
@@ -144,10 +144,10 @@ class Summary(msgspec.Struct, frozen=True):
     """The settings that found nothing to change in a program of the user, by dot-key, each with the reason."""
     work: list[WorkCounted | None] = []
     """The counted work of each repeat, in the order of `steady`; None for a repeat that has not counted it."""
-    clocks: list[ClockCheck | None] = []
-    """The time of each repeat by the clocks of the measured process and of the host, in the order of `steady`.
+    clock_rates: list[ClockRates | None] = []
+    """The bounds of the rate of a program's clock in each repeat, in the order of `steady`; None where none are known.
 
-    It is None for a repeat with too few reports, and empty for inference, whose pauses belong to no step.
+    It is empty if none are known at all, as for models of gpubench, and for inference, whose pauses belong to no step.
     """
     watched: dict[str, list[list[float]]] = {}
     """The numbers that the user watches in the output of a program: by name, those of each repeat of `steady`."""
@@ -216,6 +216,7 @@ def summarise(
         _efficiency(metrics, flops, peak, measured_peak, telemetry, gpus)
         _costs(metrics)
     windows, samples = [measured.window for measured in found], _samples(found)
+    rates = [] if inference else [measured.repeat.clock_rates for measured in found]
     slowed = throttled_shares(telemetry, windows)
     return Summary(
         metrics=metrics.made,
@@ -239,7 +240,7 @@ def summarise(
         + warnings.collected((_unknown_quantiles if inference else _rare_evaluation)(found, settings))
         + warnings.unanswered({query: error for repeat in repeats for query, error in repeat.unanswered.items()}),
         work=[] if inference else [measured.repeat.work for measured in found],
-        clocks=[] if inference else [measured.repeat.clock for measured in found],
+        clock_rates=rates if any(rates) else [],
         samples=samples,
         timed_by=next((said for measured in found if (said := measured.repeat.timed_by)), ""),
     )

@@ -24,9 +24,8 @@ from gpubench.compare.work import CountedWork
 from gpubench.kinds.program.watched import WatchedOutput, name_of
 from gpubench.probe.clock import unreplaced_clock
 from gpubench.report.phrases import headline
-from gpubench.runs import clocks
-from gpubench.runs.clocks import ClockCheck
 from gpubench.runs.directory import SUMMARY
+from gpubench.settings.keys import COMMAND
 
 GATE = parse_condition("throughput>2%")
 SEEN_HERE = ("work", "loss", "scale", "named", "ineffective", "undetected", "")
@@ -195,43 +194,45 @@ def test_an_accumulation_in_other_parts_is_no_less_work() -> None:
 # The clock.
 
 
-def reports(speed: float, seconds: float, delays: Sequence[float]) -> list[tuple[float, float]]:
-    """Reports every 0.2 s of the host, by a clock of this speed, that arrive with these delays in turn."""
-    times = [0.2 * number for number in range(round(seconds / 0.2))]
-    return [(1e9 + speed * at, 50 + at + delays[number % len(delays)]) for number, at in enumerate(times)]
-
-
-@pytest.mark.parametrize("delays", [(0.0,), (0.5, 0.01, 0.9), (2.0, 0.1, 0.3, 0.0)])
-@pytest.mark.parametrize(("speed", "different"), [(1.0, False), (0.1, True), (0.5, True), (1.5, True), (0.9, True)])
-def test_a_clock_of_another_speed_is_told_from_late_reports(
-    delays: Sequence[float], speed: float, different: bool
-) -> None:
-    found = clocks.compared(reports(speed, 12.0, delays))
-    assert found
-    assert clocks.differ([found]) is different
-
-
-def test_too_few_reports_and_short_repeats_tell_nothing_about_the_clock() -> None:
-    assert clocks.compared(reports(1.0, 0.4, (0.0,))) is None
-    assert clocks.differ([None, ClockCheck(0.1, 0.9)]) is None
-    assert clocks.differ([]) is None
-
-
 def test_a_wrong_clock_of_either_side_leaves_no_verdict(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, name, repeats=2) for name in ("base", "new")]
+    right = {"low": 0.98, "high": 1.01, "seconds": 9.0}
     for path in paths:
-        edit_document(path / SUMMARY, clocks=[{"program": 10.0, "host": 10.001}, None])
-    assert only(paths).sameness.clock == "same"
-    edit_document(paths[0] / SUMMARY, clocks=[{"program": 1.0, "host": 10.0}, None])
-    found = only(paths)
+        edit_document(path / SUMMARY, clock_rates=[right, right])
+    assert only(paths, "python train.py").sameness.clock == "same"
+    edit_document(paths[1] / SUMMARY, clock_rates=[right, None])
+    assert only(paths, "python train.py").sameness.clock == "unknown"
+    edit_document(paths[0] / SUMMARY, clock_rates=[right, {"low": 1.5, "high": 1.52, "seconds": 9.0}])
+    found = only(paths, "python train.py")
     assert found.sameness.clock == "different"
     assert [(one.kind, one.side) for one in found.sameness.refusals] == [("clock", "baseline")]
-    assert headline(found).endswith("has a clock of its own: its steps took 1 s by it, and 10 s by the host's")
+    assert headline(found).endswith(
+        "has a clock of its own: one second of its clock took 1.50 to 1.52 s by the host's clock"
+    )
     assert {verdict.verdict for verdict in found.verdicts} == {"rejected"}
 
 
-def only(paths: Sequence[Path]) -> Comparison:
-    (found,) = compare([side(path) for path in paths]).comparisons
+def test_the_clock_of_an_older_run_is_unknown_whatever_it_has_recorded(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, name, repeats=1) for name in ("base", "new")]
+    for path in paths:
+        edit_document(path / SUMMARY, clocks=[{"program": 1.0, "host": 10.0}])
+    found = only(paths, "python train.py")
+    assert found.sameness.clock == "unknown"
+    assert not found.sameness.refusals
+
+
+def test_the_clock_of_models_of_gpubench_is_not_mentioned(tmp_path: Path) -> None:
+    (found,) = of_counts(tmp_path, {"forwarded": 30}, {"forwarded": 30}).comparisons
+    assert found.sameness.counts
+    assert found.sameness.clock is None
+
+
+def only(paths: Sequence[Path], command: str) -> Comparison:
+    """The comparison of two runs of a program."""
+    sides = [side(path) for path in paths]
+    for one in sides:
+        one.runs[0].settings[COMMAND] = command
+    (found,) = compare(sides).comparisons
     return found
 
 

@@ -11,15 +11,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch._dynamo  # which optimizers import, so that not each fork does
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from gpubench.events import StepsMeasured
+from gpubench.host.supervision import Peer
+from gpubench.kinds.program.tokens import Tokens
 from gpubench.probe.hooks import Probe
 from gpubench.probe.steady import SteadyProbe
 from gpubench.ranks import machine
@@ -40,7 +45,8 @@ class Measured:
         self.all = events
         self.names = [event["event"] for event in events]
         self.events = {event["event"]: event for event in events}
-        self.steps = [step for event in events if event["event"] == "stepsmeasured" for step in event["steps"]]
+        self.reports = [event for event in events if event["event"] == "stepsmeasured"]
+        self.steps = [step for report in self.reports for step in report["steps"]]
 
     @property
     def missed(self) -> dict[str, str]:
@@ -148,11 +154,23 @@ def _serve(
     }
     with connection, connection.makefile("rb") as lines:
         found.append(json.loads(lines.readline()))
+        tokens = Tokens()
+        tokens.begin(0)
         connection.sendall(json.dumps(job).encode() + b"\n")
         if not leaves:
-            found += (
-                json.loads(line) for line in lines if line.endswith(b"\n")
-            )  # as a host, which ignores half a line
+            with suppress(ConnectionResetError):  # the end of a rank that has not read the last token
+                found.extend(
+                    _exchanged(connection, tokens, line) for line in lines if line.endswith(b"\n")
+                )  # as a host, which ignores half a line
+
+
+def _exchanged(connection: socket.socket, tokens: Tokens, line: bytes) -> dict[str, Any]:
+    """Answers a report of steps with a token, and adds the times to it, as a host does."""
+    event: dict[str, Any] = json.loads(line)
+    if event["event"] != "stepsmeasured":
+        return event
+    report = tokens.exchange(Peer(connection, heard=time.monotonic()), msgspec.json.decode(line, type=StepsMeasured))
+    return event | {"sent": report.sent, "read": report.read}
 
 
 def batches(number: int = 12, size: int = 4, workers: int = 0) -> "DataLoader[Any]":

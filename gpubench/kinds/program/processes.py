@@ -26,6 +26,7 @@ from gpubench.kinds.program import beside, endings, standard_input
 from gpubench.kinds.program.beside import StartedProcess
 from gpubench.kinds.program.endings import Ending, Image
 from gpubench.kinds.program.machines import EVERYWHERE, TORCHRUN_SECONDS, SpreadWorkers, started_together
+from gpubench.kinds.program.tokens import Tokens
 from gpubench.logs import PROGRAM_OUTPUT
 from gpubench.ranks import machine
 from gpubench.runs.directory import OUTPUT
@@ -87,6 +88,7 @@ class ProgramProcesses(SpreadWorkers):
         """What led from the program's first process to each rank of this machine, when the rank connected."""
         self._unmeasured: set[int] = set()
         """The process ids of those that train and are not ranks."""
+        self._tokens = Tokens()
         self._held: dict[int, events.StepsHeld] = {}
         """By rank, the steps that count if the rank ends now without a word."""
         self.shutdown = settings.grace
@@ -174,6 +176,7 @@ class ProgramProcesses(SpreadWorkers):
             self._images[hello.rank] = image
         if peer.here:
             self._ancestries[hello.pid] = beside.ancestry(hello.pid, self._children[0].pid)
+        self._tokens.begin(hello.rank)
         super()._answer(peer, hello)
 
     def _stop_admitting(self) -> None:
@@ -208,6 +211,13 @@ class ProgramProcesses(SpreadWorkers):
     def news(self) -> list[events.Message]:
         news, self._news = self._news, []
         return news
+
+    def _read(self, peer: Peer) -> Iterator[events.Message]:
+        for message in super()._read(peer):
+            if isinstance(message, events.StepsMeasured) and peer not in self.elsewhere:
+                yield self._tokens.exchange(peer, message)
+            else:
+                yield message
 
     def _note(self, peer: Peer, message: events.Message) -> None:
         super()._note(peer, message)
