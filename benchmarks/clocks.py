@@ -114,11 +114,14 @@ def measured(case: Case, wanted: int, each: int, seconds: float, folder: Path) -
         results = folder / str(begun)
         results.mkdir(parents=True)
         repeats = ("--repeats", str(min(each, wanted - begun)), "--results", str(results))
-        with busy(case.busy, trains), (results / "printed").open("w+") as printed:
-            command = (sys.executable, "-m", "gpubench", "train-bench", *repeats, *options, *words)
-            with subprocess.Popen(command, stdout=printed, stderr=printed, env=without_settings()) as host:
-                with stopping(host if case.stops else None):
-                    host.wait()
+        command = (sys.executable, "-m", "gpubench", "train-bench", *repeats, *options, *words)
+        with (
+            busy(case.busy, trains),
+            (results / "printed").open("w") as printed,
+            subprocess.Popen(command, stdout=printed, stderr=printed, env=without_settings()) as host,
+            stopping(host if case.stops else None),
+        ):
+            host.wait()
         if host.returncode:
             sys.exit(f"error: {(results / 'printed').read_text()}")
         (summary,) = results.glob("*/*/summary.json")
@@ -142,7 +145,7 @@ def busy(number: int, while_exists: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stopping(host: "subprocess.Popen[str] | None") -> Iterator[None]:
+def stopping(host: "subprocess.Popen[bytes] | None") -> Iterator[None]:
     """Stops the host for a second again and again, a random time after it has gone on."""
     ended = threading.Event()
 

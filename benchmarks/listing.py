@@ -79,6 +79,13 @@ BENCHMARKS = (
         30,
     ),
     Benchmark(
+        "clocks",
+        "Is the clock of a program accused only if it is false, however busy the machine is?",
+        ("benchmarks/clocks.py", "--repeats", "4", "--false", "1"),
+        "no true clock is accused; all false ones are on a quiet machine, and none is called the same on a busy one",
+        9,
+    ),
+    Benchmark(
         "tune-peers",
         "How well do searches for the fastest settings work?",
         ("benchmarks/tune_peers.py", "--trials", "100", "--peer-trials", "5"),
