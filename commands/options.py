@@ -212,7 +212,7 @@ Vs = Annotated[
     typer.Option(
         "--vs",
         metavar="KEY=VALUE",
-        help="Also run with this setting changed, interleaved A B B A, and compare; repeatable.",
+        help="Also run with this setting changed, interleaved in random order, and compare; repeatable.",
         rich_help_panel=MEASUREMENT,
         autocompletion=completion.assignments,
     ),
@@ -221,7 +221,7 @@ VsArguments = Annotated[
     str | None,
     option(
         "ARGUMENTS",
-        "Also run the program with these arguments added, interleaved A B B A, and compare.",
+        "Also run the program with these arguments added, interleaved in random order, and compare.",
         YOUR_PROGRAM,
         "--vs-args",
     ),
@@ -230,7 +230,7 @@ VsRef = Annotated[
     str | None,
     option(
         "COMMIT",
-        "Also run the program as of this git commit, interleaved A B B A, and compare.",
+        "Also run the program as of this git commit, interleaved in random order, and compare.",
         YOUR_PROGRAM,
         "--vs-ref",
     ),

@@ -62,7 +62,7 @@ class Bench:
         order: Order = (),
         until: float = math.inf,
     ) -> list[Outcome]:
-        """Runs the variants as A B B A until each has its repeats, and writes their reports.
+        """Runs the variants interleaved until each has its repeats, and writes their reports.
 
         With `independent`, one that fails does not end the others, unless it is the first one. `order` has the number
         of a variant for each repeat to make instead, or chooses it; then none that fails ends the others. What still

@@ -127,11 +127,9 @@ def prove(
     that of the same rounds, with the same runs of the program as it was, so that both can be compared. What still runs
     at the time `until` is interrupted. Raises Interrupted if the user interrupts.
     """
-    rounds, numbers = sides[0].settings.measurement.repeats, range(len(sides))
-    order = [side for number in range(rounds) for side in (numbers if number % 2 == 0 else reversed(numbers))]
     try:
         with bench.terminal.errors_only():
-            outcomes = bench.run(sides, order=order, until=until)
+            outcomes = bench.run(sides, independent=True, until=until)
     except Interrupted:
         raise
     except GpubenchError as error:  # such as one of the copy; the settings are proved all the same

@@ -101,6 +101,9 @@ class Recorder(ABC, Generic[S]):
     """`Progress.ends` of the repeats to come."""
     round: str = ""
     """`Progress.round` of the repeats to come."""
+    order_seed: int | None = None
+    """The seed of the order in which this run and those that it is interleaved with take turns; None before it is
+    drawn."""
     elsewhere: str | None = None
     """The name of the machine whose host records the run of a program, if it is not this one."""
     is_spread = False

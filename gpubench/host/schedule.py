@@ -10,6 +10,7 @@ from typing import Any
 
 from gpubench.channel import calendar
 from gpubench.errors import GpubenchError, Interrupted, ProgramFailed, RunDirectoryLost, RunFailed
+from gpubench.host import order as orders
 from gpubench.host import signals
 from gpubench.host.launch import Workers
 from gpubench.host.recorder import Recorder, S
@@ -57,7 +58,7 @@ def run(
     independent: bool = False,
     order: Order = (),
 ) -> list[Outcome]:
-    """Runs all repeats of the recorders, and closes their directories. Several runs are interleaved as A B B A.
+    """Runs all repeats of the recorders, and closes their directories. Several runs are interleaved.
 
     `watch` is called about ten times a second with the current recorder. An error ends all runs; the measurements so
     far are kept, and every outcome that it affects has the error. With `independent`, a failed run does not end the
@@ -205,7 +206,7 @@ def schedule(
 
     Each repeat has new processes, except under the user's own torchrun, where all repeats of a run share its processes.
     `failures` has the id() of each failed recorder, which gets no more repeats, and may grow during the iteration.
-    `order` has the number of a recorder for each repeat; by default all repeats are interleaved as A B B A.
+    `order` has the number of a recorder for each repeat; by default all repeats are interleaved in rounds.
     """
     if launched_by_torchrun():
         for recorder in recorders:
@@ -225,10 +226,10 @@ def schedule(
 
 def _interleaved(recorders: Sequence[Recorder[Any]], failures: Container[int]) -> Iterator[int]:
     """Yields the number of a recorder for each repeat, until none of them needs more."""
-    places, number = range(len(recorders)), 0
-    while number == 0 or any(needs_more(each, number) for each in recorders if id(each) not in failures):
-        yield from places if number % 2 == 0 else reversed(places)
-        number += 1
+    for number, places in enumerate(orders.rounds(recorders)):
+        if number and not any(needs_more(each, number) for each in recorders if id(each) not in failures):
+            return
+        yield from places
 
 
 def needs_more(recorder: Recorder[Any], done: int) -> bool:

@@ -151,6 +151,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How long each repeat is; None until it is known, and for a command without a loop of steps."""
     interleaved_with: list[str] = []
     """The ids of the runs whose repeats were interleaved with this one's by `--vs`."""
+    order_seed: int | None = None
+    """The seed of the order in which they took turns, see `gpubench.host.order`; None for a run alone, or of one
+    round."""
     resumed_from: str | None = None
     """The run directory whose finished samples this run took over."""
     config_sha256: str | None = None

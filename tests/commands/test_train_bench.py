@@ -12,6 +12,8 @@ import yaml
 from PIL import Image
 from running import SMALL, TINY, Finished, gpubench, metrics
 
+from gpubench.host.order import drawn
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -153,7 +155,9 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     for number, run in enumerate(document["runs"]):
         steps = [json.loads(line) for line in (Path(run["path"]) / "steps.jsonl").read_text().splitlines()]
         starts += [(min(step["time"] for step in steps if step["repeat"] == repeat), number) for repeat in (0, 1)]
-    assert [number for _, number in sorted(starts)] == [0, 1, 1, 0]  # A B B A
+    records = [json.loads((Path(run["path"]) / "run.json").read_text()) for run in document["runs"]]
+    (seed,) = {record["order_seed"] for record in records}
+    assert [number for _, number in sorted(starts)] == [place for order in drawn(2, seed)[:2] for place in order]
 
 
 def test_it_repeats_until_the_target_precision_or_the_cap(tmp_path: Path) -> None:

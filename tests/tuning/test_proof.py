@@ -35,10 +35,8 @@ class Pair(Bench):
         self.terminal: Any = SimpleNamespace(errors_only=contextlib.nullcontext)
         self._folder, self._pace, self._error, self._observed = folder, pace, error, observed
         self._changes = changes
-        self.order: Sequence[int] = ()
 
     def run(self, variants: Sequence[Any], **how: Any) -> list[Any]:
-        self.order = how["order"]
         if isinstance(self._error, Interrupted):
             raise self._error
         paths = [
@@ -100,7 +98,6 @@ def test_settings_whose_part_is_not_proved_are_left_out_and_named(tmp_path: Path
 def test_the_patched_program_is_run_and_judged(tmp_path: Path) -> None:
     patch, bench = made(tmp_path), Pair(tmp_path, 0.5, observed={"data.workers": 2})
     found = proof.prove(patch, SIDES, bench, float("inf"), None)
-    assert bench.order == [0, 1, 1, 0, 0, 1, 1, 0]
     assert found.gain
     assert found.gain.low <= 2.0 <= found.gain.high
     assert found.found.startswith("run as patched: 2.0")
@@ -115,7 +112,6 @@ def test_the_settings_from_outside_are_run_beside_it_and_have_their_gain_in_the_
     patch = msgspec.structs.replace(made(tmp_path), settings_gain=Gain(1.0, 0.9, 1.1))
     bench = Pair(tmp_path, 0.5)
     found = proof.prove(patch, [SIDE] * 3, bench, float("inf"), None)
-    assert bench.order == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0]
     assert found.settings_gain
     assert found.settings_gain.low <= 2.0 <= found.settings_gain.high
     assert not found.differs

@@ -11,6 +11,8 @@ import pytest
 from machines import Machine, machines, program, ranks, torchrun, wait_until, why_not
 from running import SMALL
 
+from gpubench.host.order import SHARED
+
 ALONE = ("--device", "cpu", "--performance.cpu_threads=1", "--repeats", "1", "-q")
 TRAIN = ("train-bench", *SMALL, *ALONE)
 PIPE = ("pipe-infer", "--unet", "dummy", *ALONE, "--baseline", "off")
@@ -125,7 +127,8 @@ def test_a_program_on_two_machines_is_measured_in_every_repeat_and_the_machine_o
     assert f"completed: rank 0 is on {pair[0].name}, which has the results\n" == second.stderr
     assert len(first.runs) == 2
     for run in first.runs:
-        assert json.loads((run / "run.json").read_text())["world_size"] == 4
+        record = json.loads((run / "run.json").read_text())
+        assert (record["world_size"], record["order_seed"]) == (4, SHARED)
         steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
         assert {(step["repeat"], step["rank"]) for step in steps} == {(n, rank) for n in (0, 1) for rank in range(4)}
 
