@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from gpubench.bench import Bench
 from gpubench.compare.compare import compare
 from gpubench.compare.decision import (
     METRICS,
+    WORK,
     Aim,
     Decision,
     Ending,
@@ -29,10 +31,12 @@ from gpubench.compare.decision import (
 )
 from gpubench.compare.evidence import RunEvidence, Side, open_run
 from gpubench.compare.losses import DEFAULT, Margin
-from gpubench.compare.sequential import FEWEST, MOST, Look, look
+from gpubench.compare.result import LossOutcome
+from gpubench.compare.sequential import FEWEST, MOST, MOST_FORESEEN, Look, look
 from gpubench.compare.verdicts import DEFAULT_MARGIN
 from gpubench.compare.warnings import disturbance, few_repeats
 from gpubench.errors import Interrupted, RunDirectoryError, RunDirectoryLost, RunFailed, UsageError
+from gpubench.host import order
 from gpubench.host.recorder import Recorder
 from gpubench.host.schedule import Outcome
 from gpubench.metrics import definition_of
@@ -41,13 +45,14 @@ from gpubench.settings.loading import Configuration
 
 LATE = 0.1
 """How far a judgement may exceed its budget, as a fraction of it, before the repeat that runs is interrupted."""
-SEEN = (1, FEWEST)
-"""The rounds after which it is looked whether the edit is to be refused, besides those at which it would be kept.
-
-What a program does shows in its first repeat. One pair of repeats may differ in its losses by chance.
-"""
 BUSY = 0.05
 """The slowdown by other processes from which on the machine was too busy, as a fraction."""
+SO_FAR: Mapping[LossOutcome, str] = {
+    "unharmed": "the losses agree so far",
+    "harmed": "the losses differ so far",
+    "unclear": "the losses do not tell yet",
+}
+"""What is said of the loss after the first round. One pair of repeats may differ by chance."""
 MARK = "judges"
 """The file in the temporary folder of a host that judges."""
 CHANGED = "files that git tracks have changed while it was judged: it was edited, or it writes to them"
@@ -80,6 +85,7 @@ class Before:
     seconds: float = 0.0
     metric: str | None = None
     started: str = field(default_factory=timestamp)
+    order_seeds: Sequence[int | None] = ()
 
 
 class Judging:
@@ -98,8 +104,9 @@ class Judging:
         """Which side has not measured the metric, as the reason of a refusal; empty if both have."""
         self.warnings: dict[str, None] = {}
         self._began = time.monotonic()
-        self._longest = 0.0
-        """The time of the longest round so far."""
+        self._took: list[float] = []
+        """The time of each round that this judgement has made itself."""
+        self._found = Observed()
 
     @property
     def look(self) -> Look:
@@ -117,15 +124,40 @@ class Judging:
     def seconds(self) -> float:
         return self.before.seconds + time.monotonic() - self._began
 
+    @property
+    def _left(self) -> float:
+        """The time that is left of the budget."""
+        return math.inf if self.terms.budget is None else max(0.0, self._began + self.terms.budget - time.monotonic())
+
+    @property
+    def _usual(self) -> float:
+        """The time that a round usually takes. The first one may take longer, as files are not in memory yet."""
+        return median(self._took) if self._took else self.before.seconds / max(1, len(self.before.values))
+
+    @property
+    def most(self) -> int:
+        """The largest number of rounds: those that may be made, as far as there is time for them."""
+        is_limited = self._took and self._left < math.inf
+        fitting = len(self.values) + int(self._left / self._usual) if is_limited else self.terms.most
+        return min(self.terms.most, fitting)
+
+    @property
+    def needed(self) -> Needed | None:
+        """What it would take to decide; None if that is unknown."""
+        rounds = self.look.needed(self.terms.margin)
+        return Needed(rounds, self._usual * max(0, rounds - len(self.values))) if rounds else None
+
     def rounds(self, recorders: Sequence[Recorder[Any]], say: Callable[[str], None]) -> Iterator[int]:
         """Yields the number of a recorder for each repeat to make.
 
         Raises UsageError if the aim is not measured, or for a program on several machines.
         """
-        made = 0
+        made, orders = 0, order.rounds(recorders)
         while (ending := self._ending(recorders, made)) is None:
+            if made == 1:
+                say(self._first())
             began = time.monotonic()
-            for place in (0, 1) if made % 2 == 0 else (1, 0):
+            for place in next(orders):
                 recorders[place].round = f"round {len(self.values) + 1} of at most {self.terms.most}"
                 yield place
                 if recorders[place].is_spread:
@@ -146,7 +178,7 @@ class Judging:
                 return
             made += 1
             self.values.append((ours, theirs))
-            self._longest = max(self._longest, time.monotonic() - began)
+            self._took.append(time.monotonic() - began)
             if self._others():
                 self.warnings[BESIDE] = None
             say(self._progress())
@@ -154,28 +186,26 @@ class Judging:
 
     def _ending(self, recorders: Sequence[Recorder[Any]], made: int) -> Ending | None:
         """Returns why no more rounds are made; None if another one is."""
-        rounds, margin = len(self.values), self.terms.margin
+        rounds, margin, most = len(self.values), self.terms.margin, self.most
         exceeds = self.look.exceeds(margin)
         if exceeds is False:
             return "decided"
-        if made and (exceeds or rounds in SEEN):
+        if made and (exceeds or made == 1 or rounds == FEWEST):  # what a program does shows in its first repeat
             sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self.terms.loss_margin).comparisons[0], sides[1])
+            self._found = found
             for_loss_alone = found.loss == "harmed" and found.work != "less"
             if found.refusals and not (for_loss_alone and rounds < FEWEST):
                 return "decided"
             if exceeds and not found.refusals and found.loss != "unclear":
                 return "decided"
-        most = self.terms.max_memory
-        if most is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > most:
+        limit = self.terms.max_memory
+        if limit is not None and made and (largest_peak(recorders[1].sum_up().metrics) or 0.0) > limit:
             return "decided"
         if rounds >= self.terms.most:
             return "rounds"
-        if self.look.is_hopeless(margin, self.terms.most):
-            return "hopeless"
-        budget = self.terms.budget
-        if budget is not None and made and time.monotonic() - self._began + self._longest > budget:
-            return "budget"
+        if made and self.look.is_hopeless(margin, most):
+            return "hopeless" if most == self.terms.most else "budget"
         return None
 
     def _value(self, recorder: Recorder[Any], made: int) -> float | None:
@@ -202,7 +232,7 @@ class Judging:
         """Why the rounds have not sufficed."""
         made = units.counted(len(self.values), "round")
         said: Mapping[Ending, str] = {
-            "budget": f"the budget of {units.about(self.terms.budget or 0)} sufficed for {made}",
+            "budget": self._forecast() or f"the budget of {units.about(self.terms.budget or 0)} sufficed for {made}",
             "interrupted": f"it was interrupted after {made}",
             "hopeless": f"after {made} a gain above the margin is hardly to be proved in {self.terms.most}",
         }
@@ -212,7 +242,28 @@ class Judging:
         found, terms = self.look, self.terms
         gain = units.signed_percent(found.gain - 1) if found.gain else ""
         interval = f" [{', '.join(units.signed_percent(end - 1) for end in found.interval)}]" if found.interval else ""
-        return f"judge: round {found.rounds} of at most {terms.most}: gain {gain}{interval}"
+        said = f"judge: round {found.rounds} of at most {terms.most}: gain {gain}{interval}"
+        return "; ".join(filter(None, [said, self._forecast() if found.rounds >= FEWEST else ""]))
+
+    def _first(self) -> str:
+        """Returns what the first round shows besides the gain."""
+        found = self._found
+        return f"judge: {'; '.join(filter(None, [WORK.get(found.work), SO_FAR.get(found.loss), self._forecast()]))}"
+
+    def _forecast(self) -> str:
+        """Returns how long a round takes, how many are needed, and what is left of the budget; "" if it is decided."""
+        made, needed = len(self.values), self.needed
+        if not self._took or self.look.exceeds(self.terms.margin) is not None:
+            return ""
+        said = f"a round takes {units.about(self._usual)}, and "
+        if needed is None:
+            return f"{said}more than {MOST_FORESEEN:,} are needed"
+        more = max(1, needed.rounds - made)
+        said += f"{'about' if made >= FEWEST else 'at least'} {more} more {'is' if more == 1 else 'are'} needed"
+        said += f", which is {units.about(more * self._usual)}"
+        if self.terms.budget is None:
+            return said
+        return f"{said}, with {units.about(self._left)} left of the budget of {units.about(self.terms.budget)}"
 
 
 def run(variants: Sequence[Configuration[Any]], bench: Bench, judging: Judging) -> list[Outcome]:
@@ -270,8 +321,6 @@ def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
     shown, seconds = judging.look, judging.seconds
     ruling = rule(shown, terms.margin, found, terms.max_memory, doubt)
     is_open = ruling.answer == "undecided" and shown.exceeds(terms.margin) is None
-    needed = shown.needed(terms.margin) if is_open else None
-    left = seconds / max(1, shown.rounds) * max(0, (needed or 0) - shown.rounds)
     means = [math.fsum(side) / len(side) for side in zip(*judging.values, strict=True)]
     metric = judging.metric or METRICS[terms.aim][0]
     return Decision(
@@ -289,7 +338,7 @@ def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
         candidate=means[1] if means else None,
         ending=judging.ending,
         reasons=ruling.reasons,
-        needed=Needed(needed, left) if needed else None,
+        needed=judging.needed if is_open else None,
         work=found.work,
         loss=found.loss,
         loss_reason=found.loss_reason,
@@ -301,6 +350,7 @@ def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
         edited=_version(recorders[1], judging.edit),
         runs=[*before.runs, *([(str(pair[0]), str(pair[1]))] if measured or not before.runs else [])],
         values=judging.values,
+        order_seeds=[*before.order_seeds, *([recorders[0].order_seed] if measured or not before.runs else [])],
         started=before.started,
         seconds=seconds,
     )
@@ -357,4 +407,6 @@ def resumed(decision: Decision, folder: Path) -> Before:
         raise RunDirectoryError(
             "the program has changed since, so that its rounds cannot be counted together", "judge the edit anew"
         )
-    return Before(decision.runs, decision.values, decision.seconds, decision.metric, decision.started)
+    return Before(
+        decision.runs, decision.values, decision.seconds, decision.metric, decision.started, decision.order_seeds
+    )

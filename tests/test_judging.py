@@ -1,19 +1,32 @@
 """Which rounds a judgement makes, with repeats that are made up."""
 
+import math
 import os
-import time
 from collections.abc import Sequence
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpubench import judge, temporary
-from gpubench.compare.decision import Observed
+from gpubench.compare.decision import Needed, Observed
 from gpubench.errors import UsageError
+from gpubench.host.order import drawn
 from gpubench.judge import BESIDE, Before, Judging, Terms, announced
 
 NOISE = (1.0, 1.001, 0.999, 1.0005, 0.9995)
+
+
+class Clock:
+    """A clock that only the repeats advance."""
+
+    now = 0.0
+
+    @staticmethod
+    def monotonic() -> float:
+        return Clock.now
 
 
 class MadeUp:
@@ -21,18 +34,21 @@ class MadeUp:
 
     variant = "one"
     is_spread = False
+    elsewhere = None
+    order_seed: int | None = None
 
-    def __init__(self, values: Sequence[float | None], name: str = "throughput") -> None:
-        self.values, self.name, self.made = values, name, 0
+    def __init__(self, values: Sequence[float | None], name: str = "throughput", seconds: float = 0.0) -> None:
+        """`seconds` is the time that a repeat takes."""
+        self.values, self.name, self.made, self.seconds = values, name, 0, seconds
         self.round = ""
-        self.seconds = 0.0
+        self.writer = SimpleNamespace(update=lambda **changes: None)
 
     @property
     def has_failed(self) -> bool:
         return None in self.values[: self.made]
 
     def run(self) -> None:
-        time.sleep(self.seconds)
+        Clock.now += self.seconds
         self.made += 1
 
     def sum_up(self) -> Any:
@@ -48,6 +64,7 @@ def noisy(value: float, number: int = 40) -> list[float]:
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Observed]:
     """What is found about both versions, which a test may change."""
     said = {"observed": Observed(work="same", loss="unharmed")}
+    monkeypatch.setattr(judge, "time", Clock)
     monkeypatch.setattr(Judging, "_sides", lambda self, recorders: ("base", "edited"))
     monkeypatch.setattr(judge, "compare", lambda sides, **how: SimpleNamespace(comparisons=[None]))
     monkeypatch.setattr(judge, "observed_of", lambda comparison, side: said["observed"])
@@ -63,13 +80,83 @@ def made(judging: Judging, base: MadeUp, edited: MadeUp) -> tuple[list[int], lis
     return order, said
 
 
-def test_a_clear_gain_takes_three_rounds_in_the_order_a_b_b_a() -> None:
-    judging = Judging(Terms())
-    order, said = made(judging, MadeUp(noisy(10)), MadeUp(noisy(12)))
-    assert order == [0, 1, 1, 0, 0, 1]
+def test_a_clear_gain_takes_three_rounds_of_which_the_first_begins_with_the_base() -> None:
+    judging, base = Judging(Terms()), MadeUp(noisy(10))
+    order, said = made(judging, base, MadeUp(noisy(12)))
+    assert order[:2] == [0, 1]
+    assert order == [place for one in drawn(2, base.order_seed or 0)[:3] for place in one]
     assert judging.ending == "decided"
     assert judging.look.exceeds(0.005)
     assert said[-1].startswith("judge: round 3 of at most 30: gain +20.0 % [")
+
+
+@pytest.mark.parametrize("period", [3, 4, 8])
+def test_a_machine_that_is_slow_now_and_then_favours_neither_of_two_equal_versions(
+    monkeypatch: pytest.MonkeyPatch, period: int
+) -> None:
+    """Every so manieth repeat is 20 % slower. In the order A B B A, that is always the same version in some periods."""
+    rng, seeds = np.random.default_rng(period), Random(period)
+    monkeypatch.setattr("gpubench.host.order.SystemRandom", lambda: seeds)
+    ended = [rhythm(rng, period) for _ in range(40)]
+    assert ended.count("decided") <= 40 * 0.05 + 3 * math.sqrt(40 * 0.05 * 0.95)
+
+
+def rhythm(rng: np.random.Generator, period: int) -> str:
+    """Returns how a judgement ends whose machine is slow in one of so many repeats."""
+    judging, begins = Judging(Terms(margin=0)), int(rng.integers(period))
+    base, edited = MadeUp([]), MadeUp([])
+    for number, place in enumerate(judging.rounds((base, edited), lambda line: None)):  # type: ignore[arg-type]
+        slow = 1.2 if (number + begins) % period == 0 else 1.0
+        recorder = (base, edited)[place]
+        recorder.values = [*recorder.values, 10 / slow * math.exp(0.005 * rng.standard_normal())]
+        recorder.run()
+    return judging.ending
+
+
+def test_the_first_round_says_that_the_work_is_the_same_and_what_it_will_take() -> None:
+    judging = Judging(Terms(budget=1200))
+    _, said = made(judging, MadeUp(noisy(10), seconds=60), MadeUp(noisy(12), seconds=60))
+    assert said[0].startswith("judge: round 1 of at most 30: gain +20.0 %")
+    assert said[1] == (
+        "judge: the same work; the losses agree so far; a round takes 2 min, and at least 2 more are needed, which is "
+        "4 min, with 18 min left of the budget of 20 min"
+    )
+    assert [line[:14] for line in said[2:]] == ["judge: round 2", "judge: round 3"]
+
+
+def test_a_budget_without_time_for_three_rounds_is_spent_on_one() -> None:
+    judging = Judging(Terms(budget=600))
+    order, _ = made(judging, MadeUp(noisy(10), seconds=150), MadeUp(noisy(12), seconds=150))
+    assert (len(order), judging.ending) == (2, "budget")
+    assert judging.doubt == (
+        "a round takes 5 min, and at least 2 more are needed, which is 10 min, with 5 min left of the budget of 10 min"
+    )
+    assert judging.needed == Needed(3, 600.0)
+
+
+def test_a_machine_that_is_too_busy_for_the_budget_is_said_after_three_rounds() -> None:
+    base, edited = noisy(10), [10.2, 11.4, 10.3] * 10
+    judging = Judging(Terms(budget=1210))
+    order, said = made(judging, MadeUp(base, seconds=120), MadeUp(edited, seconds=120))
+    assert (len(order), judging.ending) == (6, "budget")
+    needed = judging.needed
+    assert needed
+    assert needed.rounds > 5
+    assert needed.seconds == pytest.approx(240 * (needed.rounds - 3))
+    assert judging.doubt.startswith(f"a round takes 4 min, and about {needed.rounds - 3} more are needed, which is ")
+    assert judging.doubt.endswith("with 8 min left of the budget of 20 min")
+    assert said[-1].endswith(judging.doubt)
+    unlimited = Judging(Terms())
+    assert len(made(unlimited, MadeUp(base, seconds=120), MadeUp(edited, seconds=120))[0]) > 6
+
+
+def test_a_resumed_judgement_makes_a_round_even_if_it_was_hopeless() -> None:
+    values = [(10.0, 11.0), (11.0, 9.0), (9.0, 11.0), (10.5, 9.0), (9.5, 11.0), (10.0, 8.0)] * 3
+    before = Before([("a", "b")], values, 60.0, "throughput", "then")
+    judging = Judging(Terms(), before)
+    assert judging.look.is_hopeless(0.005)
+    order, _ = made(judging, MadeUp([10] * 9), MadeUp([10] * 9))
+    assert (len(order), judging.ending) == (2, "hopeless")
 
 
 def test_what_is_hopeless_ends_early() -> None:
@@ -126,14 +213,13 @@ def test_an_unclear_loss_is_measured_on(found: dict[str, Observed]) -> None:
     assert (len(order), judging.ending) == (12, "rounds")
 
 
-def test_a_budget_begins_no_round_that_it_has_no_time_for() -> None:
-    judging = Judging(Terms(budget=0.05, margin=0))
-    base = MadeUp(noisy(10))
-    base.seconds = 0.03
-    order, _ = made(judging, base, MadeUp(noisy(10)[::-1]))
+def test_a_budget_begins_no_round_that_it_has_no_time_for(found: dict[str, Observed]) -> None:
+    found["observed"] = Observed(work="same", loss="unclear")
+    judging = Judging(Terms(budget=100))
+    order, _ = made(judging, MadeUp(noisy(10), seconds=10), MadeUp(noisy(12), seconds=9))
     assert judging.ending == "budget"
-    assert len(order) == 2
-    assert "the budget of" in judging.doubt
+    assert len(order) == 10
+    assert judging.doubt == "the budget of 100 s sufficed for 5 rounds"
 
 
 def test_what_is_not_measured_here_is_refused_after_the_first_round() -> None:
@@ -158,11 +244,11 @@ def test_a_program_on_several_machines_is_refused_after_the_first_repeat() -> No
 def test_a_resumed_judgement_counts_the_rounds_of_before() -> None:
     before = Before([("a", "b")], list(zip(noisy(10, 2), noisy(12, 2), strict=True)), 60.0, "throughput", "then")
     judging = Judging(Terms(), before)
-    edited = MadeUp(noisy(12))
+    edited = MadeUp(noisy(12), seconds=1)
     order, _ = made(judging, MadeUp(noisy(10)), edited)
     assert (len(order), judging.look.rounds) == (2, 3)
     assert edited.round == "round 3 of at most 30"
-    assert judging.seconds > 60
+    assert judging.seconds == 61
 
 
 def test_a_limit_of_memory_ends_it_at_once() -> None:

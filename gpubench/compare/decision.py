@@ -57,7 +57,7 @@ class Needed(Struct, frozen=True):
     """What it would take to decide, if the gain is as large as measured, with a probability of about 80 %."""
 
     rounds: int
-    """The rounds in all."""
+    """The rounds in all; before three rounds these three, as the least that can decide."""
     seconds: float
     """The time of those still to make."""
 
@@ -112,6 +112,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The run directories of both sides, by their paths; several pairs if the judgement was resumed."""
     values: list[tuple[float, float]]
     """The metric of both sides in each round."""
+    order_seeds: list[int | None] = []
+    """The seed of the order in which the runs of each pair in `runs` took turns, as in their run.json."""
     started: str
     """UTC, ISO 8601."""
     seconds: float

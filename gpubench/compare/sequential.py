@@ -26,9 +26,9 @@ LEVEL = 0.0031
 """The level of a one-sided test at one look. The looks from FEWEST to MOST have 2.45 % together."""
 POWERED = 0.84
 """The quantile of the normal distribution that belongs to a power of 80 %."""
-HOPELESS, UNLIKELY = 0.01, 0.1
-"""A test ends early if, by the rounds so far, the last one is less likely than this to prove a gain above the margin,
-and one below it. It ends undecided, so that it makes no false verdict more frequent."""
+HOPELESS, UNLIKELY = 0.03, 0.1
+"""A test ends early if, by the rounds so far, the last one that may be made is less likely than this to prove a gain
+above the margin, and one below it. It ends undecided, so that it makes no false verdict more frequent."""
 MOST_FORESEEN = 1000
 """The largest number of rounds that is foreseen; a larger one is unknown."""
 
@@ -61,7 +61,9 @@ class Look:
 
     def is_hopeless(self, margin: float, most: int = MOST) -> bool:
         """Returns whether `most` rounds will hardly prove that the gain exceeds the margin, nor that it does not."""
-        if self.gain is None or not self.spread or self.rounds < FEWEST or self.rounds >= most:
+        if most < FEWEST or self.rounds >= most:
+            return True
+        if self.gain is None or not self.spread or self.rounds < FEWEST:
             return False
         ahead = math.log(self.gain) - math.log1p(margin)
         return self._chance(ahead, most) < HOPELESS and self._chance(-ahead, most) < UNLIKELY
@@ -79,10 +81,11 @@ class Look:
     def needed(self, margin: float) -> int | None:
         """Returns the rounds in all after which a gain of the estimated size is told from the margin.
 
-        It is told with a probability of about 80 %. Returns None for more than MOST_FORESEEN, or if it is unknown.
+        It is told with a probability of about 80 %. Before FEWEST rounds these are foreseen, as fewer tell nothing.
+        Returns None for more than MOST_FORESEEN, or without rounds.
         """
-        if self.gain is None or self.spread is None:
-            return None
+        if self.gain is None or self.spread is None or self.rounds < FEWEST:
+            return FEWEST if self.rounds else None
         distance, spread = abs(math.log(self.gain) - math.log1p(margin)), self.spread
 
         def suffice(rounds: int) -> bool:

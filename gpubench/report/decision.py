@@ -8,7 +8,7 @@ from gpubench import units
 from gpubench.compare.decision import Decision, Version
 from gpubench.compare.ledger import JudgedEdit, Together, together
 from gpubench.compare.result import to_json
-from gpubench.compare.sequential import MOST
+from gpubench.compare.sequential import FEWEST, MOST
 from gpubench.report.document import UNASKED, Block, Cell, Command, Document, Medium, Paragraph, Style, table
 from gpubench.runs import directory
 
@@ -68,6 +68,8 @@ def _more(decision: Decision, edited: str) -> Iterator[Block]:
     if needed:
         least = max(needed.rounds, decision.rounds + 1)
         text = f"about {units.counted(least, 'round')} would tell, if the gain is as large as measured"
+        if decision.rounds < FEWEST:
+            text = f"at least {units.counted(least, 'round')} are needed"
         if least > MOST:
             text += f", and a judgement makes at most {MOST}: quiet the machine, or make each repeat longer by --steps"
         elif needed.seconds:

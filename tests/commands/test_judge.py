@@ -49,6 +49,8 @@ def test_a_faster_edit_is_kept_and_a_slower_one_discarded_and_both_are_in_the_le
     assert (done.code, found["decision"]) == (0, "keep"), done
     assert found["gain"] == pytest.approx(2)
     assert (found["rounds"], found["ending"], len(found["values"])) == (3, "decided", 3)
+    seeds = [json.loads((Path(run) / "run.json").read_text())["order_seed"] for run in found["runs"][0]]
+    assert found["order_seeds"] * 2 == seeds
     assert found["base"]["commit"] == git(repository, "rev-parse", "HEAD")
     assert (found["base"]["edit"], bool(found["edited"]["edit"])) == ("", True)
     assert json.loads((Path(found["runs"][0][1]) / "decision.json").read_text()) == found
@@ -188,6 +190,7 @@ def test_what_is_undecided_goes_on_unless_the_program_has_changed(repository: Pa
     done = gpubench(*resume, results=results, cwd=repository)
     again = json.loads(done.stdout)
     assert (done.code, again["rounds"], len(again["runs"])) == (0, 3, 2), done
+    assert again["order_seeds"] == [*found["order_seeds"], None], "one round needs no seed"
     assert again["started"] == found["started"]
     (repository / "train.py").write_text(SLOW)
     changed = gpubench(*resume, results=results, cwd=repository)

@@ -52,7 +52,8 @@ def test_more_rounds_are_foreseen_for_a_gain_nearer_to_the_margin() -> None:
     assert far is not None
     assert near > far >= 4
     assert look([0.0, 0.02, -0.02]).needed(0) is None
-    assert look([0.1]).needed(0) is None
+    assert look([]).needed(0) is None
+    assert look([0.1]).needed(0) == look([0.1, 0.1]).needed(0) == FEWEST
 
 
 @pytest.mark.stress
