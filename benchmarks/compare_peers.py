@@ -40,7 +40,7 @@ from tables import table
 
 from gpubench.compare import compare, inputs
 from gpubench.compare.evidence import RunEvidence, Side
-from gpubench.compare.inputs import LogColumn
+from gpubench.compare.log_columns import LogColumn
 from gpubench.compare.result import Verdict
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, judge_all
 from gpubench.metrics import Metric

@@ -13,7 +13,7 @@ from gpubench.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from gpubench.compare.evidence import Side
-    from gpubench.compare.inputs import LogColumn
+    from gpubench.compare.log_columns import LogColumn
     from gpubench.compare.result import Comparisons, Noise
     from gpubench.report.terminal import Terminal
 
@@ -234,7 +234,7 @@ def fraction_of(text: str, option: str = "--margin") -> float:
 def _column(name: str | None, unit: str | None, better: Better | None) -> "LogColumn | None":
     if name is None or unit is None:
         return None
-    from gpubench.compare.inputs import LogColumn
+    from gpubench.compare.log_columns import LogColumn
 
     return LogColumn.of(name, unit, better.value if better else None)
 

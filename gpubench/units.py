@@ -53,8 +53,8 @@ def listed(names: Iterable[str]) -> str:
 
 
 def words(name: str) -> str:
-    """Formats an internal name as words: "data_wait" becomes "data wait"."""
-    return name.replace("_", " ")
+    """Formats an internal name as words: "data_wait" becomes "data wait". A path, or a file's name, stays as it is."""
+    return name if "/" in name or "." in name else name.replace("_", " ")
 
 
 def size(value: float) -> str:

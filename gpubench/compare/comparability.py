@@ -166,9 +166,9 @@ def normalise(metric: str, unit: str, baseline: Side, candidate: Side) -> Normal
 
 
 def headline(run: RunEvidence) -> str:
-    """Returns the workload in one line: "resnet18, fp32, batch 16 x 2 ranks on cuda", or the column of a log."""
+    """Returns the workload in one line: "resnet18, fp32, batch 16 x 2 ranks on cuda", or what a log has."""
     if run.record is None:
-        return f"column {next(iter(run.metrics), '?')} of another tool's log"
+        return f"{next(iter(run.metrics), '?')} of {run.kind_of_log}"
     settings = run.settings
     if not settings:
         return f"{run.record.command}, settings unknown"

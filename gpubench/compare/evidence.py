@@ -127,6 +127,8 @@ class RunEvidence:
     """The summary of the run, or what is known of it from the log of another tool."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, by file and line. The list grows as more files are read."""
+    kind_of_log: str = "another tool's log"
+    """What the log of another tool is, such as "a log of torchtitan"; only logs of one kind are compared."""
     files: Run | None = None
     """The run directory, which the other parts are read from on first use; None for the log of another tool."""
 

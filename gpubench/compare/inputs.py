@@ -1,20 +1,34 @@
 """Finds the sides of a comparison from the names on the command line: runs, groups, `latest`, logs of other tools."""
 
 import csv
-import math
+import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import TextIOWrapper
+from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, AnyStr
+from statistics import fmean
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
 from gpubench import foreign_files, units
 from gpubench.compare.evidence import RunEvidence, Series, Side, open_run
+from gpubench.compare.log_columns import PLAIN, Cells, LogColumn, clock_step, json_of
+from gpubench.compare.log_formats import (
+    BENCHMARKS,
+    DELIMITERS,
+    HISTORY,
+    TABLE,
+    Log,
+    LogMetric,
+    bounded,
+    recognise,
+    split,
+)
+from gpubench.compare.speed_columns import shortened
 from gpubench.compare.verdicts import WELL_KNOWN
 from gpubench.errors import (
     DataError,
@@ -22,131 +36,91 @@ from gpubench.errors import (
     NothingMeasured,
     RunDirectoryError,
     StillRunning,
-    UsageError,
     did_you_mean,
 )
-from gpubench.foreign_files import LONGEST, SEARCH, too_long
-from gpubench.metrics import RATES, Better, Metric
+from gpubench.foreign_files import SEARCH
+from gpubench.metrics import Metric
 from gpubench.registry import kind_of
 from gpubench.runs import references, stats
 from gpubench.runs.directory import COMPLETED, RUN
 from gpubench.runs.reader import DAMAGED
-from gpubench.runs.references import LOGS, SKIPPED, children, closest, counts_back, exists, is_folder, listed
+from gpubench.runs.references import LOGS, SKIPPED, TABLES, children, closest, counts_back, exists, is_folder, listed
 from gpubench.runs.steps import SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
 
-DELIMITERS = (",", ";", "\t")
-SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-MOST_COLUMNS_LISTED = 20  # number of columns that an error lists
-A_SECOND = ("s", "sec", "second")
-GREATEST = 1e100  # largest value: sums of squares must be finite
-LEAST = 1 / GREATEST  # smallest time or rate: inverses must be finite too
-READS = "--column reads .csv, .tsv and .jsonl"
+READS = "a log is a file of UTF-8 text, such as CSV or JSON lines"
 A_LINE = "each line is one JSON object, such as a .jsonl file holds"
-PLAIN = "write numbers with a decimal point, without separators of thousands"
-EMPTY = "leave the cell empty where nothing was measured, and the row is skipped"
+TIME = "time"
 
 
 @dataclass(frozen=True)
-class LogColumn:
-    """The column to read from a log. Values times `scale` are in `unit`, which is a base unit if it is known."""
+class LogSeries:
+    """All values of one metric of a log, in its unit; for a rate, the inverse."""
 
-    name: str
-    unit: str
-    scale: float
-    better: Better
-
-    @classmethod
-    def of(cls, name: str, unit: str, better: Better | None = None) -> "LogColumn":
-        """Returns the column with its base unit. Raises UsageError if the better direction is unknown."""
-        amount, _, per = unit.partition("/")
-        if (
-            amount in SECONDS and unit != f"{amount}/" and per not in A_SECOND
-        ):  # "ms", or "s/it" as progress bars have it
-            return cls(name, "s", SECONDS[amount], better or "lower")
-        if unit in BYTES:
-            return cls(name, "B", BYTES[unit], better or "lower")
-        work, _, time = unit.rpartition("/")
-        if work and time in A_SECOND:
-            unit = f"{work}/s"
-        better = better or ("higher" if unit.endswith("/s") else None)
-        if better is None:
-            raise UsageError(
-                f"it is unknown whether lower or higher values in {unit!r} are better",
-                "add --better lower or --better higher",
-            )
-        return cls(name, unit, 1.0, better)
+    rate: bool
+    repeats: Sequence[Series]
+    windows: Sequence[SteadyWindow]
 
     @property
-    def is_rate(self) -> bool:
-        """Whether the column holds work over time, with one step per row."""
-        return self.unit.endswith("/s") or (self.name in RATES and self.unit not in ("s", "B"))
+    def steady(self) -> list[Series]:
+        return [values[window.first :] for values, window in zip(self.repeats, self.windows, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogEvidence(RunEvidence):
-    """A log of another tool: one metric and one repeat, without record, settings or phases."""
+    """A log of another tool, without record, settings or phases. The windows are those of its first metric."""
 
-    column: LogColumn
-    values: Series
-    """The values of the column in the metric's unit; for a rate, the inverse."""
+    measured: Mapping[str, LogSeries]
+    """The values of each metric by its name."""
+    tick: float | None
+    """The smallest difference that the values can show, in the metric's unit; None if it is unknown.
+
+    It is 0 for numbers with all digits, and of several metrics the largest one.
+    """
+
+    @property
+    def values(self) -> Series:
+        """All values of the first repeat of the first metric."""
+        return next(iter(self.measured.values())).repeats[0]
 
     def series(self, metric: str) -> list[Series] | None:
-        return [self.values[window.first :] for window in self.windows] if metric in self.metrics else None
+        if metric not in self.measured or max(map(len, self.measured[metric].repeats)) < 2:
+            return None  # one value of each process is no step of it
+        return self.measured[metric].steady
 
     def is_rate(self, metric: str) -> bool:
-        return self.column.is_rate
+        return metric in self.measured and self.measured[metric].rate
 
     @cached_property
     def steps(self) -> StepTable:
-        """The rows as steps of rank 0 if the column holds times; otherwise empty."""
-        return StepTable.of_totals(self.values if self.column.unit == "s" else self.values[:0])
+        """The values as steps of rank 0 if they are the times of one metric in one process; otherwise empty."""
+        (name, first), *others = self.measured.items()
+        alone = not others and len(first.repeats) == 1 and self.metrics[name].unit == "s" and self.series(name)
+        return StepTable.of_totals(self.values if alone else self.values[:0])
 
 
-def open_log(path: Path, column: LogColumn) -> LogEvidence:
-    """Reads a log as one repeat of the metric `column`, without the warm-up that `stats.warmup_length` finds.
+def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
+    """Reads a log: the metric `column` of a table, or without one what `log_formats.recognise` finds.
 
-    A row is a step, and all steps do the same work, so the mean of a rate is harmonic. A row with an empty cell is
-    skipped, and reported as a problem. Raises DataError, with file and line, for any other cell that is not a finite
-    number (above 0 for a time or a rate, not negative for a size), for a missing column, and for fewer than two values.
+    Each repeat is read without the warm-up that `stats.warmup_length` finds. A value is a step, and all steps do the
+    same work, so the mean of a rate is harmonic. What is left out is reported as a problem. Raises DataError, with file
+    and line, for a value that is not a finite number (above 0 for a time or a rate, not negative for a size), for a
+    missing column, for fewer than two steps, and for a file of another kind.
     """
-    read = _json_lines if path.suffix.lower() in (".jsonl", ".json") else _delimited
-    cells = _Cells(path, column)
     try:
-        values = np.fromiter(read(path, column.name, cells), np.float64) * column.scale
+        with foreign_files.given(path) as file:
+            log = _read(path, file, column)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", READS) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason}", READS) from None
     except csv.Error as error:
         raise DataError(f"{path} cannot be read: {error}", READS) from None
-    if len(values) < 2:
-        raise DataError(f"{path}: values of {column.name}: {len(values)}", "at least two are needed: a row is a step")
-    passed_over = (
-        f"{units.counted(cells.empty, 'row')} without {column.name} {'was' if cells.empty == 1 else 'were'} skipped"
-    )
-    problems = [passed_over] if cells.empty else []
-    values = 1 / values if column.is_rate else values
-    first = stats.warmup_length(values)
-    steady = values[first:]
-    window = SteadyWindow(
-        repeat=0, first=first, steps=len(steady), settled=first < max(1, len(values) // 2), start=0.0, end=0.0
-    )
-    spread = stats.describe([steady])
-    estimate = 1 / spread.mean if column.is_rate else spread.mean
-    metric = Metric(
-        name=column.name,
-        unit=column.unit,
-        better=column.better,
-        estimate=estimate,
-        interval=None,
-        n=len(steady),
-        effective_n=spread.effective_n,
-        repeats=[estimate],
-        distribution=None if column.is_rate else spread,
-    )
+    except DataError as error:
+        raise error if column is None else _corrected(path, error) from None
+    measured = {one.column.name: _series_of(one) for one in log.metrics}
+    metrics = [_metric_of(one.column, measured[one.column.name]) for one in log.metrics]
     return LogEvidence(
         label=path.name,
         path=path,
@@ -155,60 +129,99 @@ def open_log(path: Path, column: LogColumn) -> LogEvidence:
         settings={},
         environment={},
         workload={},
-        summary=msgspec.structs.replace(NO_MEASUREMENTS, metrics=[metric], steady=[window]),
-        problems=problems,
-        column=column,
-        values=values,
+        summary=msgspec.structs.replace(
+            NO_MEASUREMENTS, metrics=metrics, steady=list(measured[metrics[0].name].windows)
+        ),
+        problems=["; ".join(log.notes)] if log.notes else [],
+        kind_of_log=log.kind,
+        measured=measured,
+        tick=max((one.tick for one in log.metrics if one.tick is not None), default=None),
     )
 
 
-class _Cells:
-    """Converts the cells of one column to numbers, and counts the empty ones."""
-
-    def __init__(self, path: Path, column: LogColumn) -> None:
-        self._path = path
-        self._column = column
-        self._per_step = "rate" if column.is_rate else "time" if column.unit == "s" else None
-        self._least = 0.0 if column.unit == "B" else -GREATEST
-        self.empty = 0
-
-    def number(self, cell: Any, line: int) -> float:
-        """Returns the cell as a number. Raises DataError with the line."""
-        try:
-            value = math.nan if isinstance(cell, bool) else float(cell)
-        except (TypeError, ValueError, OverflowError):
-            hint = PLAIN if "," in str(cell) and any(map(str.isdigit, str(cell))) else EMPTY
-            raise self._refusal(f"{cell!r} is not a number", line, hint) from None
-        if self._per_step and value * self._column.scale < LEAST and value > -math.inf:
-            raise self._refusal(f"{cell!r} cannot be the {self._per_step} of a step", line, EMPTY)
-        if not self._least <= value <= GREATEST:
-            raise self._refusal(f"{cell!r} is not a possible value", line, EMPTY)
-        return value
-
-    def _refusal(self, reason: str, line: int, hint: str) -> DataError:
-        return DataError(f"{self._path}:{line}: {self._column.name}: {reason}", hint)
-
-    def column_of(self, names: Sequence[str]) -> int:
-        """Returns the index of the column in the file. Raises DataError if it is missing or ambiguous."""
-        name = self._column.name
-        if names.count(name) == 1:
-            return names.index(name)
-        if name in names:
-            raise DataError(f"{self._path} has {names.count(name)} columns {name!r}", "rename all but one")
-        known = ", ".join(names[:MOST_COLUMNS_LISTED]) + (", ..." if len(names) > MOST_COLUMNS_LISTED else "")
-        hint = (
-            f"{did_you_mean(name, names)} its columns are {known}".lstrip() if known else "the file has no column names"
-        )
-        raise DataError(f"{self._path} has no column {name!r}", hint)
+def _read(path: Path, file: BufferedReader, column: LogColumn | None) -> Log:
+    if column is None:
+        content = file.read(foreign_files.MOST + 1)
+        if len(content) > foreign_files.MOST:
+            raise OSError(errno.EFBIG, f"it is larger than {foreign_files.MOST >> 20} MiB", str(path))
+        found = recognise(path, content)
+        return found if isinstance(found, Log) else _table(path, BufferedReader(BytesIO(content)), found)
+    return _table(path, file, column)
 
 
-def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
-    with foreign_files.given(path) as content, TextIOWrapper(content, "utf-8-sig", newline="") as file:
-        lines = _bounded(file, path)
+def _corrected(path: Path, error: DataError) -> DataError:
+    """Returns the error for a file that has no such column, with the advice to name none if it is read without."""
+    try:
+        found = open_log(path)
+    except DataError:
+        return error
+    how = f"leave --column and --unit out: it is {found.kind_of_log}"
+    return error if found.kind_of_log == TABLE else DataError(error.message, how)
+
+
+def _series_of(metric: LogMetric) -> LogSeries:
+    rate = metric.column.is_rate
+    repeats = [1 / values if rate else values for values in metric.repeats]
+    return LogSeries(rate, repeats, [_window(number, values) for number, values in enumerate(repeats)])
+
+
+def _window(repeat: int, values: Series) -> SteadyWindow:
+    first = stats.warmup_length(values)
+    settled = first < max(1, len(values) // 2)
+    return SteadyWindow(repeat=repeat, first=first, steps=len(values) - first, settled=settled, start=0.0, end=0.0)
+
+
+def _metric_of(column: LogColumn, series: LogSeries) -> Metric:
+    spread = stats.describe(series.steady)
+    means = [float(steady.mean()) for steady in series.steady]
+    mean = fmean(means)
+    return Metric(
+        name=column.name,
+        unit=column.unit,
+        better=column.better,
+        estimate=1 / mean if series.rate else mean,
+        interval=None,
+        n=spread.n,
+        effective_n=spread.effective_n,
+        repeats=[1 / one if series.rate else one for one in means],
+        distribution=None if series.rate else spread,
+    )
+
+
+def _table(path: Path, file: BufferedReader, column: LogColumn) -> Log:
+    """Reads one column of CSV, or of JSON lines."""
+    cells = Cells(path, column)
+    is_json = path.suffix.lower() in (".jsonl", ".json") or file.peek(1)[:1] == b"{"
+    read = _json_lines if is_json else _delimited
+    values = np.fromiter(read(path, file, column.name, cells), np.float64) * column.scale
+    if len(values) < 2:
+        raise DataError(f"{path}: values of {column.name}: {len(values)}", "at least two are needed: a row is a step")
+    written = cells.written
+    tick = clock_step(values, written) if column.unit == "s" and written is not None else written
+    passed_over = (
+        f"{units.counted(cells.empty, 'row')} without {column.name} {'was' if cells.empty == 1 else 'were'} skipped"
+    )
+    return Log(TABLE, [LogMetric(column, [values], tick)], [passed_over] if cells.empty else [])
+
+
+def _column_of(path: Path, name: str, names: Sequence[str]) -> int:
+    """Returns the index of the column in the file. Raises DataError if it is missing or ambiguous."""
+    if names.count(name) == 1:
+        return names.index(name)
+    if name in names:
+        raise DataError(f"{path} has {names.count(name)} columns {name!r}", "rename all but one")
+    known = f"{did_you_mean(name, names)} its columns are {shortened(names)}".lstrip()
+    hint = known if any(names) else "the file has no column names"
+    raise DataError(f"{path} has no column {name!r}", hint)
+
+
+def _delimited(path: Path, content: IO[bytes], column: str, cells: Cells) -> Iterator[float]:
+    with TextIOWrapper(content, "utf-8-sig", newline="") as file:
+        lines = bounded(file, path)
         above, header = next(((n, line) for n, line in enumerate(lines, 1) if line.strip()), (1, ""))
         delimiter = _delimiter(header, column)
-        names = _split(header, delimiter)
-        place, width = cells.column_of(names), len(names)
+        names = split(header, delimiter)
+        place, width = _column_of(path, column, names), len(names)
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
         for row in rows:
             if len(row) > width and any(row[width:]):
@@ -221,44 +234,47 @@ def _delimited(path: Path, column: str, cells: _Cells) -> Iterator[float]:
                 cells.empty += 1
 
 
-def _bounded(file: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
-    """Yields the lines of a file, which may be a pipe. Raises OSError for a line that is too long for a row."""
-    while line := file.readline(LONGEST):
-        if len(line) == LONGEST:
-            raise too_long(path)
-        yield line
-
-
 def _delimiter(header: str, column: str) -> str:
-    found = next((one for one in DELIMITERS if column in _split(header, one)), None)
-    return found or max(DELIMITERS, key=lambda one: len(_split(header, one)))
+    found = next((one for one in DELIMITERS if column in split(header, one)), None)
+    return found or max(DELIMITERS, key=lambda one: len(split(header, one)))
 
 
-def _split(line: str, delimiter: str) -> list[str]:
-    return [cell.strip() for row in csv.reader([line], delimiter=delimiter, skipinitialspace=True) for cell in row]
-
-
-def _json_lines(path: Path, column: str, cells: _Cells) -> Iterator[float]:
-    decoder = msgspec.json.Decoder(dict[str, Any])
+def _json_lines(path: Path, content: IO[bytes], column: str, cells: Cells) -> Iterator[float]:
     names: dict[str, None] = {}
     found = False
-    with foreign_files.given(path) as file:
-        for number, line in enumerate(_bounded(file, path), 1):
-            if not line.strip():
-                continue
-            try:
-                row = decoder.decode(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number}: {error}", A_LINE) from None
-            cell = row.get(column)
-            if cell is None:
-                cells.empty += 1
-                names |= dict.fromkeys(row) if not found else {}
-            else:
-                found = True
-                yield cells.number(cell, number)
+    for number, row in _objects(path, content):
+        cell = row.get(column)
+        if cell is None:
+            cells.empty += 1
+            names |= dict.fromkeys(row) if not found else {}
+        else:
+            found = True
+            yield cells.number(cell, number)
     if not found:
-        cells.column_of(list(names))
+        _column_of(path, column, list(names))
+
+
+def _objects(path: Path, content: IO[bytes]) -> Iterator[tuple[int | None, Mapping[str, Any]]]:
+    """Yields the rows of JSON lines with their lines, or those of the state of a Trainer, without."""
+    for number, line in enumerate(bounded(content, path), 1):
+        if line.strip() == b"{":  # of a document
+            line += content.read(foreign_files.MOST)
+        if not line.strip():
+            continue
+        try:
+            text = line.decode().strip()
+            row, end = json_of(text)
+            if text[end:]:
+                raise ValueError("it has more than one value")
+            rows = row.get(HISTORY) if isinstance(row, dict) else None
+            if not isinstance(row, dict) or (line.count(b"\n") > 1 and rows is None):
+                raise ValueError("it is not one object in one line")
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: {error}", A_LINE) from None
+        if isinstance(rows, list):
+            yield from ((None, one) for one in rows if isinstance(one, dict))
+        else:
+            yield number, row
 
 
 SKIP = "--skip-invalid leaves it out"
@@ -269,13 +285,14 @@ def find(
 ) -> tuple[list[Side], list[str]]:
     """Returns the sides that `names` stand for, in order, and a line on each reason for which runs were left out.
 
-    A name is one of those of `references.Lookup` or, with `column`, a log of another tool or a folder of logs.
+    A name is one of those of `references.Lookup`, or a log of another tool or a folder of logs; with `column`, only
+    these.
 
     Groups and `latest` skip runs without measurements. `latest` counts the runs of one command: that of the other
     sides, or else of the newest run. `skip_invalid` leaves out the runs of a group that cannot be read.
 
-    Raises RunDirectoryError for a name that is missing, ambiguous, damaged or unreadable, and for a run that occurs
-    twice.
+    Raises RunDirectoryError for a name that is missing, ambiguous, damaged or unreadable, for a run that occurs twice,
+    and for logs of several kinds.
     """
     left_out: list[str] = []
     known = references.Lookup(results, measured=True)
@@ -286,16 +303,18 @@ def find(
         known.command = known.command or (record.command if record else None)
     sides = [found[number] for number in range(len(names))]
     _refuse_twice(sides)
-    return _labelled(sides), [*known.skipped(), *left_out]
+    _refuse_mixture(sides)
+    return _labelled(_alike(sides)), [*known.skipped(), *left_out]
 
 
 def _side(
     name: str, known: references.Lookup, column: LogColumn | None, left_out: list[str], skip_invalid: bool
 ) -> Side:
-    paths, is_group = _logs(name) if column else known.runs(name)
+    logs = _logs(name) if column else _unnamed_logs(name, known)
+    paths, is_group = logs or known.runs(name)
 
     def read(path: Path) -> RunEvidence:
-        return open_log(path, column) if column else intact(open_run(path), deeply=len(paths) < WELL_KNOWN)
+        return open_log(path, column) if logs else intact(open_run(path), deeply=len(paths) < WELL_KNOWN)
 
     if not is_group:
         return Side(name, (read(paths[0]),))
@@ -314,7 +333,8 @@ def _side(
                 unread.append(error.message)
                 continue
             if not skip_invalid:
-                raise RunDirectoryError(error.message, SKIP) from None
+                hint = f"{error.hint}; {SKIP}" if logs and error.hint else SKIP
+                raise RunDirectoryError(error.message, hint) from None
             unread.append(error.message)
             left_out.append(error.message)
     if not runs:
@@ -343,23 +363,65 @@ def intact(run: RunEvidence, deeply: bool) -> RunEvidence:
 
 
 def _logs(name: str) -> tuple[list[Path], bool]:
-    """Returns the logs that a name stands for, and whether it is a folder."""
+    """Returns the tables that a name stands for, and whether it is a folder."""
     path = Path(name)
     if not is_folder(path):
         if not exists(path):
             close = closest(path.name, {child.name: str(child) for child in children(path.parent)})
-            raise RunDirectoryError(f"{name}: no such file or folder", close or f"--column reads {', '.join(LOGS)}")
+            raise RunDirectoryError(f"{name}: no such file or folder", close or f"--column reads {', '.join(TABLES)}")
         return [path], False
     if exists(path / RUN):
         raise RunDirectoryError(f"{name} is a run directory, not a log of another tool", "leave --column out")
-    found = _logs_in(path)
+    found = _files(path, TABLES)
     if not found:
-        raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(LOGS)}")
+        raise RunDirectoryError(f"{name} holds no logs", f"--column reads {', '.join(TABLES)}")
     return found, True
 
 
-def _logs_in(path: Path) -> list[Path]:
-    return sorted(child for child in children(path) if child.suffix.lower() in LOGS and not is_folder(child))
+def _unnamed_logs(name: str, known: references.Lookup) -> tuple[list[Path], bool] | None:
+    """Returns the logs that a name stands for without a column, and whether it is a folder; None if it is no log."""
+    if not exists(Path(name)):
+        return None
+    path = known.path(name)
+    if not is_folder(path):
+        return None if references.is_run(path.parent) else ([path], False)
+    if references.holds_runs(path):
+        return None
+    found = _files(path, LOGS)
+    return (found, True) if found else None
+
+
+def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
+    return sorted(child for child in children(path) if child.suffix.lower() in suffixes and not is_folder(child))
+
+
+def _refuse_mixture(sides: Sequence[Side]) -> None:
+    logs = {run.kind_of_log: run.path for side in sides for run in side.runs if run.record is None}
+    if len(logs) > 1:
+        said = units.listed(f"{path} is {kind}" for kind, path in logs.items())
+        raise RunDirectoryError(said, "compare logs of one tool, or write them as CSV with the same columns")
+
+
+def _alike(sides: Sequence[Side]) -> Sequence[Side]:
+    """Gives the metrics of two benchmarks the same name if each log has one, such as the time of another command."""
+    runs = [run for side in sides for run in side.runs]
+    alone = all(
+        isinstance(run, LogEvidence) and run.kind_of_log in BENCHMARKS and len(run.metrics) == 1 for run in runs
+    )
+    if not alone or len({name for run in runs for name in run.metrics}) == 1:
+        return sides
+    return [Side(side.label, tuple(map(_renamed, side.runs))) for side in sides]
+
+
+def _renamed(run: RunEvidence) -> RunEvidence:
+    """Returns a log of one benchmark with a metric called "time", and a line that names the benchmark."""
+    if not isinstance(run, LogEvidence):
+        return run
+    ((name, series),) = run.measured.items()
+    metrics = [msgspec.structs.replace(run.metrics[name], name=TIME)]
+    problems = ["; ".join([*run.problems, f"its time is that of {name!r}"])]
+    summary = msgspec.structs.replace(run.summary, metrics=metrics)
+    return replace(run, summary=summary, measured={TIME: series}, problems=problems)
 
 
 def _refuse_twice(sides: Sequence[Side]) -> None:

@@ -28,10 +28,11 @@ RESULTS = "results"
 OF_SEARCHES = f"{TUNE}, which cannot be a side of a comparison"
 SKIPPED = "skipped"
 """The first word of the line on skipped runs."""
-LOGS = (".csv", ".tsv", ".jsonl")
+TABLES = (".csv", ".tsv", ".jsonl")
+"""The suffixes of the logs of other tools that are tables."""
+LOGS = (*TABLES, ".json", ".log", ".txt", ".out")
 """The suffixes of the logs of other tools."""
 WHAT = "give a run directory, a folder of runs, or latest"
-OF_LOGS = "for logs of another tool, add --column NAME --unit UNIT"
 
 
 class Lookup:
@@ -85,16 +86,16 @@ class Lookup:
                 f"{path} holds experiments, not runs",
                 f"give one of them: {listed([f'{path}/{one}' for one in experiments])}",
             )
-        raise RunDirectoryError(f"{path} holds no runs", OF_LOGS if any(map(_is_log, children(path))) else WHAT)
+        raise RunDirectoryError(f"{path} holds no runs", WHAT)
 
-    def _of_file(self, path: Path) -> str:
+    @staticmethod
+    def _of_file(path: Path) -> str:
         """Returns the hint for a file in place of a run."""
         if is_run(path.parent):
             return f"name the run, and not a file of it: {path.parent}"
         if path.name.endswith((".json", ".json.gz")):
-            against = " --against AFTER" if self._measured else ""
-            return f"if it is a trace: gpubench profile --trace {path}{against}"
-        return OF_LOGS if self._measured else WHAT
+            return f"if it is a trace: gpubench profile --trace {path}"
+        return WHAT
 
     def path(self, name: str) -> Path:
         """Returns the path that a name stands for: of a run directory, of the folder of a search, or of any other.
@@ -245,6 +246,11 @@ def is_run(path: Path) -> bool:
     return any(exists(path / name) for name in (RUN, SUMMARY, STEPS)) or RUN_ID.fullmatch(path.name) is not None
 
 
+def holds_runs(path: Path) -> bool:
+    """Tells whether a folder is a run, or holds runs or experiments."""
+    return is_run(path) or any(is_run(child) or any(map(is_run, folders(child))) for child in folders(path))
+
+
 def folders(path: Path) -> Iterator[Path]:
     """Yields the visible folders in a folder by name."""
     return (child for child in children(path) if is_folder(child))
@@ -281,10 +287,6 @@ def exists(path: Path) -> bool:
 
 def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
-
-
-def _is_log(path: Path) -> bool:
-    return path.suffix.lower() in LOGS and not is_folder(path)
 
 
 def _as_typed(command: str | None) -> str:

@@ -403,7 +403,7 @@ def test_runs_of_a_group_may_have_their_own_seed_and_length() -> None:
 def test_the_headline_names_the_work() -> None:
     assert headline(run()) == "resnet18, fp32, batch 16 on cpu"
     assert headline(run(settings={"distributed.world_size": 2})) == "resnet18, fp32, batch 16 x 2 ranks on cpu"
-    assert headline(log("old.csv")) == "column step_ms of another tool's log"
+    assert headline(log("old.csv")) == "step_ms of another tool's log"
     undone = run()
     undone.settings.pop("precision")
     assert headline(undone) == "resnet18, ?, batch 16 on cpu"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpubench.compare.compare import compare
-from gpubench.compare.inputs import A_LINE, EMPTY, PLAIN, READS, LogColumn, LogEvidence, find, open_log
+from gpubench.compare.inputs import A_LINE, READS, LogEvidence, find, open_log
+from gpubench.compare.log_columns import EMPTY, PLAIN, LogColumn
 from gpubench.errors import DataError, RunDirectoryError, UsageError
 
 MS = LogColumn.of("ms", "ms")
@@ -135,9 +136,10 @@ def test_a_log_of_few_independent_steps_says_that_their_mean_is_not_known_well(t
 
 def test_a_folder_of_logs_without_a_column_asks_for_one(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("ms\n1\n2\n")
-    with pytest.raises(RunDirectoryError, match="holds no runs") as refused:
+    with pytest.raises(RunDirectoryError, match=r"log\.csv has no column that names the time of a step") as refused:
         find([str(tmp_path)], tmp_path)
-    assert "--column" in str(refused.value.hint)
+    assert "add --column ms --unit ms" in str(refused.value.hint)
+    assert find([str(tmp_path)], tmp_path, column=MS)
 
 
 def test_json_lines_may_be_called_json(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from recorded_runs import edit, write_run
 
 from gpubench.compare.evidence import Side
-from gpubench.compare.inputs import LogColumn, find
-from gpubench.errors import RunDirectoryError
+from gpubench.compare.inputs import find
+from gpubench.compare.log_columns import LogColumn
+from gpubench.errors import DataError, RunDirectoryError
 from gpubench.runs.directory import (
     COMPLETED,
     CONFIG,
@@ -133,9 +134,9 @@ def test_without_any_results_the_hint_says_what_to_give(tmp_path: Path) -> None:
 
 def test_a_log_instead_of_a_run_hints_at_column(results: Path) -> None:
     Path("steps.csv").write_text("ms\n1\n2\n")
-    refused = refusal("steps.csv")
-    assert refused.message == "steps.csv is a file, not a run directory"
-    assert "--column" in str(refused.hint)
+    with pytest.raises(DataError, match=r"steps\.csv has no column that names the time of a step") as refused:
+        find(["steps.csv"], results)
+    assert "--column ms --unit ms" in str(refused.value.hint)
 
 
 def test_a_folder_of_experiments_names_them(results: Path) -> None:
