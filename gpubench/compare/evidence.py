@@ -206,6 +206,10 @@ class RunEvidence:
         columns = [rows.total if phase is None else rows.phases[phase] for rows in self._slowest_rank]
         return columns if columns and all(len(column) for column in columns) else None
 
+    def rounding(self, metric: str) -> float:
+        """Returns by which fraction the mean of a metric may be off, as its values were rounded; see LogSeries."""
+        return 0.0
+
     @cached_property
     def steps(self) -> StepTable:
         """All recorded steps, warm-up included; none in a run of a kind that records no steps."""

@@ -39,19 +39,22 @@ from gpubench.errors import (
     did_you_mean,
 )
 from gpubench.foreign_files import SEARCH
-from gpubench.metrics import Metric
+from gpubench.metrics import Better, Metric
 from gpubench.registry import kind_of
 from gpubench.runs import references, stats
 from gpubench.runs.directory import COMPLETED, RUN
 from gpubench.runs.reader import DAMAGED
 from gpubench.runs.references import LOGS, SKIPPED, TABLES, children, closest, counts_back, exists, is_folder, listed
-from gpubench.runs.steps import SteadyWindow, StepTable
+from gpubench.runs.steps import LevelChange, SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
 
 READS = "a log is a file of UTF-8 text, such as CSV or JSON lines"
 A_LINE = "each line is one JSON object, such as a .jsonl file holds"
 TIME = "time"
+SMOOTH = 3
+"""The number of ticks over which values have to be spread for rounding to change their mean hardly at all: 1 over the
+sum of the squared shares of the different values."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,35 @@ class LogSeries:
     rate: bool
     repeats: Sequence[Series]
     windows: Sequence[SteadyWindow]
+    tick: float | None
+    """The smallest difference that the values can show, in the metric's unit; None if it is unknown."""
 
     @property
     def steady(self) -> list[Series]:
         return [values[window.first :] for values, window in zip(self.repeats, self.windows, strict=True)]
+
+    @property
+    def rounding(self) -> float:
+        """By which fraction the mean may be off, because values are multiples of `tick`.
+
+        That is half a tick, unless the values are spread over SMOOTH ticks or more. Then their errors are as those of
+        independent numbers between minus and plus half a tick, and the mean has hardly any (Sheppard 1898, Proceedings
+        of the London Mathematical Society 29, 353).
+        """
+        if not self.tick:
+            return 0.0
+        values = np.concatenate(self.steady)
+        values = 1 / values if self.rate else values
+        _, counts = np.unique(np.round(values / self.tick), return_counts=True)
+        is_smooth = 1 / np.square(counts / len(values)).sum() >= SMOOTH
+        error = self.tick / np.sqrt(12 * len(values)) if is_smooth else self.tick / 2
+        return float(error / values.mean())
+
+    def since(self, first: int) -> "LogSeries":
+        """Returns the values with the first `first` of each repeat as warm-up; itself if that leaves a repeat none."""
+        if min(map(len, self.repeats)) <= first:
+            return self
+        return replace(self, windows=[_window(number, values, first) for number, values in enumerate(self.repeats)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +101,30 @@ class LogEvidence(RunEvidence):
 
     measured: Mapping[str, LogSeries]
     """The values of each metric by its name."""
-    tick: float | None
-    """The smallest difference that the values can show, in the metric's unit; None if it is unknown.
-
-    It is 0 for numbers with all digits, and of several metrics the largest one.
-    """
 
     @property
     def values(self) -> Series:
         """All values of the first repeat of the first metric."""
         return next(iter(self.measured.values())).repeats[0]
 
+    def since(self, first: int) -> "LogEvidence":
+        measured = {name: series.since(first) for name, series in self.measured.items()}
+        metrics = [
+            _metric_of(metric.name, metric.unit, metric.better, measured[metric.name])
+            for metric in self.summary.metrics
+        ]
+        windows = list(measured[metrics[0].name].windows)
+        return replace(
+            self, measured=measured, summary=msgspec.structs.replace(self.summary, metrics=metrics, steady=windows)
+        )
+
     def series(self, metric: str) -> list[Series] | None:
         if metric not in self.measured or max(map(len, self.measured[metric].repeats)) < 2:
             return None  # one value of each process is no step of it
         return self.measured[metric].steady
+
+    def rounding(self, metric: str) -> float:
+        return self.measured[metric].rounding
 
     def is_rate(self, metric: str) -> bool:
         return metric in self.measured and self.measured[metric].rate
@@ -103,10 +140,10 @@ class LogEvidence(RunEvidence):
 def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
     """Reads a log: the metric `column` of a table, or without one what `log_formats.recognise` finds.
 
-    Each repeat is read without the warm-up that `stats.warmup_length` finds. A value is a step, and all steps do the
-    same work, so the mean of a rate is harmonic. What is left out is reported as a problem. Raises DataError, with file
-    and line, for a value that is not a finite number (above 0 for a time or a rate, not negative for a size), for a
-    missing column, for fewer than two steps, and for a file of another kind.
+    Repeats are read without the warm-up that most of them need (`stats.common_warmup`). A value is a step, and all
+    steps do the same work, so the mean of a rate is harmonic. What is left out is reported as a problem. Raises
+    DataError, with file and line, for a value that is not a finite number (above 0 for a time or a rate, not negative
+    for a size), for a missing column, for fewer than two steps, and for a file of another kind.
     """
     try:
         with foreign_files.given(path) as file:
@@ -120,7 +157,8 @@ def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
     except DataError as error:
         raise error if column is None else _corrected(path, error) from None
     measured = {one.column.name: _series_of(one) for one in log.metrics}
-    metrics = [_metric_of(one.column, measured[one.column.name]) for one in log.metrics]
+    columns = [one.column for one in log.metrics]
+    metrics = [_metric_of(one.name, one.unit, one.better, measured[one.name]) for one in columns]
     return LogEvidence(
         label=path.name,
         path=path,
@@ -135,7 +173,6 @@ def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
         problems=["; ".join(log.notes)] if log.notes else [],
         kind_of_log=log.kind,
         measured=measured,
-        tick=max((one.tick for one in log.metrics if one.tick is not None), default=None),
     )
 
 
@@ -162,23 +199,31 @@ def _corrected(path: Path, error: DataError) -> DataError:
 def _series_of(metric: LogMetric) -> LogSeries:
     rate = metric.column.is_rate
     repeats = [1 / values if rate else values for values in metric.repeats]
-    return LogSeries(rate, repeats, [_window(number, values) for number, values in enumerate(repeats)])
+    windows = [_window(number, values, 0) for number, values in enumerate(repeats)]
+    found = LogSeries(rate, repeats, windows, metric.tick)
+    return found.since(stats.common_warmup([list(map(stats.warmup_length, repeats))]))
 
 
-def _window(repeat: int, values: Series) -> SteadyWindow:
-    first = stats.warmup_length(values)
-    settled = first < max(1, len(values) // 2)
-    return SteadyWindow(repeat=repeat, first=first, steps=len(values) - first, settled=settled, start=0.0, end=0.0)
+def _window(repeat: int, values: Series, first: int) -> SteadyWindow:
+    return SteadyWindow(
+        repeat=repeat,
+        first=first,
+        steps=len(values) - first,
+        settled=stats.warmup_length(values) <= max(first, len(values) // 2 - 1),
+        start=0.0,
+        end=0.0,
+        level=LevelChange.within(values[first:], first),
+    )
 
 
-def _metric_of(column: LogColumn, series: LogSeries) -> Metric:
+def _metric_of(name: str, unit: str, better: Better | None, series: LogSeries) -> Metric:
     spread = stats.describe(series.steady)
     means = [float(steady.mean()) for steady in series.steady]
     mean = fmean(means)
     return Metric(
-        name=column.name,
-        unit=column.unit,
-        better=column.better,
+        name=name,
+        unit=unit,
+        better=better,
         estimate=1 / mean if series.rate else mean,
         interval=None,
         n=spread.n,

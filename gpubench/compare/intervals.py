@@ -123,6 +123,14 @@ class Ratio:
         """95 % interval."""
         return self.wider(0)
 
+    def rounded(self, baseline: float, candidate: float) -> "Ratio":
+        """Returns the ratio with the error of means that may be off by these fractions, as their values were rounded.
+
+        How far they are off is taken to be equally likely anywhere between.
+        """
+        size = math.sqrt(self.error.size**2 + (baseline**2 + candidate**2) / 3)
+        return replace(self, error=Error(size, self.error.df))
+
     def wider(self, bias: float) -> tuple[float, float]:
         """Returns the 95 % interval if the ratio may also be off by `bias`, a fraction, in either direction."""
         factor = math.exp(min(self.error.half_width() + math.log1p(bias), LARGEST))

@@ -1,5 +1,6 @@
 """Measures how much a workload's figures vary on a machine without changes, and which differences are detectable."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from gpubench.compare.comparability import PASSING_OF_GPU
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import MetricSample, Steps
 from gpubench.compare.result import Noise, NullMetric
-from gpubench.compare.verdicts import sample_of
+from gpubench.compare.verdicts import rounding, sample_of
 from gpubench.errors import RunDirectoryError
 from gpubench.metrics import Metric
 from gpubench.runs import directory
@@ -85,6 +86,7 @@ def _learn(side: Side, metric: Metric, margin: float) -> NullMetric | None:
     unit_spread = intervals.spread(sample) if sample else None
     if sample is None or unit_spread is None:
         return None
+    unit_spread = math.hypot(unit_spread, rounding(side, metric.name) / math.sqrt(3))  # see `Ratio.rounded`
     per_side = max(2, sample.n // 2)
     change, (low, high) = power.resolvable_by(unit_spread, sample.n - 1, per_side, margin) or (None, (0.0, 0.0))
     return NullMetric(

@@ -150,6 +150,8 @@ class _Evidence:
     """The recorded variation of such units."""
     counted: bool
     """Whether the metric is a count, which has no noise unless noise is known."""
+    rounding: tuple[float, float]
+    """By which fractions both means may be off, as their values were rounded."""
 
     @property
     def unit_spread(self) -> tuple[float, float] | None:
@@ -171,6 +173,7 @@ class _Evidence:
         found = intervals.ratio(self.ours, self.theirs, paired=self.paired, known=self.known)
         if found is None and self.counted and min(self.ours.mean, self.theirs.mean) > 0:
             found = Ratio(self.theirs.mean / self.ours.mean, Error(0.0, 1))
+        found = found.rounded(*self.rounding) if found and any(self.rounding) else found
         return intervals.inverse(found) if found and self.rate else found
 
     def values(self) -> tuple[float, float]:
@@ -272,7 +275,8 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
     assumed = circumstances.assumed if found and found.unshown and metric.unit != "B" else None
     if assumed and assumed > limit:
         limit, limited_by = assumed, "processes"
-    case = _Case(evidence, scale, found, limit, limited_by, assumed, circumstances.withheld or scale.withheld)
+    withheld = circumstances.withheld or scale.withheld or _too_coarse(evidence.rounding, margin)
+    case = _Case(evidence, scale, found, limit, limited_by, assumed, withheld)
     if found is None:
         change = intervals.difference(evidence.ours, evidence.theirs, known=evidence.known)
         above = min(evidence.ours.mean, evidence.theirs.mean) > 0
@@ -293,6 +297,22 @@ def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[Nul
         paired=interleaved(baseline, candidate),
         known=known_of(noise, metric.name, baseline, candidate) or (USUAL if _is_of_steps(metric) else None),
         counted=metric.name in COUNTS and any(run.untimed for side in (baseline, candidate) for run in side.runs),
+        rounding=(rounding(baseline, metric.name), rounding(candidate, metric.name)),
+    )
+
+
+def rounding(side: Side, metric: str) -> float:
+    """Returns by which fraction the mean of a side may be off, as values were rounded: alike in runs that are alike."""
+    return max(run.rounding(metric) for run in side.runs)
+
+
+def _too_coarse(rounding: tuple[float, float], margin: float) -> str | None:
+    """Returns why values are rounded too coarsely for a verdict; None if they are not."""
+    if max(rounding) <= margin:
+        return None
+    return (
+        f"its values are rounded, which may change their mean by {units.difference(max(rounding))}, more than the "
+        f"margin of {units.percent(margin)}: log more digits, or raise --margin"
     )
 
 
