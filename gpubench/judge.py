@@ -29,7 +29,7 @@ from gpubench.compare.decision import (
     rule,
     sentence,
 )
-from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.evidence import RunEvidence, Side, aligned, open_run
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import LossOutcome
 from gpubench.compare.sequential import FEWEST, MOST, MOST_FORESEEN, Look, look
@@ -177,7 +177,7 @@ class Judging:
                 self.lacking = f"{side} has no {what} in round {len(self.values) + 1}"
                 return
             made += 1
-            self.values.append((ours, theirs))
+            self.values = self._values(recorders)
             self._took.append(time.monotonic() - began)
             if self._others():
                 self.warnings[BESIDE] = None
@@ -219,6 +219,11 @@ class Judging:
             )
         repeats = known[self.metric].repeats if self.metric in known else []
         return repeats[made] if made < len(repeats) and repeats[made] > 0 else None
+
+    def _values(self, recorders: Sequence[Recorder[Any]]) -> list[tuple[float, float]]:
+        """Returns the metric of both versions in each round, those of now with one warm-up for all of them."""
+        ours, theirs = (side.runs[-1].metrics[self.metric].repeats for side in aligned(self._sides(recorders)))
+        return [*self.before.values, *zip(ours, theirs, strict=True)]
 
     def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
         """Returns both versions as far as they were measured."""

@@ -60,12 +60,17 @@ def noisy(value: float, number: int = 40) -> list[float]:
     return [value * NOISE[place % len(NOISE)] for place in range(number)]
 
 
+def values_of(judging: Judging, recorders: Sequence[MadeUp]) -> list[tuple[Any, ...]]:
+    return [*judging.before.values, *zip(*(each.values[: each.made] for each in recorders), strict=True)]
+
+
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Observed]:
     """What is found about both versions, which a test may change."""
     said = {"observed": Observed(work="same", loss="unharmed")}
     monkeypatch.setattr(judge, "time", Clock)
     monkeypatch.setattr(Judging, "_sides", lambda self, recorders: ("base", "edited"))
+    monkeypatch.setattr(Judging, "_values", values_of)
     monkeypatch.setattr(judge, "compare", lambda sides, **how: SimpleNamespace(comparisons=[None]))
     monkeypatch.setattr(judge, "observed_of", lambda comparison, side: said["observed"])
     return said
