@@ -156,6 +156,11 @@ def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
         raise DataError(f"{path} cannot be read: {error}", READS) from None
     except DataError as error:
         raise error if column is None else _corrected(path, error) from None
+    return evidence_of(path, log)
+
+
+def evidence_of(path: Path, log: Log) -> LogEvidence:
+    """Returns what a comparison needs of the values of a log."""
     measured = {one.column.name: _series_of(one) for one in log.metrics}
     columns = [one.column for one in log.metrics]
     metrics = [_metric_of(one.name, one.unit, one.better, measured[one.name]) for one in columns]
