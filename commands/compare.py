@@ -27,7 +27,9 @@ gpubench compare base new1 new2 --metric throughput --fail-on "step_time>2%"
 
 gpubench compare latest~1 latest --format markdown >> pr.md
 
-gpubench compare old.csv new.csv --column step_ms --unit ms
+gpubench compare old.log new.log
+
+gpubench compare old.csv new.csv --column dt --unit ms
 
 gpubench compare --null results/before
 

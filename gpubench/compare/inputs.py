@@ -22,7 +22,7 @@ from gpubench.compare.log_formats import (
     DELIMITERS,
     HISTORY,
     TABLE,
-    Log,
+    LogContent,
     LogMetric,
     bounded,
     recognise,
@@ -181,13 +181,13 @@ def evidence_of(path: Path, log: Log) -> LogEvidence:
     )
 
 
-def _read(path: Path, file: BufferedReader, column: LogColumn | None) -> Log:
+def _read(path: Path, file: BufferedReader, column: LogColumn | None) -> LogContent:
     if column is None:
         content = file.read(foreign_files.MOST + 1)
         if len(content) > foreign_files.MOST:
             raise OSError(errno.EFBIG, f"it is larger than {foreign_files.MOST >> 20} MiB", str(path))
         found = recognise(path, content)
-        return found if isinstance(found, Log) else _table(path, BufferedReader(BytesIO(content)), found)
+        return found if isinstance(found, LogContent) else _table(path, BufferedReader(BytesIO(content)), found)
     return _table(path, file, column)
 
 
@@ -238,7 +238,7 @@ def _metric_of(name: str, unit: str, better: Better | None, series: LogSeries) -
     )
 
 
-def _table(path: Path, file: BufferedReader, column: LogColumn) -> Log:
+def _table(path: Path, file: BufferedReader, column: LogColumn) -> LogContent:
     """Reads one column of CSV, or of JSON lines."""
     cells = Cells(path, column)
     is_json = path.suffix.lower() in (".jsonl", ".json") or file.peek(1)[:1] == b"{"
@@ -251,7 +251,7 @@ def _table(path: Path, file: BufferedReader, column: LogColumn) -> Log:
     passed_over = (
         f"{units.counted(cells.empty, 'row')} without {column.name} {'was' if cells.empty == 1 else 'were'} skipped"
     )
-    return Log(TABLE, [LogMetric(column, [values], tick)], [passed_over] if cells.empty else [])
+    return LogContent(TABLE, [LogMetric(column, [values], tick)], [passed_over] if cells.empty else [])
 
 
 def _column_of(path: Path, name: str, names: Sequence[str]) -> int:

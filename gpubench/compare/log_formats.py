@@ -50,7 +50,7 @@ class LogMetric:
 
 
 @dataclass(frozen=True)
-class Log:
+class LogContent:
     """What was read from a log."""
 
     kind: str
@@ -60,7 +60,7 @@ class Log:
     """What was left out, and what the values do not tell."""
 
 
-def recognise(path: Path, content: bytes) -> Log | LogColumn:
+def recognise(path: Path, content: bytes) -> LogContent | LogColumn:
     """Returns what the log holds or, for a table, the column that names a speed and its unit.
 
     Raises DataError, with a hint on what to do, for any other content. Raises UnicodeDecodeError for a JSON document or
@@ -110,8 +110,8 @@ _RANK = re.compile(r"\[[A-Za-z_]{0,40}(\d{1,6})\]: ?|(\d{1,6}): ", re.ASCII)
 
 
 @dataclass(frozen=True)
-class _Row:
-    """What one line says of the steps since the line before."""
+class _Interval:
+    """What one line says of the steps since the one before."""
 
     steps: int
     value: float
@@ -124,7 +124,7 @@ Reading = tuple[int, float]
 """A step and the time when it ended, on a clock that began with the training."""
 
 
-class _Steps:
+class _Console:
     """Collects the step lines of one rank."""
 
     kind: ClassVar[str]
@@ -138,7 +138,7 @@ class _Steps:
         self._unit = ""
         self._last: int | None = None
         self.cells = self._cells("ms")
-        self.rows: list[_Row] = []
+        self.rows: list[_Interval] = []
         self.left_out: Counter[str] = Counter()
         self.notes: list[str] = []
 
@@ -175,7 +175,7 @@ class _Steps:
         return follows
 
 
-class _Torchtitan(_Steps):
+class _Torchtitan(_Console):
     """Lines of torchtitan: each has the rate of the steps since the last one, with what was done between them."""
 
     kind = "a log of torchtitan"
@@ -199,14 +199,14 @@ class _Torchtitan(_Steps):
         if step[1]:  # the next rate is that of the steps after the validation
             self.left_out["of validation"] += 1
         elif self._advances(number, line):
-            self.rows.append(_Row(number - self._before, self._number(rate[1], "tokens/s", line), self._apart))
+            self.rows.append(_Interval(number - self._before, self._number(rate[1], "tokens/s", line), self._apart))
         else:
             self.left_out["of other ranks"] += 1
             return
         self._before, self._apart = number, None
 
 
-class _NanoGpt(_Steps):
+class _NanoGpt(_Console):
     """Lines of nanoGPT: each has the time of one iteration, and evaluation is part of the one that it precedes."""
 
     kind = "a log of nanoGPT"
@@ -226,7 +226,7 @@ class _NanoGpt(_Steps):
                 return
             self._every = number - before if before is not None else 1
             apart = "with an evaluation" if number == self._evaluated else None
-            self.rows.append(_Row(1, self._number(found[2], found[3], line), apart))
+            self.rows.append(_Interval(1, self._number(found[2], found[3], line), apart))
 
     def ended(self) -> None:
         if self._every > 1:
@@ -236,7 +236,7 @@ class _NanoGpt(_Steps):
             )
 
 
-class _ModdedNanoGpt(_Steps):
+class _ModdedNanoGpt(_Console):
     """Lines of modded-nanogpt: each has the time since training began, without that of evaluation."""
 
     kind = "a log of modded-nanogpt"
@@ -261,22 +261,22 @@ class _ModdedNanoGpt(_Steps):
         self.rows = list(_between(self._path, self._readings))
 
 
-CONSOLES: Sequence[type[_Steps]] = (_Torchtitan, _NanoGpt, _ModdedNanoGpt)
+CONSOLES: Sequence[type[_Console]] = (_Torchtitan, _NanoGpt, _ModdedNanoGpt)
 
 
-def _between(path: Path, readings: Sequence[Reading]) -> Iterator[_Row]:
+def _between(path: Path, readings: Sequence[Reading]) -> Iterator[_Interval]:
     """Yields the time of a step between each two readings. Raises DataError if the clock stands still."""
     for (before, began), (step, ended) in pairwise(readings):
         if ended == began:
             reason = f"{path}: the clock shows the same time at steps {before} and {step}"
             raise DataError(reason, "log the time with more digits, or less often")
         apart = "in which the clock starts again" if ended < began else None
-        yield _Row(step - before, (ended - began) / (step - before), apart)
+        yield _Interval(step - before, (ended - began) / (step - before), apart)
 
 
-def _console(path: Path, content: bytes) -> Log | None:
+def _console(path: Path, content: bytes) -> LogContent | None:
     """Reads the steps of the first rank that has some; None if no line is a step."""
-    found: dict[str, dict[tuple[int, ...], _Steps]] = {one.kind: {} for one in CONSOLES}
+    found: dict[str, dict[tuple[int, ...], _Console]] = {one.kind: {} for one in CONSOLES}
     for number, line in enumerate(bounded(io.BytesIO(content), path), 1):
         for format_ in CONSOLES:
             if format_.marks.search(line):
@@ -313,12 +313,12 @@ def _without_rank(line: bytes) -> tuple[tuple[int, ...], str]:
 def _of_rows(
     path: Path,
     kind: str,
-    rows: Sequence[_Row],
+    rows: Sequence[_Interval],
     cells: Cells,
     left_out: Counter[str],
     noun: str,
     notes: Iterable[str] = (),
-) -> Log:
+) -> LogContent:
     """Returns the values of the rows that show the speed of as many steps as most of them.
 
     Raises DataError if these are fewer than two.
@@ -335,7 +335,7 @@ def _of_rows(
         reason = f"{path}: values of {column.name}: {len(values)}{''.join(f'; {line}' for line in said)}"
         raise DataError(reason, f"at least two are needed: a {noun} is a step")
     tick = None if written is None else written if column.is_rate else clock_step(values, written / usual)
-    return Log(kind, [LogMetric(column, [values], tick)], [*said, *notes])
+    return LogContent(kind, [LogMetric(column, [values], tick)], [*said, *notes])
 
 
 def _left_out(counted: Counter[str], noun: str) -> list[str]:
@@ -351,7 +351,7 @@ def _left_out(counted: Counter[str], noun: str) -> list[str]:
 # Results in one JSON document.
 
 
-def _json(path: Path, text: str) -> Log | LogColumn:
+def _json(path: Path, text: str) -> LogContent | LogColumn:
     """Reads a JSON document, or finds the column of JSON lines."""
     try:
         document, end = json_of(text, len(text) - len(text.lstrip()))
@@ -388,7 +388,7 @@ def _objects(entries: Any) -> list[dict[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def _hyperfine(path: Path, document: Mapping[str, Any]) -> Log | None:
+def _hyperfine(path: Path, document: Mapping[str, Any]) -> LogContent | None:
     """Reads what hyperfine exports: each run of a command is a process of its own."""
     metrics = []
     for one in _objects(document["results"]):
@@ -404,10 +404,10 @@ def _hyperfine(path: Path, document: Mapping[str, Any]) -> Log | None:
             )
         times = one.get("times") or [one.get("mean")]
         metrics.append(_metric(path, command, times, processes=True))
-    return Log(HYPERFINE, _distinct(path, metrics)) if metrics else None
+    return LogContent(HYPERFINE, _distinct(path, metrics)) if metrics else None
 
 
-def _pytest_benchmark(path: Path, document: Mapping[str, Any]) -> Log | None:
+def _pytest_benchmark(path: Path, document: Mapping[str, Any]) -> LogContent | None:
     """Reads what pytest-benchmark saves: the rounds of a benchmark are steps of one process."""
     metrics, means = [], 0
     for one in _objects(document["benchmarks"]):
@@ -419,7 +419,7 @@ def _pytest_benchmark(path: Path, document: Mapping[str, Any]) -> Log | None:
         name = _name(one.get("fullname") or one.get("name"))
         metrics.append(_metric(path, name, rounds or [stats.get("mean")], processes=False))
     said = f"of {units.counted(means, 'benchmark')} only the mean is saved: --benchmark-save-data keeps the rounds"
-    return Log(PYTEST_BENCHMARK, _distinct(path, metrics), [said] if means else []) if metrics else None
+    return LogContent(PYTEST_BENCHMARK, _distinct(path, metrics), [said] if means else []) if metrics else None
 
 
 def _metric(path: Path, name: str, cells: Any, *, processes: bool) -> LogMetric:
@@ -451,7 +451,7 @@ ROUNDED = 1e-3
 TIMES_OF_STEPS = "train with include_num_input_tokens_seen, which logs the time in every row"
 
 
-def _trainer(path: Path, document: Mapping[str, Any]) -> Log | LogColumn:
+def _trainer(path: Path, document: Mapping[str, Any]) -> LogContent | LogColumn:
     """Reads the state of the Trainer of transformers.
 
     Its rows have the time since training began only with `include_num_input_tokens_seen`. Otherwise there is one rate,
@@ -474,7 +474,7 @@ def _trainer(path: Path, document: Mapping[str, Any]) -> Log | LogColumn:
     column = LogColumn.of(found, f"{found.split('_')[1]}/s")
     value = np.asarray([Cells(path, column, hint=AGAIN).number(last[found])], np.float64)
     of_all = f"its rate is of the whole training, with its start, evaluation and checkpoints: {TIMES_OF_STEPS}"
-    return Log(TRAINER, [LogMetric(column, [value], ROUNDED)], [*_left_out(left_out, "row"), of_all])
+    return LogContent(TRAINER, [LogMetric(column, [value], ROUNDED)], [*_left_out(left_out, "row"), of_all])
 
 
 def _trainer_steps(
@@ -483,7 +483,7 @@ def _trainer_steps(
     rows: Sequence[Mapping[str, Any]],
     timed: Sequence[Mapping[str, Any]],
     left_out: Counter[str],
-) -> Log:
+) -> LogContent:
     """Reads the time of a step between each two rows that have the time since training began."""
     cells = Cells(path, STEP_TIME, clock=True, hint=AGAIN)
     readings = {_whole(row["step"]): cells.number(row["train_runtime"]) for row in timed}
@@ -517,7 +517,7 @@ BENCHMARKS = (HYPERFINE, PYTEST_BENCHMARK)
 """The kinds of logs whose metrics are called as the user has called a benchmark."""
 HISTORY = "log_history"
 """The key of the rows of a Trainer."""
-DOCUMENTS: Mapping[str, Callable[[Path, Mapping[str, Any]], Log | LogColumn | None]] = {
+DOCUMENTS: Mapping[str, Callable[[Path, Mapping[str, Any]], LogContent | LogColumn | None]] = {
     "results": _hyperfine,
     "benchmarks": _pytest_benchmark,
     HISTORY: _trainer,

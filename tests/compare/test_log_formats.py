@@ -382,12 +382,12 @@ def test_without_its_rounds_a_benchmark_has_only_a_mean(tmp_path: Path) -> None:
 
 
 def test_each_time_of_hyperfine_is_a_process_of_its_own(tmp_path: Path) -> None:
-    run = log(tmp_path, hyperfine(train=[1.0001, 1.1002, 1.2003], infer=[2.0, 2.1]))
+    run = log(tmp_path, hyperfine({"train": [1.0001, 1.1002, 1.2003], "infer": [2.0, 2.1]}))
     assert list(run.metrics) == ["train", "infer"]
     assert run.metrics["train"].repeats == [1.0001, 1.1002, 1.2003]
     assert run.metrics["infer"].repeats == [2.0, 2.1]
     assert (run.repeats, len(run.steps), run.series("train")) == (3, 0, None)
-    (tmp_path / "b.log").write_text(hyperfine(train=[0.8001, 0.8102, 0.8203]))
+    (tmp_path / "b.log").write_text(hyperfine({"train": [0.8001, 0.8102, 0.8203]}))
     sides, _ = find([str(tmp_path / "a.log"), str(tmp_path / "b.log")], tmp_path)
     (verdict,) = compare(sides).comparisons[0].verdicts
     assert (verdict.verdict, verdict.level, verdict.units) == ("faster", "repeat", (3, 3))
@@ -395,8 +395,8 @@ def test_each_time_of_hyperfine_is_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_two_commands_alone_are_compared_whatever_they_are_called(tmp_path: Path) -> None:
     for name, content in (
-        ("a", hyperfine(**{"python old.py": times(1.0, 5)})),
-        ("b", hyperfine(**{"python new.py": times(0.8, 5)})),
+        ("a", hyperfine({"python old.py": times(1.0, 5)})),
+        ("b", hyperfine({"python new.py": times(0.8, 5)})),
     ):
         (tmp_path / name).write_text(content)
     sides, _ = find([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
@@ -409,7 +409,7 @@ def test_two_commands_alone_are_compared_whatever_they_are_called(tmp_path: Path
     ("codes", "reason"), [((0, 1, 0), "ended with exit code 1"), ((0, None, 0), "was killed"), ((0, -9, 2), "code -9")]
 )
 def test_a_command_that_failed_is_not_compared(tmp_path: Path, codes: Sequence[int | None], reason: str) -> None:
-    message, hint = refusal(tmp_path, hyperfine(codes, train=[1.0, 1.1, 1.2]))
+    message, hint = refusal(tmp_path, hyperfine({"train": [1.0, 1.1, 1.2]}, codes))
     assert message.startswith("a.log: train: ")
     assert reason in message
     assert "--ignore-failure" in hint

@@ -1,7 +1,7 @@
 """Logs of other tools as these write them, of steps that take about `step` seconds."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 
 def times(step: float = 0.1, count: int = 40, seed: int = 0) -> list[float]:
     """Times with a noise of one percent."""
-    return (step * (1 + 0.01 * np.random.default_rng(seed).standard_normal(count))).tolist()
+    return [float(value) for value in step * (1 + 0.01 * np.random.default_rng(seed).standard_normal(count))]
 
 
 def titan_line(step: int, tps: str, *, rank: str = "[rank0]:", of: str = "step") -> str:
@@ -81,7 +81,7 @@ def benchmarks(**each: Sequence[float]) -> str:
     return json.dumps({"machine_info": {}, "benchmarks": found, "version": "5.2.0"}, indent=4)
 
 
-def hyperfine(codes: Sequence[int | None] = (), **each: Sequence[float]) -> str:
+def hyperfine(each: Mapping[str, Sequence[float]], codes: Sequence[int | None] = ()) -> str:
     """What hyperfine exports of commands with these times."""
     found = [
         {
@@ -102,6 +102,6 @@ FORMATS: dict[str, Callable[[Sequence[float]], str]] = {
     "trainer_state.json": trainer,
     "metrics.csv": throughput_monitor,
     "pytest.json": lambda each: benchmarks(test_step=each),
-    "hyperfine.json": lambda each: hyperfine(train=each),
+    "hyperfine.json": lambda each: hyperfine({"train": each}),
 }
 """A log of each format, by a name that such a file may have."""
