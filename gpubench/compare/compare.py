@@ -99,7 +99,8 @@ def null(side: Side, *, margin: float = DEFAULT_MARGIN, warmup: int | None = Non
     if misfit := comparability.misfit(side):
         raise UsageError(f"no noise can be measured: {misfit}", "--null takes runs of one configuration")
     if sum(run.repeats for run in side.runs) < 2:
-        raise UsageError(f"{side.label} has one repeat: no noise can be measured", "measure with --repeats 4 or more")
+        more = "measure with --repeats 4 or more" if side.runs[0].record else "give a folder of four logs or more"
+        raise UsageError(f"{side.label} has one repeat: no noise can be measured", more)
     return noise.learn(side, _directed(side.runs[0].metrics), margin)
 
 
@@ -218,7 +219,9 @@ def _shared(baseline: Side, candidate: Side) -> dict[str, Metric]:
         ours, theirs = map(_kind, (baseline, candidate))
         raise UsageError(
             f"{baseline.label} and {candidate.label} have no metric in common: the first {ours}, the second {theirs}",
-            "compare two runs of the same command",
+            "compare logs that have the same column, or results of the same benchmark"
+            if all(run.record is None for run in runs_)
+            else "compare two runs of the same command",
         )
     return shared
 
@@ -229,7 +232,7 @@ def _kind(side: Side) -> str:
     more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
     listed = units.listed([*names[:NAMED], *more]) if names else "nothing"
     if side.runs[0].record is None:
-        return f"has the columns {listed}"
+        return f"has {listed}"
     return f"{'recorded its memory' if side.runs[0].untimed else 'was timed'} ({listed})"
 
 

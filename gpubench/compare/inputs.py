@@ -3,6 +3,7 @@
 import csv
 import errno
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -241,7 +242,8 @@ def _metric_of(name: str, unit: str, better: Better | None, series: LogSeries) -
 def _table(path: Path, file: BufferedReader, column: LogColumn) -> LogContent:
     """Reads one column of CSV, or of JSON lines."""
     cells = Cells(path, column)
-    is_json = path.suffix.lower() in (".jsonl", ".json") or file.peek(1)[:1] == b"{"
+    begins = file.peek(1).removeprefix(BOM_UTF8).lstrip()
+    is_json = path.suffix.lower() in (".jsonl", ".json") or begins.startswith(b"{")
     read = _json_lines if is_json else _delimited
     values = np.fromiter(read(path, file, column.name, cells), np.float64) * column.scale
     if len(values) < 2:
@@ -307,12 +309,12 @@ def _json_lines(path: Path, content: IO[bytes], column: str, cells: Cells) -> It
 def _objects(path: Path, content: IO[bytes]) -> Iterator[tuple[int | None, Mapping[str, Any]]]:
     """Yields the rows of JSON lines with their lines, or those of the state of a Trainer, without."""
     for number, line in enumerate(bounded(content, path), 1):
-        if line.strip() == b"{":  # of a document
+        if line.removeprefix(BOM_UTF8).strip() == b"{":  # of a document
             line += content.read(foreign_files.MOST)
         if not line.strip():
             continue
         try:
-            text = line.decode().strip()
+            text = line.decode("utf-8-sig").strip()
             row, end = json_of(text)
             if text[end:]:
                 raise ValueError("it has more than one value")
@@ -446,7 +448,9 @@ def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def _refuse_mixture(sides: Sequence[Side]) -> None:
-    logs = {run.kind_of_log: run.path for side in sides for run in side.runs if run.record is None}
+    logs: dict[str, Path] = {}
+    for run in (run for side in sides for run in side.runs if run.record is None):
+        logs.setdefault(run.kind_of_log, run.path)
     if len(logs) > 1:
         said = units.listed(f"{path} is {kind}" for kind, path in logs.items())
         raise RunDirectoryError(said, "compare logs of one tool, or write them as CSV with the same columns")

@@ -10,6 +10,7 @@ import io
 import json
 import re
 from bisect import bisect_left
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ def recognise(path: Path, content: bytes) -> LogContent | LogColumn:
     Raises DataError, with a hint on what to do, for any other content. Raises UnicodeDecodeError for a JSON document or
     a table that is not UTF-8 text, and OSError for a line that is too long.
     """
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    content = content.removeprefix(BOM_UTF8)
     begins = content[:MOST_OF_A_LINE].lstrip()
     if begins.startswith(b"\x1f\x8b"):
         hint = f"give <(zcat {path}) or, if it is a trace: gpubench profile --trace {path} --against AFTER"

@@ -104,6 +104,10 @@ def test_a_trace_among_logs_is_sent_to_profile(command_line: CommandLine, tmp_pa
 def test_a_log_and_a_folder_without_logs_say_what_is_wrong(command_line: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(torchtitan(times()))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "one.json").write_text(benchmarks(test_one=times(), test_two=times()))
+    (tmp_path / "other.json").write_text(benchmarks(test_three=times()))
     assert complaint(command_line("compare", "a.log", "empty"))[0] == "empty holds no runs"
+    assert complaint(command_line("compare", "--null", "a.log"))[1] == "give a folder of four logs or more"
+    assert "have no metric in common" in complaint(command_line("compare", "one.json", "other.json"))[0]
     assert complaint(command_line("compare", "a.log", "a.log"))[0] == "a.log is on two sides, a.log and a.log"
     assert complaint(command_line("compare", "a.log", "b.log"))[0].startswith("b.log: no such run")

@@ -73,9 +73,18 @@ def test_a_log_of_each_format_is_read_by_itself_and_a_faster_one_is_found(tmp_pa
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_a_file_is_called_does_not_matter(tmp_path: Path, name: str) -> None:
+def test_neither_the_name_of_a_file_nor_a_mark_at_its_beginning_matters(tmp_path: Path, name: str) -> None:
     content = FORMATS[name](times())
     assert values(log(tmp_path, content, "file")) == values(log(tmp_path, content, name))
+    assert values(log(tmp_path, f"\ufeff{content}", "file")) == values(log(tmp_path, content, name))
+
+
+def test_json_lines_and_states_are_known_by_their_first_sign(tmp_path: Path) -> None:
+    rows = "\ufeff" + "\n".join(json.dumps({"dt": 10 + n, "loss": float("nan")}) for n in range(3))
+    state = "\ufeff" + trainer_of([{"dt": 10 + n} for n in range(3)])
+    for content in (rows, f"\n{rows[1:]}", state):
+        (tmp_path / "log.txt").write_text(content)
+        assert values(open_log(tmp_path / "log.txt", LogColumn.of("dt", "ms"))) == [0.01, 0.011, 0.012]
 
 
 def test_the_rates_of_torchtitan_are_tokens_per_second(tmp_path: Path) -> None:
