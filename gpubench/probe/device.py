@@ -30,6 +30,8 @@ RECORD, STATE, TIME, WAIT = "the record of an event", "the state of an event", "
 """The queries that the timeline of a device depends on."""
 AT_ONCE = 50_000
 """The nanoseconds of the CPU in which a program issues next to nothing to a device, such as a kernel or two."""
+EXACT = 1e-9
+"""The seconds by which the times of phases may exceed the whole because of rounding."""
 ON_CPU = -1
 """Stands for the CPU's clock in place of a device."""
 OVERWRITTEN = "overwritten"
@@ -105,7 +107,7 @@ class Timing:
         self.place: int | None = None
         """Where the last of them is, in the same way; None before the first one."""
         self.is_new = False
-        """Whether that has changed since it was asked last."""
+        """Whether that has changed since it was asked last, or the times of the phases have not made up the whole."""
 
     # Which timeline it is.
 
@@ -244,8 +246,11 @@ class Timing:
             if isinstance(first, Mark) and self.is_on_device(*points):
                 known = ask(TIME, _on_device, marks)
                 if known is not None:
-                    for phase, seconds in known.items():
+                    times, whole = known
+                    for phase, seconds in times.items():
                         phases[phase] = phases.get(phase, 0) + round(seconds * 1e9)
+                    if sum(times.values()) > whole + EXACT:  # marks on several streams were not passed in their order
+                        self.is_new = True
                     return first.place[0]
                 self._lose()
             by_cpu = [(phase, ns_of(point)) for phase, point in marks]
@@ -473,8 +478,8 @@ def _last_on_each_stream(points: Iterable[Point]) -> list[Any]:
     return list({point.place: point.event for point in points if isinstance(point, Mark)}.values())
 
 
-def _on_device(marks: Sequence[tuple[str, Point]]) -> dict[str, float]:
-    """Returns the seconds of each phase on the timeline of the device that all marks with an event are on.
+def _on_device(marks: Sequence[tuple[str, Point]]) -> tuple[dict[str, float], float]:
+    """Returns the seconds of each phase, and of the whole, on the timeline of the device that all events are on.
 
     Those of the phase with most marks are what is left of the whole time, which takes fewer queries.
     """
@@ -495,4 +500,4 @@ def _on_device(marks: Sequence[tuple[str, Point]]) -> dict[str, float]:
         found[phase] += max(0.0, seconds)
     whole = events[0][2].event.elapsed_time(events[-1][2].event) / 1e3
     found[most] += max(0.0, whole - sum(found.values()))
-    return found
+    return found, whole

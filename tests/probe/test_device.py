@@ -114,6 +114,18 @@ def test_the_timeline_is_that_of_the_results(events: type[Events]) -> None:
     assert places(timing) == 1, "where the program has moved, with an optimizer of its parameters there"
 
 
+def test_times_that_do_not_make_up_the_whole_are_told_as_another_timeline(events: type[Events]) -> None:
+    """As those of streams whose marks are not passed in the order in which they were set."""
+    timing = Timing()
+    marks: list[tuple[str, Point]] = [(phase, timing.mark()) for phase in ("other", "forward", "other", "other")]
+    timing.add(marks, {})
+    assert not timing.is_new
+    assert isinstance(marks[1][1], Mark)
+    marks[1][1].event.at -= 1.0
+    timing.add(marks, {})
+    assert timing.is_new
+
+
 def test_of_a_model_over_several_devices_the_last_one_is_expected_to_have_the_result(events: type[Events]) -> None:
     timing = Timing()
     timing.expect([parameter_on(0), parameter_on(1), torch.empty(0)])

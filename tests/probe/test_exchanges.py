@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from probing import Loop, Measured, probed
+from probing import Loop, probed
 from torch import Tensor, nn
 
 from gpubench.events import StepsMeasured
@@ -25,9 +25,10 @@ from gpubench.runs.clocks import ClockRates, Exchanges
 JOB = b'{"clock":[0.0,0.0],"machine":"","address":null}\n'
 
 
-def rates(found: Measured) -> ClockRates | None:
+def rates(reports: Sequence[dict[str, Any]]) -> ClockRates | None:
+    """The bounds that follow from reports, as a host has them."""
     exchanges = Exchanges()
-    for report in found.reports:
+    for report in reports:
         fields = {key: value for key, value in report.items() if key != "event"}
         exchanges.add(msgspec.convert(fields, StepsMeasured))
     return exchanges.rates()
@@ -69,7 +70,7 @@ def test_a_step_ends_after_the_token_that_it_is_named_with_was_sent(
             assert step > found.reports[number - 1]["steps"][-1]["step"]
     assert [report["token"][1] for report in named] == sorted({report["token"][1] for report in named})
     assert not any(report["anew"] for report in found.reports[1:])
-    bounds = rates(found)
+    bounds = rates(found.reports)
     assert bounds is None or bounds.low <= 1.0 <= bounds.high
 
 
@@ -79,7 +80,7 @@ def test_the_bounds_are_those_of_the_clock_that_the_steps_are_timed_by(
 ) -> None:
     real = Timing.now
     monkeypatch.setattr(Timing, "now", staticmethod(lambda: int(real() * speed)))
-    found = rates(probed(tmp_path, Slow(40)))
+    found = rates(probed(tmp_path, Slow(40)).reports)
     assert found
     assert found.low <= 1 / speed <= found.high
 

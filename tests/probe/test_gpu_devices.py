@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from places import SUPPORT
 from running import PATIENCE, environment, gpubench, simulated
+from test_exchanges import rates
 
 from gpubench.probe import device, graphs
 
@@ -197,6 +198,30 @@ def test_a_call_over_two_devices_lasts_until_the_second_has_computed_it(run: Run
     ran = run("infer_halves", inference=True)
     assert ran.code == 0, ran.printed
     assert min(step["phases"]["forward"] for step in ran.steps[SETTLED:]) > 0.0199, "10 ms on each, one after the other"
+
+
+@pytest.mark.parametrize(
+    ("loop", "options", "compared"),
+    [
+        ("plain", {"steps": 200}, True), ("plain", {"device": 1, "steps": 200}, True), ("within", {}, True),
+        ("switched", {}, True), ("halves", {"last_first": True}, True), ("graphed", {}, True),
+        ("graphed_callables", {}, True), ("graphed", {"updates": 3}, False), ("adversaries", {}, None),
+        ("moved", {}, None), ("by_hand", {}, None), ("beside", {}, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_clock_of_a_device_is_not_accused(
+    run: Run, loop: str, options: dict[str, Any], compared: bool | None
+) -> None:
+    """It is not compared where steps have a share of a longer time."""
+    ran = run(loop, options=options)
+    assert ran.code == 0, ran.printed
+    found = rates([event for event in ran.all if event["event"] == "stepsmeasured"])
+    assert compared is None or bool(found) == compared
+    if found:
+        assert found.agree is not False
+        assert found.low < 1.001
+        assert found.high > 0.999
 
 
 # --- CUDA graphs

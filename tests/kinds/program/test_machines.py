@@ -131,6 +131,8 @@ def test_a_program_on_two_machines_is_measured_in_every_repeat_and_the_machine_o
         assert (record["world_size"], record["order_seed"]) == (4, SHARED)
         steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
         assert {(step["repeat"], step["rank"]) for step in steps} == {(n, rank) for n in (0, 1) for rank in range(4)}
+        for rates in filter(None, json.loads((run / "summary.json").read_text())["clock_rates"]):
+            assert rates["low"] <= 1.0 <= rates["high"], "each rank is compared with the clock of its own machine"
 
 
 @pytest.mark.stress
