@@ -124,6 +124,11 @@ class LogEvidence(RunEvidence):
             return None  # one value of each process is no step of it
         return self.measured[metric].steady
 
+    @property
+    def tick(self) -> float | None:
+        """The resolution of the first metric; see `LogSeries.tick`."""
+        return next(iter(self.measured.values())).tick
+
     def rounding(self, metric: str) -> float:
         return self.measured[metric].rounding
 
@@ -160,7 +165,7 @@ def open_log(path: Path, column: LogColumn | None = None) -> LogEvidence:
     return evidence_of(path, log)
 
 
-def evidence_of(path: Path, log: Log) -> LogEvidence:
+def evidence_of(path: Path, log: LogContent) -> LogEvidence:
     """Returns what a comparison needs of the values of a log."""
     measured = {one.column.name: _series_of(one) for one in log.metrics}
     columns = [one.column for one in log.metrics]

@@ -88,14 +88,14 @@ class Known:
 
     spread: float
     df: float
-    recorded: bool = True
-    """Whether equal units have been measured. Otherwise it is what is usual, which says too little of single units."""
     of_runs: bool = False
     """Whether it is the variation of whole runs and each side is a single run, which varies at least that much."""
 
 
-USUAL = Known(0.0015, 0.5, recorded=False)
+USUAL = Known(0.0015, 0.5)
 """How the speed of processes that train on accelerators usually differs, in public logs of MLPerf.
+
+It helps where both sides have several units, and says nothing of single ones.
 
 Of the values that were tried, with 0 to 2 degrees of freedom, these find the most changes there while intervals cover
 93 % whatever the noise is. docs/statistics.md has the figures.
@@ -186,7 +186,7 @@ def ratio(
     estimate = candidate.mean / baseline.mean
     own = pooled_spread(baseline, candidate, paired=paired)
     between = None
-    if own or (known and known.recorded):
+    if own or known:
         spread, df = moderated(own, known)
         between = Error(spread * math.sqrt(1 / baseline.n + 1 / candidate.n), df)
     by_steps = between is None or (own is not None and own[0] <= ROUNDING)
@@ -206,8 +206,7 @@ def moderated(own: tuple[float, float] | None, known: Known | None) -> tuple[flo
     It is the moderated variance of Smyth (2004, Statistical Applications in Genetics and Molecular Biology 3, 3): the
     mean of both variances, weighted by their degrees of freedom, which add up. What is known counts less where the
     measured spread is far above it, as after Phipson et al. (2016, Annals of Applied Statistics 10, 946): such noise
-    is of another kind. A record has at most MOST_DF_OF_RECORD beside what was measured, and what is only usual at most
-    a quarter of those of what was measured.
+    is of another kind. A record has at most MOST_DF_OF_RECORD beside what was measured.
     """
     if own is None:
         assert known
@@ -215,7 +214,7 @@ def moderated(own: tuple[float, float] | None, known: Known | None) -> tuple[flo
     spread, df = own
     if known is None:
         return own
-    prior = min(known.df, MOST_DF_OF_RECORD if known.recorded else df / 4)
+    prior = min(known.df, MOST_DF_OF_RECORD)
     prior *= known.spread**2 / (known.spread**2 + (spread / NOISIER) ** 2) if spread else 1.0
     return math.sqrt((prior * known.spread**2 + df * spread**2) / (prior + df)), prior + df
 
@@ -233,7 +232,7 @@ def difference(
     The spread is absolute, so that a mean may be 0, as for a phase that one side lacks.
     """
     scale = max(abs(baseline.mean), abs(candidate.mean))
-    error = _difference_error(baseline, candidate, paired, known if known and known.recorded else None)
+    error = _difference_error(baseline, candidate, paired, known)
     if error and known and known.of_runs:
         runs = Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
         error = max(error, runs, key=Error.half_width)

@@ -157,7 +157,7 @@ class _Evidence:
     def unit_spread(self) -> tuple[float, float] | None:
         """The relative spread and its degrees of freedom, from the units and what was known; None if unknown."""
         own = intervals.pooled_spread(self.ours, self.theirs, paired=self.paired)
-        return intervals.moderated(own, self.known) if own or (self.known and self.known.recorded) else None
+        return intervals.moderated(own, self.known) if own or self.known else None
 
     @property
     def floor(self) -> float | None:
@@ -289,13 +289,14 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
 
 def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[NullMetric]) -> _Evidence:
     ours, theirs = samples_of(baseline, candidate, metric.name)
+    is_usual = _is_of_steps(metric) and min(ours.n, theirs.n) > 1
     return _Evidence(
         metric=metric,
         ours=ours,
         theirs=theirs,
         rate=baseline.runs[0].is_rate(metric.name),
         paired=interleaved(baseline, candidate),
-        known=known_of(noise, metric.name, baseline, candidate) or (USUAL if _is_of_steps(metric) else None),
+        known=known_of(noise, metric.name, baseline, candidate) or (USUAL if is_usual else None),
         counted=metric.name in COUNTS and any(run.untimed for side in (baseline, candidate) for run in side.runs),
         rounding=(rounding(baseline, metric.name), rounding(candidate, metric.name)),
     )
@@ -499,7 +500,7 @@ def _method(evidence: _Evidence, found: Ratio | None, level: Level | None) -> st
     prior = found.moderated_by
     if prior is None:
         return said
-    source = f"equal {level}s on record" if prior.recorded else "what is usual of training on accelerators"
+    source = "what is usual of training on accelerators" if prior == USUAL else f"equal {level}s on record"
     return f"{said}, their spread moderated by {source} ({units.percent(prior.spread)})"
 
 

@@ -37,8 +37,7 @@ def test_the_spread_of_few_repeats_is_moderated_by_what_is_known() -> None:
     own = intervals.pooled_spread(ours, theirs)
     assert own
     for known in (intervals.USUAL, Known(0.01, 2), Known(0.01, 30)):
-        most = intervals.MOST_DF_OF_RECORD if known.recorded else 0.5
-        weight = min(known.df, most) / (1 + (own[0] / intervals.NOISIER / known.spread) ** 2)
+        weight = min(known.df, intervals.MOST_DF_OF_RECORD) / (1 + (own[0] / intervals.NOISIER / known.spread) ** 2)
         found = ratio(ours, theirs, known=known)
         assert found
         assert found.error.df == pytest.approx(2 + weight)
@@ -112,7 +111,6 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
     ("ours", "theirs", "known", "unshown"),
     [
         ([1.0], [1.1], Known(0.01, 5), False),
-        ([1.0], [1.1], intervals.USUAL, True),
         ([1.0], [1.1], None, True),
         ([1.0, 1.01], [1.1], None, False),
         ([1.0, 1.01], [1.1, 1.11], None, False),

@@ -55,11 +55,6 @@ def values(run: LogEvidence) -> list[float]:
     return [float(f"{value:.6g}") for value in run.values]
 
 
-def tick_of(run: LogEvidence) -> float | None:
-    """The resolution of the first metric of a log."""
-    return next(iter(run.measured.values())).tick
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_log_of_each_format_is_read_by_itself_and_a_faster_one_is_found(tmp_path: Path, name: str) -> None:
     for folder, step in (("before", 0.1), ("after", 0.09)):
@@ -97,7 +92,7 @@ def test_the_rates_of_torchtitan_are_tokens_per_second(tmp_path: Path) -> None:
         "higher",
     )
     assert metric.estimate == pytest.approx(2 / (1 / 7000 + 1 / 3500))
-    assert (run.repeats, tick_of(run), run.problems) == (1, 1.0, [])
+    assert (run.repeats, run.tick, run.problems) == (1, 1.0, [])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +186,7 @@ def test_the_iteration_that_evaluates_is_left_out_of_nanogpt(tmp_path: Path) -> 
     assert values(run) == [0.1] * 28
     assert run.problems == ["2 lines were left out: 2 with an evaluation"]
     assert run.metrics["step_time"].unit == "s"
-    assert tick_of(run) == pytest.approx(1e-5)
+    assert run.tick == pytest.approx(1e-5)
 
 
 def test_an_evaluation_between_two_logged_iterations_is_part_of_neither(tmp_path: Path) -> None:
@@ -215,7 +210,7 @@ def test_times_of_modded_nanogpt_are_differences_without_evaluation(tmp_path: Pa
     run = log(tmp_path, "\n".join(lines))
     assert values(run) == [0.1, 0.1, 0.1]
     assert run.problems == ["2 lines were left out: 1 in which the clock starts again and 1 of another number of steps"]
-    assert tick_of(run) == pytest.approx(1e-3)
+    assert run.tick == pytest.approx(1e-3)
 
 
 def test_a_clock_that_stands_still_is_refused(tmp_path: Path) -> None:
@@ -262,7 +257,7 @@ def test_the_trainer_of_transformers_has_times_of_its_rows(tmp_path: Path) -> No
     assert values(run) == [0.10001] * 9
     # the evaluation at step 40 and the checkpoint at 60 are part of the next rows; the last checkpoint is part of none
     assert run.problems == ["3 rows were left out: 1 of evaluation, 1 with an evaluation and 1 with a checkpoint"]
-    assert tick_of(run) == pytest.approx(1e-5)
+    assert run.tick == pytest.approx(1e-5)
     assert run.kind_of_log == "a state of the Trainer of transformers"
 
 
@@ -386,7 +381,7 @@ def test_without_its_rounds_a_benchmark_has_only_a_mean(tmp_path: Path) -> None:
     run = log(tmp_path, content)
     assert run.metrics["t.py::a"].repeats == [0.1]
     assert run.series("t.py::a") is None
-    assert tick_of(run) is None
+    assert run.tick is None
     assert "--benchmark-save-data" in run.problems[0]
 
 
