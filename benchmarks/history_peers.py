@@ -156,7 +156,7 @@ def taking_turns(count: int, noise: float) -> float:
 
 
 def disturbance_bar(kind: Disturbance, noise: float, false: float) -> Sequence[bars.Bar]:
-    """Return the bar of false change points; none for correlated runs, a limit that docs/statistics.md states."""
+    """Return the bar of false change points; none for correlated runs, a limit that docs/decisions.md states."""
     what = f"noise {noise:.1%}, {kind}: false change points"
     return [] if kind == "correlated" else [bars.at_most(what, false, 0.05, "{:.1%}")]
 

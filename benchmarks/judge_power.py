@@ -120,7 +120,7 @@ RHYTHMS: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Draws]] =
     **{f"a sine of {period} repeats": _sine(period) for period in (3, 4, 5, 6, 8)},
 }
 LIMITS = ("a sine of 8 repeats",)
-"""Those with more false decisions, which docs/statistics.md states."""
+"""Those with more false decisions, which docs/decisions.md states."""
 
 Signs = NDArray[np.int64]
 """1 where A comes first in a round and -1 where B does, with a row for each trial."""

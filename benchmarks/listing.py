@@ -75,7 +75,7 @@ BENCHMARKS = (
         "cheats",
         "Are edits that make a program faster by less work caught, and honest ones not?",
         ("benchmarks/cheats.py", "--jobs", "2"),
-        "all cheats but those that docs/statistics.md lists; no honest edit is refused",
+        "all cheats but those that docs/same-work.md lists; no honest edit is refused",
         30,
     ),
     Benchmark(

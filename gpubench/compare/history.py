@@ -33,7 +33,7 @@ LARGEST_LOGARITHM = 700.0
 NORMAL = 1.96  # half the width of a 95 % interval, in standard deviations
 VISIBLE, OF_FEW = 4.0, 20.0
 """VISIBLE + OF_FEW / n times the noise that n runs show is the change that is found in nine of ten series once FEWEST
-more runs were made. docs/statistics.md has the simulations."""
+more runs were made. docs/decisions.md has the simulations."""
 WANDERING = 0.4
 """The level counts as wandering if runs correlate with the ones before by more than this."""
 UNSTEADY = 2.5

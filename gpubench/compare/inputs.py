@@ -46,7 +46,7 @@ from gpubench.runs import references, stats
 from gpubench.runs.directory import COMPLETED, RUN
 from gpubench.runs.reader import DAMAGED
 from gpubench.runs.references import LOGS, SKIPPED, TABLES, children, closest, counts_back, exists, is_folder, listed
-from gpubench.runs.steps import LevelChange, SteadyWindow, StepTable
+from gpubench.runs.steps import LevelShift, SteadyWindow, StepTable
 from gpubench.runs.summary import NO_MEASUREMENTS
 from gpubench.units import counted
 
@@ -223,7 +223,7 @@ def _window(repeat: int, values: Series, first: int) -> SteadyWindow:
         settled=stats.warmup_length(values) <= max(first, len(values) // 2 - 1),
         start=0.0,
         end=0.0,
-        level=LevelChange.within(values[first:], first),
+        level=LevelShift.within(values[first:], first),
     )
 
 

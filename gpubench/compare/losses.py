@@ -1,6 +1,6 @@
 """Judges whether a run still trains the same, by comparing its losses with the baseline's.
 
-docs/statistics.md describes the method, and how often it is wrong.
+docs/same-work.md describes the method, and how often it is wrong.
 """
 
 import math

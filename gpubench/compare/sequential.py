@@ -7,7 +7,7 @@ SIGNIFICANT. The interval at that level holds the true gain at all looks at once
 a repeated confidence interval (Jennison and Turnbull 1989, Journal of the Royal Statistical Society B 51, 305).
 
 If no change is made, the path of t does not depend on the noise, which therefore need not be known. LEVEL is from a
-simulation of such paths. docs/statistics.md has the error rates, also with other noise than normal one.
+simulation of such paths. docs/decisions.md has the error rates, also with other noise than normal one.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 In a fixed order such as A B B A, a machine that is slow in every fourth repeat slows one side alone. A random order may
 begin with A before B several times by chance, and then favours what comes first while the machine heats up. Therefore
-the order is the best of some random ones. docs/statistics.md has the false decisions with each.
+the order is the best of some random ones. docs/decisions.md has the false decisions with each.
 """
 
 import math

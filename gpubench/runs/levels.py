@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gpubench.runs.steps import LevelChange, Measured, StepTable
+from gpubench.runs.steps import LevelShift, Measured, StepTable
 from gpubench.telemetry import TelemetrySample, within
 
 
@@ -65,7 +65,7 @@ def changed_level(found: Sequence[Measured], telemetry: Sequence[TelemetrySample
     )
 
 
-def _halves(measured: Measured, level: LevelChange) -> tuple[StepTable, StepTable]:
+def _halves(measured: Measured, level: LevelShift) -> tuple[StepTable, StepTable]:
     place = level.step - measured.window.first
     return measured.steps[:place], measured.steps[place:]
 

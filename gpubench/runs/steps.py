@@ -462,7 +462,7 @@ class StepSamples(msgspec.Struct, frozen=True):
         return abs(self.mean - self.usual) <= UNEVEN * self.usual
 
 
-class LevelChange(msgspec.Struct, frozen=True):
+class LevelShift(msgspec.Struct, frozen=True):
     """Where the steps of a repeat begin to take another time."""
 
     step: int
@@ -471,7 +471,7 @@ class LevelChange(msgspec.Struct, frozen=True):
     """How many times as long a step takes from there on, by the medians."""
 
     @classmethod
-    def within(cls, totals: Floats, first: int) -> "LevelChange | None":
+    def within(cls, totals: Floats, first: int) -> "LevelShift | None":
         """Returns the change within the times of steps, of which the first is step `first`; None if there is none."""
         found = stats.level_change(stats.coarsened(totals))
         if found is None:
@@ -492,7 +492,7 @@ class SteadyWindow(msgspec.Struct, frozen=True):
     """The end in seconds since the epoch, on the timeline of the rank with the longest window."""
     partial_first: bool = False
     """Whether the first step of the repeat is timed only from its first backward pass, so that its time is unknown."""
-    level: LevelChange | None = None
+    level: LevelShift | None = None
     """The largest change of the level of its steps; None if there is none."""
 
 
@@ -580,7 +580,7 @@ def steady_from(first: int, repeat: Repeat, recorded: dict[int, StepTable], *, s
         start=float(steps.time[0]),
         end=float(steps.time[-1] + steps.total[-1]),
         partial_first=any(done.partial_first for done in repeat.done.values()),
-        level=LevelChange.within(_slowest(ranks), first),
+        level=LevelShift.within(_slowest(ranks), first),
     )
     return Measured(repeat, window, recorded, ranks, slowest)
 

@@ -2,7 +2,7 @@
 
 `Search` is a dialogue: `next()` returns a block of runs, `record()` takes their results, and `conclude()` says what is
 known, at any time. It starts no process, reads no clock and touches no file. The same results lead to the same blocks.
-docs/statistics.md describes the method and its measured error rates.
+docs/search.md describes the method and its measured error rates.
 """
 
 import math

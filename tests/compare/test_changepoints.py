@@ -71,7 +71,7 @@ def test_outliers_and_short_disturbances_are_no_change_points() -> None:
 def test_disturbances_cycles_and_lasting_correlation_are_no_change_points(kind: Disturbance, count: int) -> None:
     for noise in (0.003, 0.01):
         found = false_when_disturbed(of_code, kind, count, noise)
-        most = 0.1 if kind == "correlated" and noise > 0.003 else 0.05  # docs/statistics.md states this limit
+        most = 0.1 if kind == "correlated" and noise > 0.003 else 0.05  # docs/decisions.md states this limit
         assert found <= most + slack(most, count)
 
 

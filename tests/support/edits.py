@@ -8,7 +8,7 @@ Each edit replaces text of `PROGRAM`. `found` says how a comparison with the pro
 - "named": a remark or a warning names it, and leaves a verdict, because it may be legitimate
 - "ineffective": it changes no figure
 - "" for an honest edit: it is not refused
-- "undetected": it is a cheat that no comparison sees; docs/statistics.md lists these
+- "undetected": it is a cheat that no comparison sees; docs/same-work.md lists these
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whether a faster run still trains the same, with planted harm. The figures are in docs/statistics.md."""
+"""Whether a faster run still trains the same, with planted harm. The figures are in docs/same-work.md."""
 
 import math
 from collections import Counter

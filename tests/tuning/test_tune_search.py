@@ -1,4 +1,4 @@
-"""The search for the fastest settings, on programs whose truth is planted. docs/statistics.md has the figures."""
+"""The search for the fastest settings, on programs whose truth is planted. docs/search.md has the figures."""
 
 import math
 from collections.abc import Callable, Sequence
