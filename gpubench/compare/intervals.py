@@ -81,18 +81,18 @@ class Error:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the variation of equal units before they are measured: a relative standard deviation.
-
-    `df` are the degrees of freedom that it counts as at most, see `moderated`.
-    """
+    """What is known of the variation of equal units besides what is measured: a relative standard deviation."""
 
     spread: float
     df: float
+    """The degrees of freedom with which it is known."""
+    beside: float
+    """Those that do not come from the measured units themselves, as far as it is known; see `moderated`."""
     of_runs: bool = False
     """Whether it is the variation of whole runs and each side is a single run, which varies at least that much."""
 
 
-USUAL = Known(0.0015, 0.5)
+USUAL = Known(0.0015, 0.5, 0.5)
 """How the speed of processes that train on accelerators usually differs, in public logs of MLPerf.
 
 It helps where both sides have several units, and says nothing of single ones.
@@ -184,15 +184,15 @@ def ratio(
     if baseline.mean <= 0 or candidate.mean <= 0:
         return None
     estimate = candidate.mean / baseline.mean
-    own = pooled_spread(baseline, candidate, paired=paired)
-    between = None
-    if own or known:
-        spread, df = moderated(own, known)
+    own, between = pooled_spread(baseline, candidate, paired=paired), None
+    prior = None if known and known.of_runs else known
+    if own or prior:
+        spread, df = moderated(own, prior)
         between = Error(spread * math.sqrt(1 / baseline.n + 1 / candidate.n), df)
     by_steps = between is None or (own is not None and own[0] <= ROUNDING)
     found = (_within(baseline, candidate) if by_steps else None) or between
     rests_on: Basis = "steps" if between is None else "units"
-    moderated_by = known if found is between else None
+    moderated_by = prior if found is between and prior and prior.beside else None
     if known and known.of_runs:
         runs = Error(known.spread * math.sqrt(2), known.df)
         if found is None or found.half_width() < runs.half_width():
@@ -214,7 +214,7 @@ def moderated(own: tuple[float, float] | None, known: Known | None) -> tuple[flo
     spread, df = own
     if known is None:
         return own
-    prior = min(known.df, MOST_DF_OF_RECORD)
+    prior = min(known.beside, MOST_DF_OF_RECORD)
     prior *= known.spread**2 / (known.spread**2 + (spread / NOISIER) ** 2) if spread else 1.0
     return math.sqrt((prior * known.spread**2 + df * spread**2) / (prior + df)), prior + df
 

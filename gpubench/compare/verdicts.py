@@ -61,14 +61,17 @@ def interleaved(baseline: Side, candidate: Side) -> bool:
 def known_of(record: Sequence[NullMetric], metric: str, baseline: Side, candidate: Side) -> Known | None:
     """Returns the recorded variation of the units of such a comparison, or None.
 
-    The variation of repeats does not apply to the runs of a group.
+    The variation of repeats does not apply to the runs of a group. A run records its own repeats with those of earlier
+    runs, so that the record may contain all units that are compared.
     """
     entry = next((entry for entry in record if entry.metric == metric), None)
     grouped = max(len(baseline.runs), len(candidate.runs)) > 1
     if entry is None or (grouped and entry.level == "repeat"):
         return None
     of_runs = entry.level == "run" and one_after_the_other(baseline, candidate)
-    return Known(entry.spread, entry.units - 1, of_runs=of_runs)
+    runs = [*baseline.runs, *candidate.runs]
+    compared = len(runs) if grouped else sum(run.repeats for run in runs)
+    return Known(entry.spread, entry.units - 1, max(0, entry.units - 1 - compared), of_runs=of_runs)
 
 
 def one_after_the_other(baseline: Side, candidate: Side) -> bool:
@@ -290,13 +293,14 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
 def _gather(metric: Metric, baseline: Side, candidate: Side, noise: Sequence[NullMetric]) -> _Evidence:
     ours, theirs = samples_of(baseline, candidate, metric.name)
     is_usual = _is_of_steps(metric) and min(ours.n, theirs.n) > 1
+    known = known_of(noise, metric.name, baseline, candidate)
     return _Evidence(
         metric=metric,
         ours=ours,
         theirs=theirs,
         rate=baseline.runs[0].is_rate(metric.name),
         paired=interleaved(baseline, candidate),
-        known=known_of(noise, metric.name, baseline, candidate) or (USUAL if is_usual else None),
+        known=USUAL if is_usual and not (known and (known.beside or known.of_runs)) else known,
         counted=metric.name in COUNTS and any(run.untimed for side in (baseline, candidate) for run in side.runs),
         rounding=(rounding(baseline, metric.name), rounding(candidate, metric.name)),
     )

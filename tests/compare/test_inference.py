@@ -36,8 +36,8 @@ def test_the_spread_of_few_repeats_is_moderated_by_what_is_known() -> None:
     ours, theirs = units(1.0, 1.002), units(1.1, 1.105)
     own = intervals.pooled_spread(ours, theirs)
     assert own
-    for known in (intervals.USUAL, Known(0.01, 2), Known(0.01, 30)):
-        weight = min(known.df, intervals.MOST_DF_OF_RECORD) / (1 + (own[0] / intervals.NOISIER / known.spread) ** 2)
+    for known in (intervals.USUAL, Known(0.01, 2, 2), Known(0.01, 30, 30)):
+        weight = min(known.beside, intervals.MOST_DF_OF_RECORD) / (1 + (own[0] / intervals.NOISIER / known.spread) ** 2)
         found = ratio(ours, theirs, known=known)
         assert found
         assert found.error.df == pytest.approx(2 + weight)
@@ -47,6 +47,11 @@ def test_the_spread_of_few_repeats_is_moderated_by_what_is_known() -> None:
     assert plain
     assert usual
     assert usual.error.half_width() < plain.error.half_width()
+
+
+def test_a_record_that_has_nothing_but_the_compared_repeats_tells_nothing_more() -> None:
+    ours, theirs = units(1.0, 1.002), units(1.1, 1.105)
+    assert ratio(ours, theirs, known=Known(0.001, 3, 0)) == ratio(ours, theirs)
 
 
 def test_two_pairs_of_repeats_are_compared_as_two_sides() -> None:
@@ -110,7 +115,7 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "known", "unshown"),
     [
-        ([1.0], [1.1], Known(0.01, 5), False),
+        ([1.0], [1.1], Known(0.01, 5, 3), False),
         ([1.0], [1.1], None, True),
         ([1.0, 1.01], [1.1], None, False),
         ([1.0, 1.01], [1.1, 1.11], None, False),
@@ -129,11 +134,11 @@ def test_only_a_single_unit_beside_another_shows_nothing_of_how_units_vary(
 
 def test_two_runs_vary_as_equal_runs_did_however_well_their_repeats_agree() -> None:
     ours, theirs = units(1.0, 1.001, 1.0), units(1.02, 1.021, 1.02)
-    found = ratio(ours, theirs, known=Known(0.02, 9, of_runs=True))
+    found = ratio(ours, theirs, known=Known(0.02, 9, 7, of_runs=True))
     assert found
     assert found.rests_on == "runs"
     assert (found.error.size, found.error.df) == pytest.approx((0.02 * math.sqrt(2), 9))
-    change = difference(ours, theirs, known=Known(0.02, 9, of_runs=True))
+    change = difference(ours, theirs, known=Known(0.02, 9, 7, of_runs=True))
     assert change.error
     assert change.error.size == pytest.approx(0.02 * math.sqrt(2), rel=0.02)
 
