@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import bars
 import numpy as np
@@ -88,12 +89,12 @@ NOISE: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Draws]] = {
 """The logarithms of the times of repeats, in the order in which they are made, in a row for each trial."""
 
 
-def _rhythm(slowdown: Callable[[Draws], Draws]) -> Callable[[np.random.Generator, tuple[int, int]], Draws]:
+def _rhythm(slowdown: Callable[[Any], Any]) -> Callable[[np.random.Generator, tuple[int, int]], Draws]:
     """Return noise with a slowdown by the number of the repeat, which begins at a random place."""
 
     def noise(rng: np.random.Generator, shape: tuple[int, int]) -> Draws:
         number = np.arange(shape[1]) + rng.integers(0, 10_000, (shape[0], 1))
-        return 0.005 * rng.standard_normal(shape) + slowdown(number)
+        return np.asarray(0.005 * rng.standard_normal(shape) + slowdown(number))
 
     return noise
 

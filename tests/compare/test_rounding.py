@@ -1,6 +1,6 @@
 """Logs whose numbers are rounded: no verdict rests on what rounding alone can make."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,8 @@ def logs(folder: Path, name: str, truth: float, noise: float, unit: str, written
     return Side(name, tuple(runs))
 
 
-def judged(baseline: Side, candidate: Side, margin: float = 0.005) -> Verdict:
-    (comparison,) = compare([baseline, candidate], margin=margin).comparisons
+def judged(sides: Sequence[Side], margin: float = 0.005) -> Verdict:
+    (comparison,) = compare(sides, margin=margin).comparisons
     return comparison.verdicts[0]
 
 
@@ -64,16 +64,16 @@ def test_a_verdict_is_withheld_where_half_a_tick_exceeds_the_margin(
         logs(tmp_path, name, truth, truth * 1e-4, unit, written, number)
         for name, truth in zip(("a", "bb"), truths, strict=True)
     ]
-    found = judged(*sides)
+    found = judged(sides)
     assert found.verdict == "withheld"
     assert str(found.reason).startswith("its values are rounded, which may change their mean by ")
-    assert judged(*sides, margin=0.2).verdict in ("equivalent", "inconclusive")
+    assert judged(sides, margin=0.2).verdict in ("equivalent", "inconclusive")
 
 
 def test_what_rounding_can_make_is_part_of_the_error(tmp_path: Path) -> None:
     """100.4 and 100.6 ms are both equal to a log in whole milliseconds, or differ by 1 %."""
     sides = [logs(tmp_path, name, truth, 1e-3, "ms", whole, 3) for name, truth in (("a", 100.4), ("bb", 100.6))]
-    found = judged(*sides)
+    found = judged(sides)
     assert found.interval
     assert found.interval[0] < 1.002 < found.interval[1]
     assert found.verdict == "inconclusive"
@@ -81,10 +81,10 @@ def test_what_rounding_can_make_is_part_of_the_error(tmp_path: Path) -> None:
 
 def test_rounding_averages_out_of_values_that_are_spread_over_ticks(tmp_path: Path) -> None:
     sides = [logs(tmp_path, name, truth, 2, "ms", whole, 5) for name, truth in (("a", 30.6), ("bb", 33.0))]
-    assert judged(*sides).verdict == "slower"
+    assert judged(sides).verdict == "slower"
     written = [logs(tmp_path, name, truth, 2, "ms", exact, 5) for name, truth in (("c", 30.6), ("dd", 33.0))]
     assert written[0].runs[0].rounding("v") == 0
-    assert judged(*sides).ratio == pytest.approx(judged(*written).ratio, rel=0.02)
+    assert judged(sides).ratio == pytest.approx(judged(written).ratio, rel=0.02)
 
 
 def test_equal_rounded_runs_do_not_teach_that_there_is_no_noise(tmp_path: Path) -> None:
