@@ -1,7 +1,7 @@
 """What is told of a dataset and its batches."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,21 +60,21 @@ NAME = sys.getsizeof("0" * 40)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "each"),
+    ("made", "each"),
     [
-        (Holding(names()), NAME),
-        (Slotted(), NAME),
-        (Subset(Holding(names()), range(5)), NAME),
-        (Holding(dict.fromkeys(names())), NAME + sys.getsizeof(("", ""))),
-        (Holding(np.array(names(), dtype=object)), NAME),
-        (Holding([[name] for name in names()]), NAME + sys.getsizeof([""])),
-        (Holding(names(length=5000)), PAGE),
-        (Holding([np.zeros(10_000) for _ in range(NUMBER)]), PAGE),
+        (lambda: Holding(names()), NAME),
+        (lambda: Slotted(), NAME),
+        (lambda: Subset(Holding(names()), range(5)), NAME),
+        (lambda: Holding(dict.fromkeys(names())), NAME + sys.getsizeof(("", ""))),
+        (lambda: Holding(np.array(names(), dtype=object)), NAME),
+        (lambda: Holding([[name] for name in names()]), NAME + sys.getsizeof([""])),
+        (lambda: Holding(names(length=5000)), PAGE),
+        (lambda: Holding([np.zeros(10_000) for _ in range(NUMBER)]), PAGE),
     ],
     ids=["list", "slots", "subset", "mapping", "array of objects", "nested", "long texts", "arrays"],
 )
-def test_what_a_worker_copies_that_reads_all_objects(dataset: Any, each: int) -> None:
-    found = objects_of(dataset)
+def test_what_a_worker_copies_that_reads_all_objects(made: Callable[[], Any], each: int) -> None:
+    found = objects_of(made())  # made here, as the process of all tests would hold it
     assert found["objects"] == NUMBER
     assert found["object_bytes"] == pytest.approx(NUMBER * each, rel=0.03)
 
