@@ -67,6 +67,8 @@ class LogSeries:
     windows: Sequence[SteadyWindow]
     tick: float | None
     """The smallest difference that the values can show, in the metric's unit; None if it is unknown."""
+    between_readings: bool = False
+    """Whether values are the times between readings of one clock, whose rounding cancels in their sum."""
 
     @property
     def steady(self) -> list[Series]:
@@ -84,6 +86,8 @@ class LogSeries:
             return 0.0
         values = np.concatenate(self.steady)
         values = 1 / values if self.rate else values
+        if self.between_readings:
+            return float(self.tick / len(values) / values.mean())
         _, counts = np.unique(np.round(values / self.tick), return_counts=True)
         is_smooth = 1 / np.square(counts / len(values)).sum() >= SMOOTH
         error = self.tick / np.sqrt(12 * len(values)) if is_smooth else self.tick / 2
@@ -211,7 +215,7 @@ def _series_of(metric: LogMetric) -> LogSeries:
     rate = metric.column.is_rate
     repeats = [1 / values if rate else values for values in metric.repeats]
     windows = [_window(number, values, 0) for number, values in enumerate(repeats)]
-    found = LogSeries(rate, repeats, windows, metric.tick)
+    found = LogSeries(rate, repeats, windows, metric.tick, metric.between_readings)
     return found.since(stats.common_warmup([list(map(stats.warmup_length, repeats))]))
 
 

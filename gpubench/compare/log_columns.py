@@ -82,6 +82,7 @@ class Cells:
     def __init__(self, path: Path, column: LogColumn, *, clock: bool = False, hint: str = EMPTY) -> None:
         """With `clock` the cells are readings of a clock, which may be 0. `hint` says what to do about a bad cell."""
         self.column = column
+        self.is_clock = clock
         self._path = path
         self._hint = hint
         self._per_step = None if clock else "rate" if column.is_rate else "time" if column.unit == "s" else None

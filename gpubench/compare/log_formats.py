@@ -48,6 +48,8 @@ class LogMetric:
     """The values in the unit of the column: one series for each process, with one value for each of its steps."""
     tick: float | None
     """The smallest difference that the values can show, in the unit of the column; None if it is unknown."""
+    between_readings: bool = False
+    """Whether values are the times between readings of one clock, whose rounding cancels in their sum."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ def _of_rows(
         reason = f"{path}: values of {column.name}: {len(values)}{''.join(f'; {line}' for line in said)}"
         raise DataError(reason, f"at least two are needed: a {noun} is a step")
     tick = None if written is None else written if column.is_rate else clock_step(values, written / usual)
-    return LogContent(kind, [LogMetric(column, [values], tick)], [*said, *notes])
+    return LogContent(kind, [LogMetric(column, [values], tick, between_readings=cells.is_clock)], [*said, *notes])
 
 
 def _left_out(counted: Counter[str], noun: str) -> list[str]:

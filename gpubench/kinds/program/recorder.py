@@ -267,7 +267,8 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         job = super().job(repeats)
         if self.profiled is None:
             return job
-        job.settings["profiling"]["wait"] = self._steps_before_recording(self.settings.profiling)
+        if isinstance(profiling := self.settings.profiling, ProfilingSettings):  # a loader has others
+            job.settings["profiling"]["wait"] = self._steps_before_recording(profiling)
         return msgspec.structs.replace(job, sampled=self._steps_to_sample())
 
     def _steps_before_recording(self, profiling: ProfilingSettings) -> int:
