@@ -51,6 +51,9 @@ _DRIFTING = ((0.0, 1.0, 0.5), (2.0, 1.0, 0.3), (6.0, 1.0, 0.2))
 # cycles, of which the second figure is a number of runs.
 _PERSISTENT = (8.0, 0.8, 0.05)
 _WANDERING = ((2.0, 4.0, 0.0025), (6.0, 4.0, 0.0025), (2.0, 8.0, 0.0025), (6.0, 8.0, 0.0025))
+# Series whose days differ more than their runs: the variance of the days' levels, up to a hundred times the runs'
+# standard deviation.
+_OF_DAYS = tuple((8.0 * 6.0**power, 0.1) for power in range(5))
 _INDEPENDENT, _STEADY = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0)
 _OF_MACHINE = ((0.0, 0.5), (1.0, 0.3), (1.8, 0.2))
 _STEPS = 2.0  # expected number of steps in a series
@@ -364,8 +367,11 @@ def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> _Models:
     covariances, priors = [], []
     kinds = [*product(_CORRELATED, _DRIFTING), (_PERSISTENT, _STEADY)]
     kinds += [(_INDEPENDENT, (size, runs / n, share)) for size, runs, share in _WANDERING]
-    for ((alike, correlation, first), (drift, length, third)), (of_day, second) in product(kinds, daily):
-        covariance = np.diag(inflation) + alike * correlation**apart + of_day * same_day
+    models = [*product(kinds, daily)]
+    if len(daily) > 1:
+        models += product(product([_INDEPENDENT], _DRIFTING), _OF_DAYS)
+    for ((alike, correlation, first), (drift, length, third)), (of_day, second) in models:
+        covariance = (np.diag(inflation) + alike * correlation**apart + of_day * same_day) / (1 + of_day)
         covariances.append(covariance + drift**2 * np.exp(-0.5 * np.square(apart / (length * n))))
         priors.append(first * second * third)
     every = np.stack(covariances)

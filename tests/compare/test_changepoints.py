@@ -50,6 +50,17 @@ def test_a_step_that_the_reference_workload_shows_too_is_that_of_the_machine(cou
     assert np.mean([any(one.cause == "code" for one in each) for each in points]) <= 0.05
 
 
+@pytest.mark.parametrize("of_days", [0.01, 0.03])
+def test_days_that_differ_by_more_than_their_runs_are_no_change_points(of_days: float) -> None:
+    found = 0
+    for number in range(8):
+        rng = np.random.default_rng([21, number])
+        day = np.repeat(np.arange(15), rng.integers(3, 6, 15))
+        values = of_days * rng.standard_normal(15)[day] + 0.003 * rng.standard_normal(len(day))
+        found += bool(find(values, days=[f"2026-01-{one + 1:02}" for one in day]))
+    assert found <= 1  # of such series, nearly all had some where the variance of days was at most that of runs
+
+
 def test_a_point_says_how_much_changed_and_where() -> None:
     rng = np.random.default_rng(4)
     values = 0.002 * rng.standard_normal(30) + np.where(np.arange(30) >= 18, 0.05, 0.0)
