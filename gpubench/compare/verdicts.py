@@ -376,7 +376,7 @@ def _verdict(
         value / ranks for value, ranks in zip(evidence.values(), (scale.baseline, scale.candidate), strict=True)
     )
     outcome, leaning, reason = _outcome(case)
-    if outcome == "inconclusive" and case.limited_by:
+    if outcome == "inconclusive" and case.limited_by and found is not None:
         reason = f"not beyond {allowed_for(case.limit, case.limited_by)}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
         place = "beyond" if _significant(alone[0]) else "within"

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from gpubench.compare import comparability, noise
 from gpubench.compare.compare import compare, null
-from gpubench.compare.evidence import RunEvidence, Side, open_run
+from gpubench.compare.evidence import RunEvidence, Side, aligned, open_run
 from gpubench.compare.gate import Condition
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparisons, PairComparison, SideSummary, to_json
@@ -79,7 +79,7 @@ def keep_pair(paths: Sequence[Path], found: Comparisons) -> Path | None:
 
     Returns the path of the page; None if it cannot be written, because the results of the runs are safe.
     """
-    sides = [Side(side.label, (open_run(path),)) for path, side in zip(paths, _sides(found), strict=True)]
+    sides = aligned([Side(side.label, (open_run(path),)) for path, side in zip(paths, _sides(found), strict=True)])
     (pair,) = found.comparisons
     verdict = leading(pair.verdicts) if pair.comparability.comparable or pair.comparability.forced else None
     kept = PairComparison(
