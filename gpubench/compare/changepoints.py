@@ -60,9 +60,14 @@ _STEPS = 2.0  # expected number of steps in a series
 _OUTLIERS = 0.03  # share of the runs
 _DISTURBANCES = 0.01  # share of the runs at which one of two or more runs begins, divided among its lengths
 _STEP_SIZE, _OUTLIER_SIZE = 3.0, 20.0  # standard deviations, in units of the noise
+# Larger steps, and their prior share, in series of which nothing but the days varies besides. Without them any other
+# explanation of a change by half would be better than a step, as that of two days which happen to differ by as much.
+_LARGE_STEPS = ((20.0, 0.05), (130.0, 0.05))
 _NOISE = 0.005  # the prior of the noise is worth two runs of this standard deviation
 _LOG_DISTURBANCE = math.log(_DISTURBANCES / (SHORTEST - 2))
 _EQUAL = 1e-9  # a difference of rounding: of the places before and after an outlier, which explain as much, the first
+_NEGLIGIBLE = 1e-6  # of the largest share of a model, and of the end of an interval
+_FARTHEST = 6.0  # standard deviations that hardly anything lies beyond
 _UNUSUAL = 3.0  # standard errors of a run from its repeats, relative to the median run's, that make it count less
 
 
@@ -78,8 +83,8 @@ class ChangePoint:
     """Of a change by more than the margin, rather than outliers, drift, noise or the machine."""
     change: float
     """The change of the level, as a difference of logarithms."""
-    error: float
-    """The standard deviation of the change."""
+    half_width: float
+    """Half of the 95 % interval of the change, over all models and places."""
     cause: Literal["code", "machine"] = "code"
     """Whether the change of the reference workload explains it, so that it is the machine's."""
 
@@ -122,7 +127,7 @@ def _attributed(one: ChangePoint, every: Sequence[ChangePoint], values: Floats, 
     error = float(np.std(noise)) * math.sqrt(1 / len(sides[0]) + 1 / len(sides[1]))
     whole = float(np.median(values[near[1]]) - np.median(values[near[0]]))
     established = abs(moved) > NOTICED * error and moved * whole > 0
-    explained = abs(whole) <= POWER * abs(moved) + 2 * one.error
+    explained = abs(whole) <= POWER * abs(moved) + one.half_width
     return replace(one, cause="machine") if established and explained else one
 
 
@@ -263,7 +268,7 @@ class _Series:
             last=int(within.max()),
             probability=float(beyond) / (1 + math.exp(min(700.0, nothing - total))),
             change=mean,
-            error=float(np.sum(shares * (np.square(errors) + np.square(means - mean)))) ** 0.5,
+            half_width=_half_width(shares.ravel(), means.ravel() - mean, errors.ravel()),
         )
 
 
@@ -279,6 +284,8 @@ class _Models:
     """Those of the covariances, shape (models,)."""
     of_steps: Floats
     """The sums of an inverse covariance over the runs after each two steps, shape (models, runs + 1, runs + 1)."""
+    step_sizes: Floats
+    """The standard deviations of the steps, in units of the noise, shape (models, 1)."""
 
 
 class _Fits:
@@ -295,7 +302,7 @@ class _Fits:
         solved: Floats = np.asarray(np.linalg.solve(normal, _transposed(weighted)), float)
         self._of_outlier = _diagonal(models.inverses) - np.sum(_transposed(weighted) * solved, axis=1)
         self._score = values @ models.inverses - (values @ weighted) @ solved
-        self._of_steps = models.of_steps
+        self._of_steps, self._step_sizes = models.of_steps, models.step_sizes
         self._after = _sums_after(weighted)
         self._solved_after = _transposed(_sums_after(_transposed(solved)))
         of_step = _diagonal(models.of_steps) - np.sum(_transposed(self._after) * self._solved_after, axis=1)
@@ -311,7 +318,7 @@ class _Fits:
         return self._evidence(np.zeros_like(self._base), np.ones((len(self._base), 1)))
 
     def with_step(self, places: Places) -> Floats:
-        return self._with_one(self._step_score[:, :, places], self._of_step[:, places], _STEP_SIZE)
+        return self._with_one(self._step_score[:, :, places], self._of_step[:, places], self._step_sizes)
 
     def with_outlier(self, places: Places) -> Floats:
         return self._with_one(self._score[:, :, places], self._of_outlier[:, places], _OUTLIER_SIZE)
@@ -326,7 +333,7 @@ class _Fits:
 
     def with_steps(self, first: Places, second: Places) -> Floats:
         """Returns the evidence with two steps each."""
-        diagonal = self._of_step + _STEP_SIZE**-2
+        diagonal = self._of_step + self._step_sizes**-2.0
         both = self._of_steps - self._after @ self._solved_after
         a, c = diagonal[:, first], both[:, first, second]
         left = diagonal[:, second] - c * c / a  # of the second step, beside the first one
@@ -335,7 +342,7 @@ class _Fits:
         explained = np.square(apart, out=apart)
         explained /= left[:, None]
         explained += (np.square(self._step_score) / diagonal[:, None]).take(first, axis=2)
-        return self._evidence(explained, a * left * _STEP_SIZE**4)
+        return self._evidence(explained, a * left * self._step_sizes**4)
 
     def size_of(self, places: Places) -> tuple[Floats, Floats]:
         """Returns the sizes of steps, one at a time, and their standard deviations."""
@@ -343,8 +350,8 @@ class _Fits:
         left = np.maximum(0.0, self._squares - np.square(score) / gram)
         return score / gram, np.sqrt((2 * _NOISE**2 + left) / max(1.0, self._freedom - 1) / gram)
 
-    def _with_one(self, score: Floats, gram: Floats, size: float) -> Floats:
-        return self._evidence(np.square(score) / (gram + size**-2)[:, None], 1 + size**2 * gram)
+    def _with_one(self, score: Floats, gram: Floats, size: float | Floats) -> Floats:
+        return self._evidence(np.square(score) / (gram + size**-2.0)[:, None], 1 + size**2 * gram)
 
     def _evidence(self, explained: Floats, determinants: Floats) -> Floats:
         """Returns the evidence. `explained` has its shape, and is overwritten; `determinants` (models, places)."""
@@ -367,17 +374,19 @@ def _models(n: int, days: Sequence[str] | None, inflation: Floats) -> _Models:
     covariances, priors = [], []
     kinds = [*product(_CORRELATED, _DRIFTING), (_PERSISTENT, _STEADY)]
     kinds += [(_INDEPENDENT, (size, runs / n, share)) for size, runs, share in _WANDERING]
-    models = [*product(kinds, daily)]
+    usual = [(_STEP_SIZE, 1.0)]
+    models = [*product(kinds, daily, usual), *product([(_INDEPENDENT, _STEADY)], daily, _LARGE_STEPS)]
     if len(daily) > 1:
-        models += product(product([_INDEPENDENT], _DRIFTING), _OF_DAYS)
-    for ((alike, correlation, first), (drift, length, third)), (of_day, second) in models:
+        models += product(product([_INDEPENDENT], _DRIFTING), _OF_DAYS, usual)
+    for ((alike, correlation, first), (drift, length, third)), (of_day, second), (_, fourth) in models:
         covariance = (np.diag(inflation) + alike * correlation**apart + of_day * same_day) / (1 + of_day)
         covariances.append(covariance + drift**2 * np.exp(-0.5 * np.square(apart / (length * n))))
-        priors.append(first * second * third)
+        priors.append(first * second * third * fourth)
     every = np.stack(covariances)
     inverses = np.linalg.inv(every)
     of_steps = _sums_after(_transposed(_sums_after(inverses)))
-    return _Models(np.log(priors), inverses, np.linalg.slogdet(every)[1], of_steps)
+    sizes = np.array([[size] for _, _, (size, _) in models])
+    return _Models(np.log(priors), inverses, np.linalg.slogdet(every)[1], of_steps, sizes)
 
 
 def _diagonal(matrices: Floats) -> Floats:
@@ -427,6 +436,21 @@ def _total(logarithms: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         found: Floats = largest + np.log(np.exp(logarithms, out=logarithms).sum(axis=(0, 1)))
     return found
+
+
+def _half_width(shares: Floats, means: Floats, errors: Floats) -> float:
+    """Returns the distance from 0 within which 95 % of a mixture of normal distributions lie.
+
+    Its standard deviation would not do: a model of days that differ by a lot has a small share and a large error.
+    """
+    counts = shares > _NEGLIGIBLE * shares.max()
+    shares, means, errors = shares[counts], means[counts], errors[counts]
+    low, high = 0.0, float(np.max(np.abs(means) + _FARTHEST * errors))
+    while high - low > _NEGLIGIBLE * high:
+        middle = (low + high) / 2
+        outside = _below((-middle - means) / errors) + _below((means - middle) / errors)
+        low, high = (middle, high) if np.sum(shares * outside) > 0.05 else (low, middle)
+    return high
 
 
 def _below(x: Floats) -> Floats:

@@ -394,7 +394,7 @@ def _change(one: ChangePoint, runs: Sequence[Entry], sign: float, better: Better
     differences, same = _between(runs[one.first - 1], runs[one.last])
     undecidable = same.undecidable if same else None
     better = None if undecidable else better
-    ends = [math.exp(_bounded(sign * (one.change + side * NORMAL * one.error))) for side in (-1, 1)]
+    ends = [math.exp(_bounded(sign * (one.change + side * one.half_width))) for side in (-1, 1)]
     return LevelChange(
         index=one.index,
         before=before.run_id,

@@ -67,7 +67,7 @@ def test_a_point_says_how_much_changed_and_where() -> None:
     (point,) = find(values)
     assert (point.index, point.first, point.last) == (18, 18, 18)
     assert point.probability > 0.99
-    assert abs(point.change - 0.05) < 3 * point.error < 0.01
+    assert abs(point.change - 0.05) < 1.5 * point.half_width < 0.01
 
 
 def test_outliers_and_short_disturbances_are_no_change_points() -> None:
