@@ -75,6 +75,14 @@ def near_one(what: str, estimate: float, interval: tuple[float, float] | None, m
     return Bar(what, figure, f"{1 - margin:.3f} to {1 + margin:.3f}", verdict, f"{off:.1%}" if off > 0 else None)
 
 
+def not_above(what: str, estimate: float, interval: tuple[float, float] | None, limit: float) -> Bar:
+    """Judge a ratio with an upper limit by its 95 % interval: met if all of it is below, missed if all is above."""
+    low, high = interval or (0.0, float("inf"))
+    figure = f"{estimate:.4f}" + (f" [{low:.4f}, {high:.4f}]" if interval else "")
+    verdict = MET if high <= limit else MISSED if low > limit else UNDECIDED
+    return Bar(what, figure, f"at most {limit:.3f}", verdict, f"{low - limit:.1%}" if verdict == MISSED else None)
+
+
 def counted(verdicts: Sequence[str]) -> str:
     """Return how many there are of each verdict, as "1 missed, 4 met"."""
     return ", ".join(f"{verdicts.count(one)} {one}" for one in WORST_FIRST if one in verdicts)

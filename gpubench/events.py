@@ -484,6 +484,8 @@ class RepeatDone(Event, frozen=True):
     """The errors of queries of a device that failed in a program of the user, by the query."""
     partial_first: bool = False
     """Whether the first step of a program is timed from its first backward pass, because its beginning was not seen."""
+    probe_time: Part | None = None
+    """The CPU time of the probe in a step of a program, in seconds; None if it is unknown, as after too few steps."""
 
 
 class TraceRecorded(Event, frozen=True):

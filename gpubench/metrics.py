@@ -237,6 +237,18 @@ DEFINITIONS: dict[str, Definition] = {
         "lower",
         "share of steady steps that began while the GPU was idle because the CPU had not issued work in time",
     ),
+    "probe_time": Definition(
+        "s",
+        None,
+        "CPU time that gpubench's own code took in a step of a program, from a sample of its steps, on the rank with "
+        "the most; without what it displaces from the caches of the CPU",
+    ),
+    "probe_share": Definition(
+        "fraction",
+        None,
+        "probe_time / step_time; on a GPU, times the share of steps that began while the GPU was idle, because it "
+        "does not wait for the CPU in others; unknown if that is",
+    ),
     "yardstick_time": Definition(
         "s",
         None,

@@ -25,6 +25,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader, get_worker_info
 
 from . import ADDRESS_VARIABLE, TREATMENTS_VARIABLE
+from .cost import cost
 from .hooks import DATA_WAIT, FORWARD, Probe
 from .measured import MeasuredStep
 from .modules import first_parameter, parameters_of
@@ -134,7 +135,7 @@ class CallProbe(Probe):
             self._roots[id(module)] = module
             if type(module) not in self._wrapped:
                 inherits = type(module).__call__ is torch.nn.Module.__call__
-                stand_in(type(module), "__call__", self._call_module, call if inherits else None)
+                stand_in(type(module), "__call__", self._call_module, self._module_call if inherits else None)
                 self._wrapped.add(type(module))
             self._end_search()
         return type(module).__call__(module, *args, **kwargs)
@@ -244,7 +245,8 @@ class CallProbe(Probe):
             first = first_parameter(module)
             self._autocast = autocast_of(first) if first is not None else None
             self._treatments.apply_to(list(self._roots.values()), updated=False)
-        self._advance()
+        with cost:
+            self._advance()
         if self._host and len(self._roots) > self._reported:
             self._reported = len(self._roots)
             self._report_model(None)

@@ -8,11 +8,12 @@ from importlib.machinery import BuiltinImporter
 from typing import Callable
 
 
-def unreplaced_clock() -> Callable[[], int]:
-    """Returns `time.monotonic_ns` from a module `time` of its own, in which no code has replaced a function."""
+def unreplaced_clock(name: str = "monotonic_ns") -> Callable[[], int]:
+    """Returns a clock from a module `time` of its own, in which no code has replaced a function."""
+    clock: Callable[[], int] = getattr(time, name)
     spec = BuiltinImporter.find_spec("time")
     if spec is None or spec.loader is None:  # an interpreter that has it in a file
-        return time.monotonic_ns
+        return clock
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, "monotonic_ns", time.monotonic_ns)
+    return getattr(module, name, clock)

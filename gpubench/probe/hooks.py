@@ -34,6 +34,7 @@ from torch.utils.data._utils import worker
 from . import SAMPLED_VARIABLE
 from .batches import OF_LOSS, OF_MODEL, DrawnBatches, in_words, samples_of_next
 from .cached import CachedBatches
+from .cost import cost
 from .counted import BY_HAND, PASSES_WITHOUT_OPTIMIZER, ByHand, Counted, elements_of, shape_of
 from .device import Loss, loss_of
 from .facts import facts, open_store, peak_rss, place
@@ -59,6 +60,7 @@ from .treatments import (
     is_traced,
     keep_from_compilation,
     stand_in,
+    timed,
     unwrapped,
 )
 
@@ -314,8 +316,8 @@ class Probe:
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         stand_in(scaler, "scale", self._scale)
         stand_in(scaler, "step", self._scaler_step)
-        optimizers.register_optimizer_step_pre_hook(self._before_update)
-        optimizers.register_optimizer_step_post_hook(self._after_update)
+        optimizers.register_optimizer_step_pre_hook(timed(self._before_update))
+        optimizers.register_optimizer_step_post_hook(timed(self._after_update))
 
     def _look_at_code(self) -> None:
         """Samples the code of the workers of DataLoaders, and finds lines, in a repeat that is recorded."""
@@ -874,6 +876,7 @@ class Probe:
 
     def _begin_in_fork(self) -> None:
         """Measures a forked process on its own. That of a rank, such as a worker of a DataLoader, is not measured."""
+        cost.stop()
         if self._following and self._following.training:
             self._over = True
             self._following.close()
@@ -990,7 +993,8 @@ class Probe:
                 self._follow(self._following, optimizer)
             return
         self._look_for_modules(optimizer, called=part.first != 0)
-        self._advance()
+        with cost:
+            self._advance()
 
     @contextmanager
     def _unbroken(self) -> Iterator[None]:
@@ -1007,6 +1011,7 @@ class Probe:
     def _break_off(self) -> None:
         if not self._over and self._host:
             self._over = True
+            cost.stop()
             if self._recording:
                 self._recording.leave()
             self._host.close()
@@ -1018,6 +1023,8 @@ class Probe:
                 self._join()
             if self._recording:
                 self._record(self._recording, self._timeline.complete)
+            else:
+                self._count_cost(self._timeline)
             if self._cached and self._host:
                 self._skip_kept(self._host)
             if self._wanted:
@@ -1030,6 +1037,13 @@ class Probe:
         except BaseException:
             self._break_off()
             raise
+
+    def _count_cost(self, timeline: Timeline) -> None:
+        """Counts a part of the loop whose cost is known, as those after the warm-up."""
+        cost.end_part()
+        warmup = self._length.warmup if self._length else self._warmup
+        if timeline.complete >= (MOST_WARMUP if warmup is None else warmup):
+            cost.begin(timeline.ended, timeline.complete)
 
     def _tell(self, host: Host, now: float) -> None:
         """Measures long steps, and sends the measured ones from time to time."""
@@ -1443,6 +1457,7 @@ class Probe:
                 peak_rss=peak_rss(),
                 gpus=used_gpus(),
                 partial_first=self._timeline.partial_first,
+                probe_time=cost.end(self._timeline.ended, self._timeline.complete),
                 **self._timeline.timing.facts(),
             )
         self._host.put("done")

@@ -17,6 +17,7 @@ import torch
 
 from . import ADDRESS_VARIABLE, FOLLOW_VARIABLE, TREATMENTS_VARIABLE
 from .batches import INDICES, DataPass, Loader, samples_of_next
+from .cost import cost
 from .counted import elements_of, shape_of
 from .given import ModuleCall
 from .hooks import BACKWARD, DATA_WAIT, FORWARD, LONG_SECONDS, OPTIMIZER, ZERO_GRAD, Probe, first_of_call, nothing
@@ -287,7 +288,10 @@ class SteadyProbe(Probe):
             self._look()
         if not notes.left or mark > notes.until:
             self._catch_up()
-            self._advance()
+            with cost:
+                self._advance()
+        else:
+            cost.end_part()
 
     def _look(self) -> None:
         """Ends a step that was looked at closely."""
@@ -346,9 +350,10 @@ class SteadyProbe(Probe):
         self._catches_up = True
         methods, updates = self._methods, self._updates
         try:
-            entries = iter(noted)
-            for what, when, facts in zip(entries, entries, entries):
-                methods[what](when, facts)
+            with cost:
+                entries = iter(noted)
+                for what, when, facts in zip(entries, entries, entries):
+                    methods[what](when, facts)
             self._counted.skip(self._owner, self._updates - updates)
             self._checks.skip(skipped)
             self._waits = 0 if self._updates > updates else min(2 * self._waits or 1, MOST_WAITS)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
+from .cost import cost
 from .device import Loss, Point, Timing, ns_of
 from .rhythm import Rhythm
 
@@ -463,18 +464,28 @@ class Regions:
         @functools.wraps(begin)
         def enter(region: Any) -> Any:
             found = begin(region)
-            name = sys._getframe(1).f_globals.get("__name__")
-            if name not in own:
-                if str(name).startswith(_OWN):
-                    own.add(name)
-                else:
-                    self._enter(region)
+            entered = cost.is_timed and cost.enter()
+            try:
+                name = sys._getframe(1).f_globals.get("__name__")
+                if name not in own:
+                    if str(name).startswith(_OWN):
+                        own.add(name)
+                    else:
+                        self._enter(region)
+            finally:
+                if entered:
+                    cost.leave()
             return found
 
         @functools.wraps(end)
         def leave(region: Any, *error: Any) -> Any:
             if opened:
-                self._leave(region)
+                entered = cost.is_timed and cost.enter()
+                try:
+                    self._leave(region)
+                finally:
+                    if entered:
+                        cost.leave()
             return end(region, *error)
 
         region_class.__enter__, region_class.__exit__ = enter, leave

@@ -19,6 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
+from .cost import cost
 from .modules import parameters_of
 
 OPTIMIZERS = {
@@ -151,7 +152,12 @@ class Treatments:
             self._compiled = self._compiled or is_compiled(root)
 
     def call(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Calls an outermost module in training."""
+        """Calls an outermost module. What the treatments change about that is not the time of the probe."""
+        if not self.changes_calls:
+            return call(module, *args, **kwargs)
+        return cost.outside(self._call_changed)(call, module, args, kwargs)
+
+    def _call_changed(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         if self._format:
             args, kwargs = self._laid_out(args), self._laid_out(kwargs)
         if self._values.get("precision") != "bf16" or self._device not in ("cpu", "cuda"):
@@ -356,6 +362,9 @@ class Treatments:
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
+is_dynamo_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
+"""The same in less time, where a hook would otherwise read what changes: torch.compile compiles again when it does."""
+
 
 def is_traced() -> bool:
     """Tells whether torch.compile runs code of the program to compile it."""
@@ -420,9 +429,22 @@ def stand_in(owner: Any, name: str, around: Callable[..., Any], original: Callab
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling() and cost.is_timed:
+            return cost.time(around, call, args, kwargs)
         return around(call, *args, **kwargs)
 
     setattr(owner, name, wrapper)
+
+
+def timed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a hook for torch to call, whose time can be measured."""
+
+    def wrapper(*args: Any) -> Any:
+        if not is_dynamo_compiling() and cost.is_timed:
+            return cost.time(lambda _, *args: hook(*args), hook, args, {})
+        return hook(*args)
+
+    return wrapper
 
 
 def _widened(found: Any) -> Any:

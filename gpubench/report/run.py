@@ -353,6 +353,7 @@ def _metrics_in_text(run: RunEvidence, own: KindReport) -> Iterator[Block]:
         yield Paragraph(what_samples_are(run.summary.samples), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if run.summary.timed_by:
             yield Paragraph(f"times are from {run.summary.timed_by}", "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
+            yield Paragraph(beside_the_gpu(run.metrics), "quiet", on=Medium.DETAILS | Medium.MARKDOWN)
         if "step_time" in run.metrics and "throughput" not in run.metrics:
             can_be_set = "training.samples_per_step" in run.settings
             hint = ": set it by --samples-per-step N to get a throughput" if can_be_set else ""
@@ -399,6 +400,17 @@ def what_samples_are(samples: StepSamples | None) -> str:
     if not samples.even:
         said.append(f"batches are uneven: {samples.usual} samples in most steps, {samples.mean:.4g} on average")
     return "; ".join(said)
+
+
+def beside_the_gpu(metrics: Mapping[str, Metric]) -> str:
+    """Returns what gpubench itself took in a program that uses a GPU, and what the GPU hid; empty if it is unknown."""
+    took, share = (metrics.get(name) for name in ("probe_time", "probe_share"))
+    if took is None:
+        return ""
+    said = f"gpubench itself took {units.seconds(took.estimate)} of CPU time in a step"
+    if share is None:
+        return f"{said}; it is unknown how much of that the GPU hid"
+    return f"{said}, of which the GPU hid all but {units.percent(share.estimate)} of a step"
 
 
 def _is_news(metric: Metric) -> bool:

@@ -433,12 +433,23 @@ def _costs(metrics: Metrics[Measured]) -> None:
     metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
     metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
+    metrics.add("probe_time", lambda m: largest(m.repeat.done.values(), "probe_time"))
+    metrics.add("probe_share", _probe_share)
     metrics.add("final_loss", _final_loss)
     metrics.add("skipped_steps", _skipped)
 
 
 def _skipped(measured: Measured) -> float:
     return float(np.count_nonzero(measured.steps.skipped))
+
+
+def _probe_share(measured: Measured) -> float | None:
+    """Returns the share of a step by which the probe makes it longer; None if it is unknown what a GPU hides of it."""
+    took, idle = largest(measured.repeat.done.values(), "probe_time"), _idle_at_start(measured)
+    if took is None or (idle is None and measured.repeat.timed_by):
+        return None
+    share = min(1.0, took * measured.window.steps / measured.wall)
+    return share if idle is None else share * idle
 
 
 def _final_loss(measured: Measured) -> float | None:

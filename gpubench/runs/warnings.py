@@ -18,6 +18,7 @@ CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
 OFTEN = 5  # evaluations in a repeat whose share of the time is known well
 LARGE = 1.5  # factor between two levels of the steps that is told even if it is in a minority of the repeats
+OWN_SHARE = 0.01  # of a step; a smaller share of gpubench itself is not said
 SHORT = 1.0  # seconds; a shorter repeat is longer with more steps before more repeats are worth their start
 MORE = "raise --repeats"
 
@@ -181,6 +182,17 @@ def compiled_within(compiled: int, steps: int, settings: Settings = NONE) -> str
         return None
     said = f"torch.compile compiled code in {compiled} of {steps} steady steps, which their times include"
     return f"{said}: {longer(settings)}"
+
+
+def own_share(time: Metric | None, share: Metric | None) -> str | None:
+    """Warns of a program in whose steps gpubench itself takes more than OWN_SHARE, by its CPU time in a step."""
+    if time is None or share is None or share.estimate <= OWN_SHARE:
+        return None
+    return (
+        f"gpubench itself took {units.percent(share.estimate)} of a step ({units.seconds(time.estimate)} of CPU time), "
+        "by which the program is faster without it: put more work into a step, such as a larger batch, to make the "
+        "share small"
+    )
 
 
 def not_settled(settled: Sequence[bool], advice: str | None) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from gpubench.events import FlopsCounted, ModelBuilt, PeakMeasured, RepeatDone, Step, WorkCounted
-from gpubench.report.run import what_samples_are
+from gpubench.report.run import beside_the_gpu, what_samples_are
 from gpubench.runs import headlines, warnings
 from gpubench.runs.steps import Repeat, StepSamples, measure
 from gpubench.runs.summary import Summary, metric_of, summarise
@@ -56,6 +56,35 @@ def test_a_first_step_that_is_timed_from_within_has_no_time() -> None:
     found = summary_of(repeat)
     assert found["step_time"].estimate == pytest.approx(0.2)
     assert not {"first_step_time", "warmup_time"} & {metric.name for metric in found.metrics}
+
+
+@pytest.mark.parametrize(
+    ("timed_by", "starved", "share"),
+    [("", None, 0.01), ("the events of cuda:0", 1.0, 0.01), ("the events of cuda:0", 0.25, 0.0025),
+     ("the events of cuda:0", 0.0, 0.0), ("the CPU's clock in 6 of 6 updates", None, None)],
+)  # fmt: skip
+def test_what_the_probe_takes_is_a_share_of_a_step_where_no_gpu_hides_it(
+    timed_by: str, starved: float | None, share: float | None
+) -> None:
+    steps = [step(number, 0.2) for number in range(WARMUP + 8)]
+    if starved is not None:
+        steps = [structs.replace(one, starved=(one.step - WARMUP) % 8 < 8 * starved) for one in steps]
+    repeat = repeat_of(steps)
+    repeat.done[0] = structs.replace(repeat.done[0], probe_time=0.002, timed_by=timed_by)
+    found = summary_of(repeat)
+    assert found["probe_time"].estimate == pytest.approx(0.002)
+    known = found.get("probe_share")
+    assert (known and known.estimate) == (share if share is None else pytest.approx(share))
+    assert not {metric.better for metric in found.metrics if metric.name.startswith("probe_")} - {None}
+    assert ("unknown" in beside_the_gpu({metric.name: metric for metric in found.metrics})) == (share is None)
+
+
+def test_the_probe_takes_what_it_takes_on_the_rank_with_the_most() -> None:
+    repeat = repeat_of([step(number, 0.2, rank) for rank in range(2) for number in range(6)])
+    assert summary_of(repeat).get("probe_time") is None
+    for rank, seconds in enumerate((0.003, 0.001)):
+        repeat.done[rank] = structs.replace(repeat.done[rank], probe_time=seconds)
+    assert summary_of(repeat)["probe_time"].estimate == pytest.approx(0.003)
 
 
 def test_throughput_is_samples_over_wall_and_not_the_mean_of_rates() -> None:

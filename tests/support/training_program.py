@@ -5,7 +5,7 @@
 takes at most STEPS steps as a rank, and then exits with the code END, or sleeps if END is "hang". If END is "kill", it
 kills itself before it has left the run; "close", "exec", "leave" and "daemon" close all descriptors, execute another
 program, end without exit handlers, and go on in the background. STORE is a folder that stands in for the store of a
-process group on several machines.
+process group on several machines. PROBE_TIME is what the probe says that it takes in a step, in seconds.
 """
 
 import base64
@@ -164,7 +164,9 @@ def main() -> None:
         host.put("tracerecorded", repeat=repeat, name="rank0.1.pt.trace.json", data=data, last=True)
     if "performance.sdpa" in treatments:
         host.put("treatmentsmissed", repeat=repeat, missed={"performance.sdpa": "there is no attention"})
-    memory = {"peak_allocated": None, "peak_reserved": None, "peak_rss": 1}
+    memory: dict[str, Any] = {"peak_allocated": None, "peak_reserved": None, "peak_rss": 1}
+    if "PROBE_TIME" in os.environ:
+        memory |= {"probe_time": float(os.environ["PROBE_TIME"])}
     host.put("repeatdone", repeat=repeat, wall=step_seconds * min(steps, wanted), **memory)
     host.put("done")
     host.flush()

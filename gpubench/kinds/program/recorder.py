@@ -340,7 +340,8 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             for step in self._compiled[window.repeat]
         )
         said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self._values)
-        all_said = warnings.collected(*self._endings(), said, *found.warnings)
+        own = warnings.own_share(found.get("probe_time"), found.get("probe_share"))
+        all_said = warnings.collected(*self._endings(), said, *found.warnings, own)
         watched = self._watched.of_repeats([window.repeat for window in found.steady]) if self._watched else {}
         found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said, watched=watched)
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))

@@ -54,6 +54,18 @@ def test_a_program_leaves_a_run_directory_like_any_other_run(tmp_path: Path) -> 
     assert (run.run / "report.html").is_file()
 
 
+@pytest.mark.parametrize(("seconds", "share"), [(15e-6, None), (100e-6, "5 %")])
+def test_what_gpubench_itself_takes_is_told_and_a_warning_where_it_is_more_than_one_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, share: str | None
+) -> None:
+    monkeypatch.setenv("PROBE_TIME", str(seconds))
+    run = measure(tmp_path, *takes(500))
+    assert metrics(run)["probe_time"]["estimate"] == pytest.approx(seconds)
+    assert metrics(run)["probe_share"]["estimate"] == pytest.approx(seconds / 0.002)
+    said = [line for line in run.document("summary.json")["warnings"] if line.startswith("gpubench itself took")]
+    assert [line.partition(" of a step")[0] for line in said] == ([f"gpubench itself took {share}"] if share else [])
+
+
 @pytest.mark.parametrize(
     ("command", "words"), [("train-bench", ()), ("profile", ()), ("memory", ("--", sys.executable, "t.py"))]
 )
