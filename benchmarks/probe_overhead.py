@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/probe_overhead.py [--milliseconds 2,5,20] [--rounds 6] [--seconds 3]
 
-A model is made deep enough for steps of 2, 5 and 20 ms on one thread of this machine, in each round anew. It trains with
-batches from a DataLoader and from a list, alone and with the probe, in fresh processes in turns (A B, B A).
+A model is made deep enough for steps of 2, 5 and 20 ms on one thread of this machine, in each round anew. It trains
+with batches from a DataLoader and from a list, alone and with the probe, in fresh processes in turns (A B, B A).
 
     cost        the step time with the probe divided by that without it, by the program's own stopwatch, and the CPU
                 time that the process takes more in a step.             Bar: at most 1.02 in steps of 5 ms.

@@ -37,6 +37,7 @@ A path is a run directory, a folder of repeated runs, a run id, an experiment, o
 
 Exit codes: 0 compared, 1 output error, 2 usage error, {gate.EXIT_CODES}, 130 interrupted.
 """
+NOT_KEPT = "not kept for later comparisons, whose warm-up is the one that gpubench finds"
 RETRY = "--html FILE writes a page instead"
 
 
@@ -183,13 +184,15 @@ def compare(
         missing = next((name for name in names if error.message.startswith(f"{name}: no such")), None)
         hint = wrong_words.of_compare(names, missing) if missing else None
         raise type(error)(error.message, hint or error.hint) from None
-    if skip is not None:
-        found = aligned(found, skip)
+    found = aligned(found, skip)
     if null:
         from gpubench.report.phrases import omission
 
-        learned = comparison.null(found[0], margin=fraction, warmup=skip)
-        _keep(learned, found[0], terminal)
+        learned = comparison.null(found[0], margin=fraction)
+        if skip is None:
+            _keep(learned, found[0], terminal)
+        else:
+            terminal.err.print(NOT_KEPT, markup=False, soft_wrap=True)
         for line in left_out:
             terminal.err.print(omission(line), markup=False, soft_wrap=True)
         output.write(_noise(comparison.only(learned, metric or ()), chosen, terminal), RETRY)
@@ -203,7 +206,6 @@ def compare(
         conditions=conditions,
         left_out=left_out,
         loss_margin=of_loss,
-        warmup=skip,
     )
     if html:
         output.write_file(html, _page(comparisons, found))

@@ -191,7 +191,7 @@ class Judging:
         if exceeds is False:
             return "decided"
         if made and (exceeds or made == 1 or rounds == FEWEST):  # what a program does shows in its first repeat
-            sides = self._sides(recorders)
+            sides = aligned(self._sides(recorders))
             found = observed_of(compare(sides, loss_margin=self.terms.loss_margin).comparisons[0], sides[1])
             self._found = found
             for_loss_alone = found.loss == "harmed" and found.work != "less"
@@ -312,7 +312,7 @@ def conclude(outcomes: Sequence[Outcome], judging: Judging) -> Decision:
     found, warnings, doubt = Observed(refusals=failure_in_words(failure)), list(judging.warnings), judging.doubt
     if measured or (before.runs and not failure):
         now = [open_run(path) for path in pair] if measured else []
-        sides = sides_of(before.runs, now, [recorder.variant for recorder in recorders])
+        sides = aligned(sides_of(before.runs, now, [recorder.variant for recorder in recorders]))
         (comparison,) = compare(sides, loss_margin=terms.loss_margin).comparisons
         found = observed_of(comparison, sides[1], failure)
         if judging.lacking:

@@ -10,7 +10,7 @@ import msgspec
 from gpubench import units
 from gpubench.compare import comparability, gate, intervals, losses, noise, sameness, verdicts
 from gpubench.compare.causes import find_causes
-from gpubench.compare.evidence import Side, aligned
+from gpubench.compare.evidence import Side, steps_left_out
 from gpubench.compare.explanation import explain
 from gpubench.compare.footprints import find_memory
 from gpubench.compare.gate import Condition
@@ -36,17 +36,15 @@ def compare(
     conditions: Sequence[Condition] = (),
     left_out: Sequence[str] = (),
     loss_margin: losses.Margin = losses.DEFAULT,
-    warmup: int | None = None,
 ) -> Comparisons:
-    """Compares every side after the first with the first, the baseline.
+    """Compares every side after the first with the first, the baseline. The sides are as `aligned` returns them.
 
     `metrics` are names or patterns; without any, all metrics with a better direction are compared. `margin` is the
     smallest change that matters, as a fraction. `assumed` is the fraction by which equal processes are taken to differ
     at most if too few of them show it. `force` gives verdicts although the work differs. `loss_margin` is the largest
-    change of the loss that does not matter. `warmup` is the number of steps to leave out at the start of each repeat,
-    see `evidence.aligned`. Raises UsageError if a metric or condition names nothing that both sides have.
+    change of the loss that does not matter. Raises UsageError if a metric or condition names nothing that both sides
+    have.
     """
-    sides = aligned(sides, warmup)
     baseline, *candidates = sides
     comparisons: list[Comparison] = []
     judged: list[tuple[str, Sequence[Judged]]] = []
@@ -68,13 +66,8 @@ def compare(
         comparisons=comparisons,
         gate=results,
         left_out=list(left_out),
-        warmup=_warmup(sides),
+        warmup=steps_left_out(sides),
     )
-
-
-def _warmup(sides: Sequence[Side]) -> tuple[int, int] | None:
-    found = [window.first for side in sides for run in side.runs if run.takes_steps for window in run.windows]
-    return (min(found), max(found)) if found else None
 
 
 def _forcing(sides: Sequence[Side], conditions: Sequence[Condition]) -> str:
@@ -90,12 +83,11 @@ def _forcing(sides: Sequence[Side], conditions: Sequence[Condition]) -> str:
     return f"if the work may differ: gpubench compare {shlex.join([*runs, '--force', *texts])}"
 
 
-def null(side: Side, *, margin: float = DEFAULT_MARGIN, warmup: int | None = None) -> Noise:
-    """Measures the noise of one side's runs, with one warm-up for all of them as in `compare`.
+def null(side: Side, *, margin: float = DEFAULT_MARGIN) -> Noise:
+    """Measures the noise of one side's runs, which have one warm-up as `aligned` returns them.
 
     Raises UsageError for several configurations, or a single repeat.
     """
-    (side,) = aligned([side], warmup)
     if misfit := comparability.misfit(side):
         raise UsageError(f"no noise can be measured: {misfit}", "--null takes runs of one configuration")
     if sum(run.repeats for run in side.runs) < 2:
@@ -156,7 +148,7 @@ def _compare(
         candidate=comparability.summarise_side(candidate),
         comparability=comparable,
         verdicts=found,
-        explanation=explain(baseline, candidate, comparable, record, settled=_settled(found)),
+        explanation=explain(baseline, candidate, comparable, record, assumed=assumed, settled=_settled(found)),
         warnings=warnings,
         causes=causes,
         memory=memory,

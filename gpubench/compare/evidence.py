@@ -300,9 +300,11 @@ def aligned(sides: Sequence[Side], warmup: int | None = None) -> list[Side]:
     """Returns the sides with one warm-up for all repeats: `warmup` steps or, by default, `stats.common_warmup`.
 
     By default, a run keeps its own warm-up if a repeat of it would lose more than half of its steps. Raises UsageError
-    if a repeat has no more steps than the `warmup` asked for.
+    if a repeat has no more steps than the `warmup` asked for, or no run has steps.
     """
     timed = [run for side in sides for run in side.runs if run.takes_steps]
+    if warmup is not None and not timed:
+        raise UsageError(f"--skip {warmup} has no effect, because nothing here was measured in steps", "leave it out")
     for run in timed if warmup is not None else ():
         if (fewest := min(window.first + window.steps for window in run.windows)) <= (warmup or 0):
             raise UsageError(
@@ -317,6 +319,12 @@ def aligned(sides: Sequence[Side], warmup: int | None = None) -> list[Side]:
         return run.since(first) if run.takes_steps and (long or warmup is not None) else run
 
     return [Side(side.label, tuple(map(since, side.runs))) for side in sides]
+
+
+def steps_left_out(sides: Sequence[Side]) -> tuple[int, int] | None:
+    """Returns the least and the most steps that are left out at the start of a repeat; None if no run has steps."""
+    found = [window.first for side in sides for run in side.runs if run.takes_steps for window in run.windows]
+    return (min(found), max(found)) if found else None
 
 
 def averaged(curves: Sequence[Series], average: Callable[..., Any]) -> Series:

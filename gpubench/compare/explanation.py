@@ -22,7 +22,7 @@ from gpubench.compare.result import (
     RankChange,
     Waterfall,
 )
-from gpubench.compare.verdicts import interleaved, known_of, sample_of, samples_of
+from gpubench.compare.verdicts import ASSUMED, interleaved, known_of, sample_of, samples_of
 from gpubench.compare.warnings import RUNS_WATCHED, steady_telemetry
 from gpubench.metrics import place_of_phase
 
@@ -43,17 +43,18 @@ def explain(
     comparability: Comparability,
     record: Sequence[NullMetric] = (),
     *,
+    assumed: float = ASSUMED,
     settled: bool = True,
 ) -> Explanation:
     """Explains the change of the step time. The explanation is empty if the work differs or no step was timed.
 
     Times are per step, or per sample of a rank if a step is not the same work on both sides. `record` is the recorded
-    noise of equal runs. `settled` tells whether a change, or its absence, is established; otherwise the phases that
-    changed are named, but nothing as a cause.
+    noise of equal runs, and `assumed` that of `Circumstances`. `settled` tells whether a change, or its absence, is
+    established; otherwise the phases that changed are named, but nothing as a cause.
     """
     if not (comparability.comparable or comparability.forced):
         return NOTHING
-    step = _Step.of(baseline, candidate, record)
+    step = _Step.of(baseline, candidate, record, assumed)
     whole = step.change("step_time") if step else None
     if step is None or whole is None:
         return NOTHING
@@ -85,16 +86,17 @@ class _Step:
     samples: tuple[int, int]
     """The numbers that the times of a step are divided by; 1 for whole steps."""
     record: Sequence[NullMetric]
+    assumed: float
 
     @classmethod
-    def of(cls, baseline: Side, candidate: Side, record: Sequence[NullMetric]) -> "_Step | None":
+    def of(cls, baseline: Side, candidate: Side, record: Sequence[NullMetric], assumed: float) -> "_Step | None":
         """Returns the steps of both sides; None if they differ in size by an unknown factor, or in length."""
         if same_step(baseline, candidate):
-            return cls(baseline, candidate, "step", (1, 1), record)
+            return cls(baseline, candidate, "step", (1, 1), record, assumed)
         if lengths(baseline, candidate):
             return None
         ours, theirs = samples_per_step(baseline), samples_per_step(candidate)
-        return cls(baseline, candidate, "sample", (ours, theirs), record) if ours and theirs else None
+        return cls(baseline, candidate, "sample", (ours, theirs), record, assumed) if ours and theirs else None
 
     def change(self, metric: str) -> PhaseChange | None:
         """Returns the change of a time. A side without the metric counts as 0; returns None if both are without it."""
@@ -105,7 +107,7 @@ class _Step:
         both = samples_of(*sides, metric) if all(have) else tuple(sample_of(side, metric) for side in sides)
         ours, theirs = (_share(sample, samples) for sample, samples in zip(both, self.samples, strict=True))
         known = known_of(self.record, metric, *sides)
-        found = difference(ours, theirs, paired=interleaved(*sides), known=known)
+        found = difference(ours, theirs, paired=interleaved(*sides), known=known, assumed=self.assumed)
         return PhaseChange(
             phase=metric.removeprefix(PHASE),
             baseline=ours.mean,

@@ -227,11 +227,11 @@ def _test(verdict: Verdict, ratio: Ratio | None, limit: float) -> tuple[float | 
     worsening = None if verdict.ratio is None else sign * (verdict.ratio - 1)
     if ratio is None:
         return worsening, None, None
-    if ratio.error.size == 0 and worsening is not None:
+    if ratio.error.size == 0 and not ratio.bias and worsening is not None:
         return (worsening, 0.0, 1.0) if worsening > limit else (worsening, 1.0, 0.0)
     edge = math.log1p(sign * limit) if sign * limit > -1 else -math.inf
-    distance = sign * (math.log(ratio.estimate) - edge)
-    return worsening, ratio.error.above(distance), ratio.error.above(-distance)
+    above, below = ratio.above(edge), ratio.below(edge)
+    return (worsening, above, below) if sign > 0 else (worsening, below, above)
 
 
 def _result(

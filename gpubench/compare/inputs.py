@@ -224,7 +224,7 @@ def _window(repeat: int, values: Series, first: int) -> SteadyWindow:
         repeat=repeat,
         first=first,
         steps=len(values) - first,
-        settled=stats.warmup_length(values) <= max(first, len(values) // 2 - 1),
+        settled=stats.is_settled(stats.warmup_length(values), first, len(values)),
         start=0.0,
         end=0.0,
         level=LevelShift.within(values[first:], first),

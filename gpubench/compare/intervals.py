@@ -113,15 +113,19 @@ class Ratio:
     estimate: float
     error: Error
     rests_on: Basis = "units"
-    unshown: bool = False
-    """Whether both sides are single units, and nothing shows how such units vary."""
+    bias: float = 0.0
+    """The fraction by which the ratio may also be off, in either direction: what single units are assumed to differ by.
+
+    Interval and tests allow for it in full, beside the error.
+    """
     moderated_by: Known | None = None
     """What was known of the variation before, if that is part of the error."""
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval."""
-        return self.wider(0)
+        factor = math.exp(min(self.error.half_width() + math.log1p(self.bias), LARGEST))
+        return self.estimate / factor, self.estimate * factor
 
     def rounded(self, baseline: float, candidate: float) -> "Ratio":
         """Returns the ratio with the error of means that may be off by these fractions, as their values were rounded.
@@ -131,19 +135,22 @@ class Ratio:
         size = math.sqrt(self.error.size**2 + (baseline**2 + candidate**2) / 3)
         return replace(self, error=Error(size, self.error.df))
 
-    def wider(self, bias: float) -> tuple[float, float]:
-        """Returns the 95 % interval if the ratio may also be off by `bias`, a fraction, in either direction."""
-        factor = math.exp(min(self.error.half_width() + math.log1p(bias), LARGEST))
-        return self.estimate / factor, self.estimate * factor
-
     def beyond(self, limit: float) -> float:
         """Returns the one-sided p-value of "changed by more than `limit`" (a fraction) in the estimate's direction."""
-        return self.error.above(abs(math.log(self.estimate)) - math.log1p(limit))
+        return self.above(math.log1p(limit)) if self.estimate > 1 else self.below(-math.log1p(limit))
 
     def within(self, limit: float) -> float:
         """Returns the p-value of "changed by less than `limit` in either direction": that of the nearer limit."""
-        slack = math.log1p(limit) - abs(math.log(self.estimate))
+        slack = math.log1p(limit) - abs(math.log(self.estimate)) - math.log1p(self.bias)
         return self.error.above(slack) if self.error.size else float(slack < 0)
+
+    def above(self, edge: float) -> float:
+        """Returns the one-sided p-value of "the logarithm of the ratio is above `edge`"."""
+        return self.error.above(math.log(self.estimate) - math.log1p(self.bias) - edge)
+
+    def below(self, edge: float) -> float:
+        """Returns the one-sided p-value of "the logarithm of the ratio is below `edge`"."""
+        return self.error.above(edge - math.log(self.estimate) - math.log1p(self.bias))
 
 
 @dataclass(frozen=True)
@@ -152,23 +159,30 @@ class MeanDifference:
 
     estimate: float
     error: Error | None
+    bias: float = 0.0
+    """By how much the difference may also be off, in its unit; see `Ratio.bias`."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % interval."""
         if self.error is None:
             return None
-        half = self.error.half_width()
+        half = self.error.half_width() + self.bias
         return self.estimate - half, self.estimate + half
 
     @property
     def p_value(self) -> float | None:
         """The one-sided p-value of "not 0" in the direction of the estimate; None without an error."""
-        return self.error.above(abs(self.estimate)) if self.error else None
+        return self.error.above(abs(self.estimate) - self.bias) if self.error else None
 
 
 def ratio(
-    baseline: MetricSample, candidate: MetricSample, *, paired: bool = False, known: Known | None = None
+    baseline: MetricSample,
+    candidate: MetricSample,
+    *,
+    paired: bool = False,
+    known: Known | None = None,
+    assumed: float = 0.0,
 ) -> Ratio | None:
     """Returns the ratio of two means with its error; None if the error is unknown or a mean is 0.
 
@@ -178,8 +192,8 @@ def ratio(
     sequences or the lengths of an epoch, steps differ far more than their mean does. `paired` units were interleaved,
     the i-th of one side next to the i-th of the other, and are compared in pairs if there are FEWEST_PAIRS.
 
-    Single units on both sides vary as equal ones on record. If none are, or if all units agree to the last digit, the
-    error is that of the steps.
+    Single units on both sides vary as equal ones on record. If none are, the error is that of the steps, and the ratio
+    may also be off by the fraction `assumed`. It is that of the steps, too, if all units agree to the last digit.
     """
     if baseline.mean <= 0 or candidate.mean <= 0:
         return None
@@ -197,7 +211,8 @@ def ratio(
         runs = Error(known.spread * math.sqrt(2), known.df)
         if found is None or found.half_width() < runs.half_width():
             found, rests_on, moderated_by = runs, "runs", None
-    return Ratio(estimate, found, rests_on, rests_on == "steps", moderated_by) if found else None
+    bias = assumed if rests_on == "steps" else 0.0
+    return Ratio(estimate, found, rests_on, bias, moderated_by) if found else None
 
 
 def moderated(own: tuple[float, float] | None, known: Known | None) -> tuple[float, float]:
@@ -225,44 +240,49 @@ def inverse(ratio: Ratio) -> Ratio:
 
 
 def difference(
-    baseline: MetricSample, candidate: MetricSample, *, paired: bool = False, known: Known | None = None
+    baseline: MetricSample,
+    candidate: MetricSample,
+    *,
+    paired: bool = False,
+    known: Known | None = None,
+    assumed: float = 0.0,
 ) -> MeanDifference:
     """Returns candidate - baseline in their unit, with an error made of the same parts as that of `ratio`.
 
-    The spread is absolute, so that a mean may be 0, as for a phase that one side lacks.
+    The spread is absolute, so that a mean may be 0, as for a phase that one side lacks, and is not moderated.
     """
-    scale = max(abs(baseline.mean), abs(candidate.mean))
-    error = _difference_error(baseline, candidate, paired, known)
+    scale, bias = max(abs(baseline.mean), abs(candidate.mean)), 0.0
+    error = _between_units(baseline, candidate, paired=paired)
+    if error is None and known:
+        error = Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
+    elif error is None:
+        error, bias = _of_steps(baseline, candidate), assumed * scale
+    elif error.size <= ROUNDING * scale:
+        error = _of_steps(baseline, candidate) or error
     if error and known and known.of_runs:
         runs = Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
         error = max(error, runs, key=Error.half_width)
     exact = error and Error(_exact(error.size, scale), error.df)
-    return MeanDifference(_exact(candidate.mean - baseline.mean, scale), exact)
+    return MeanDifference(_exact(candidate.mean - baseline.mean, scale), exact, bias)
 
 
-def _difference_error(
-    baseline: MetricSample, candidate: MetricSample, paired: bool, known: Known | None
-) -> Error | None:
-    both = 1 / baseline.n + 1 / candidate.n
+def _between_units(baseline: MetricSample, candidate: MetricSample, *, paired: bool) -> Error | None:
+    """Returns the error of a difference from the spread between units; None if each side has one."""
     if paired and baseline.n == candidate.n >= FEWEST_PAIRS:
         pairs = candidate.units - baseline.units
         return Error(float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1)
     df = baseline.n + candidate.n - 2
-    if df:
-        squares = sum(float(((side.units - side.mean) ** 2).sum()) for side in (baseline, candidate))
-        found = Error(math.sqrt(squares / df * both), df)
-        if found.size > ROUNDING * max(abs(baseline.mean), abs(candidate.mean)):
-            return found
-    elif known:
-        return Error(known.spread * math.hypot(baseline.mean, candidate.mean), known.df)
+    squares = sum(float(((side.units - side.mean) ** 2).sum()) for side in (baseline, candidate))
+    return Error(math.sqrt(squares / df * (1 / baseline.n + 1 / candidate.n)), df) if df else None
+
+
+def _of_steps(baseline: MetricSample, candidate: MetricSample) -> Error | None:
+    """Returns the error of a difference from both sides' steps; None if it is unknown on a side that is not 0."""
     errors = [(side.mean, _steps_error(side)) for side in (baseline, candidate) if side.mean]
-    if all(error for _, error in errors):
-        return (
-            combined(*(Error(error.size * mean, error.df) for mean, error in errors if error))
-            if errors
-            else Error(0.0, 1)
-        )
-    return Error(0.0, df) if df else None
+    known = [Error(error.size * mean, error.df) for mean, error in errors if error]
+    if len(known) < len(errors):
+        return None
+    return combined(*known) if known else Error(0.0, 1)
 
 
 def spread(side: MetricSample) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpubench.compare import intervals, power
 from gpubench.compare.comparability import PASSING_OF_GPU
-from gpubench.compare.evidence import RunEvidence, Side
+from gpubench.compare.evidence import RunEvidence, Side, steps_left_out
 from gpubench.compare.intervals import MetricSample, Steps
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.compare.verdicts import rounding, sample_of
@@ -34,6 +34,7 @@ def learn(side: Side, metrics: Sequence[Metric], margin: float) -> Noise:
         margin=margin,
         confidence=intervals.CONFIDENCE,
         metrics=[one for one in found if one],
+        warmup=steps_left_out([side]),
     )
 
 

@@ -21,7 +21,6 @@ from gpubench.runs import directory
 Outcome = Literal["faster", "slower", "more", "less", "equivalent", "inconclusive", "rejected", "withheld"]
 Kind = Literal["workload", "scale", "treatment", "protocol", "code"]
 Level = Literal["run", "repeat", "step"]
-LimitedBy = Literal["machine", "processes"]
 Fate = Literal["gone", "still there", "new"]
 Work = Literal["kernel", "operator"]
 WorkFound = Literal["same", "scaled", "less", "more", "unknown"]
@@ -102,16 +101,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     is unknown, or above 100 %.
     """
     limit: float
-    """The threshold for a change, as a fraction: the margin, or what `limited_by` names if that is larger."""
-    limited_by: LimitedBy | None = None
-    """Why the limit is larger than the margin; None if it is the margin.
-
-    "machine" is the possible effect of the machine, "processes" the assumption in `assumed`.
-    """
+    """The threshold for a change, as a fraction: the margin, or what the machine may account for if that is more."""
     assumed: float | None = None
     """By how much equal processes are assumed to differ, as a fraction, where both sides are single ones.
 
-    None if equal ones, of the other side or on record, show how they differ.
+    The interval contains it. None if equal ones, of the other side or on record, show how they differ.
     """
     resolvable: float | None = None
     """The smallest relative change that as many new repeats find with 80 % power; None if unknown, or above 100 %."""
@@ -474,6 +468,8 @@ class Noise(Struct, frozen=True):
     margin: float
     confidence: float
     metrics: list[NullMetric]
+    warmup: tuple[int, int] | None = None
+    """The least and the most steps that were left out at the start of a repeat; None if no run has steps."""
 
 
 PARTS = {  # columns of the fields of Verdict that are pairs

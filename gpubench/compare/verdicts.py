@@ -11,7 +11,7 @@ from gpubench.compare import intervals, power
 from gpubench.compare.comparability import Normalisation, normalise
 from gpubench.compare.evidence import RunEvidence, Side
 from gpubench.compare.intervals import SIGNIFICANT, USUAL, Error, Known, MetricSample, Ratio, Steps, two_sided
-from gpubench.compare.result import Level, LimitedBy, NullMetric, Outcome, Verdict
+from gpubench.compare.result import Level, NullMetric, Outcome, Verdict
 from gpubench.metrics import DEFINITIONS, LEADERS, SAYS_NOTHING, Better, Metric
 
 WELL_KNOWN = 10  # so many units agree to the last digit only if they have no noise: their steps are not read
@@ -106,10 +106,6 @@ COUNTED = "counted, not timed"
 TOO_FAR_APART = "the repeats differ too much to tell"
 MOST_ADVISED = 30
 """The largest number of further repeats that is advised. A larger one rests on a spread that is hardly known."""
-ALLOWED_FOR: dict[LimitedBy, str] = {
-    "machine": "that the machine itself may account for",
-    "processes": "by which equal processes are assumed to differ",
-}
 
 
 @dataclass(frozen=True)
@@ -171,9 +167,10 @@ class _Evidence:
             return None
         return power.telling(intervals.noise_floor(*self.unit_spread, self.ours.n, self.theirs.n))
 
-    def ratio(self) -> Ratio | None:
-        """Returns the ratio of the metric's values, before division by ranks."""
-        found = intervals.ratio(self.ours, self.theirs, paired=self.paired, known=self.known)
+    def ratio(self, assumed: float) -> Ratio | None:
+        """Returns the ratio of the metric's values, before division by ranks; see `Circumstances.assumed`."""
+        assumed = 0.0 if self.metric.unit == "B" else assumed
+        found = intervals.ratio(self.ours, self.theirs, paired=self.paired, known=self.known, assumed=assumed)
         if found is None and self.counted and min(self.ours.mean, self.theirs.mean) > 0:
             found = Ratio(self.theirs.mean / self.ours.mean, Error(0.0, 1))
         found = found.rounded(*self.rounding) if found and any(self.rounding) else found
@@ -192,11 +189,7 @@ class _Case:
     scale: Normalisation
     ratio: Ratio | None
     limit: float
-    """The threshold that a change must exceed, as a fraction."""
-    limited_by: LimitedBy | None
-    """What the limit allows for, if it is larger than the margin."""
-    assumed: float | None
-    """By how much equal processes are assumed to differ; None if enough show it, or for sizes in memory."""
+    """The threshold that a change must exceed, as a fraction: the margin, or what the machine may account for."""
     withheld: str | None
     beyond: float | None = None
     """The p-value of a change larger than the limit."""
@@ -257,9 +250,14 @@ def words(better: Better | None, unit: str, ratio: float) -> Outcome:
     return "more" if ratio > 1 else "less"
 
 
-def allowed_for(limit: float, limited_by: LimitedBy) -> str:
+def of_machine(limit: float) -> str:
     """Returns what a change has to exceed if that is more than the margin."""
-    return f"the {units.difference(limit)} {ALLOWED_FOR[limited_by]}"
+    return f"the {units.difference(limit)} that the machine itself may account for"
+
+
+def of_processes(assumed: float) -> str:
+    """Returns what is assumed of single processes, and part of their interval."""
+    return f"the {units.difference(assumed)} by which equal processes are assumed to differ"
 
 
 def is_speed(unit: str) -> bool:
@@ -271,22 +269,18 @@ def _case(metric: Metric, baseline: Side, candidate: Side, circumstances: Circum
     evidence = _gather(metric, baseline, candidate, circumstances.noise)
     scale = normalise(metric.name, metric.unit, baseline, candidate)
     margin = limit = circumstances.margin
-    limited_by: LimitedBy | None = None
-    found = _scaled(evidence.ratio(), scale)
-    if is_speed(metric.unit) and circumstances.disturbance > limit:
-        limit, limited_by = circumstances.disturbance, "machine"
-    assumed = circumstances.assumed if found and found.unshown and metric.unit != "B" else None
-    if assumed and assumed > limit:
-        limit, limited_by = assumed, "processes"
+    found = _scaled(evidence.ratio(circumstances.assumed), scale)
+    if is_speed(metric.unit):
+        limit = max(margin, circumstances.disturbance)
     withheld = circumstances.withheld or scale.withheld or _too_coarse(evidence.rounding, margin)
-    case = _Case(evidence, scale, found, limit, limited_by, assumed, withheld)
+    case = _Case(evidence, scale, found, limit, withheld)
     if found is None:
-        change = intervals.difference(evidence.ours, evidence.theirs, known=evidence.known)
+        change = intervals.difference(evidence.ours, evidence.theirs, paired=evidence.paired, known=evidence.known)
         above = min(evidence.ours.mean, evidence.theirs.mean) > 0
         certain = change.error is not None and change.error.size == 0
         return case if above else replace(case, beyond=change.p_value, certain=certain)
     within = found.within(margin) if limit <= margin else None
-    certain = found.error.size == 0
+    certain = found.error.size == 0 and not found.bias
     return replace(case, beyond=found.beyond(limit), within=within, unlike=found.beyond(0), certain=certain)
 
 
@@ -376,12 +370,14 @@ def _verdict(
         value / ranks for value, ranks in zip(evidence.values(), (scale.baseline, scale.candidate), strict=True)
     )
     outcome, leaning, reason = _outcome(case)
-    if outcome == "inconclusive" and case.limited_by and found is not None:
-        reason = f"not beyond {allowed_for(case.limit, case.limited_by)}"
+    if outcome == "inconclusive" and case.limit > margin and found is not None:
+        reason = f"not beyond {of_machine(case.limit)}"
+    elif outcome == "inconclusive" and found is not None and found.bias > margin:
+        reason = f"not beyond {of_processes(found.bias)}"
     elif outcome == "inconclusive" and any(map(_significant, alone)):
         place = "beyond" if _significant(alone[0]) else "within"
         reason = f"{place} the margin if judged alone, but not after the correction for {family} metrics"
-    ends = found.wider(case.assumed or 0.0) if found else None
+    ends = found.interval if found else None
     vague = ends is not None and _says_nothing(ends)
     if outcome == "inconclusive" and vague:
         reason = TOO_FAR_APART
@@ -409,9 +405,8 @@ def _verdict(
         margin=margin,
         noise_floor=evidence.floor,
         limit=case.limit,
-        limited_by=case.limited_by,
-        assumed=case.assumed,
-        resolvable=power.resolvable(found.error, case.limit, case.level) if found and not exact else None,
+        assumed=found.bias or None if found else None,
+        resolvable=_resolvable(found, case) if found and not exact else None,
         level=level,
         units=(1, 1) if found and found.rests_on == "runs" else (evidence.ours.n, evidence.theirs.n),
         effective_n=(_effective_n(baseline, metric.name), _effective_n(candidate, metric.name)),
@@ -420,6 +415,10 @@ def _verdict(
         method="ratio of the counts" if exact else _method(evidence, found, level),
         reason=reason or (COUNTED if exact else None),
     )
+
+
+def _resolvable(found: Ratio, case: _Case) -> float | None:
+    return power.resolvable(found.error, (1 + case.limit) * (1 + found.bias) - 1, case.level)
 
 
 def _median(side: Side, metric: str, ranks: float) -> float | None:
@@ -470,7 +469,7 @@ def _more_repeats(case: _Case, margin: float) -> int | None:
     processes, because they show how these differ.
     """
     evidence, found = case.evidence, case.ratio
-    not_repeats = case.limited_by == "machine" or (evidence.known is not None and evidence.known.of_runs)
+    not_repeats = case.limit > margin or (evidence.known is not None and evidence.known.of_runs)
     if found is None or evidence.unit_spread is None or not_repeats:
         return None
     change = math.expm1(abs(math.log(found.estimate)))

@@ -17,7 +17,7 @@ COMPUTING = ("forward", "backward", "optimizer")
 
 def slower_from_a_step_on(case: ProfileCase) -> Answers:
     found = case.changed
-    if found is None or found.factor < LEVEL:
+    if found is None or found.level.factor < LEVEL:
         return
     change = found.step_time.change
     main = next((name for name, phase in found.phases.items() if phase.change >= MAIN * change), None)
@@ -36,7 +36,7 @@ def slower_from_a_step_on(case: ProfileCase) -> Answers:
     if throttled:
         cause, advice = "the clock of the GPU went down", "cool the GPU, or raise its power limit"
     elif grown:
-        cause = where or "it is not in one phase"
+        cause = where or "no phase has most of the difference"
         advice = "look for what the program keeps from step to step, as its memory has grown"
     elif case.on_cpu and main in COMPUTING:
         cause = where
@@ -45,12 +45,12 @@ def slower_from_a_step_on(case: ProfileCase) -> Answers:
             "arithmetic on a CPU: try torch.set_flush_denormal(True)"
         )
     else:
-        cause = where or "it is not in one phase"
+        cause = where or "no phase has most of the difference"
         advice = "compare what the program does before and after that step"
     yield Finding(
         id="slower-from-a-step-on",
-        title=f"from step {found.step} on a step takes {units.digits(found.factor)} times as long",
-        severity=severity(1 - 1 / found.factor),
+        title=f"from step {found.level.step} on a step takes {units.digits(found.level.factor)} times as long",
+        severity=severity(1 - 1 / found.level.factor),
         evidence=evidence,
         cause=cause,
         advice=advice,

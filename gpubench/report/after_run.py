@@ -44,7 +44,7 @@ def write_up(path: Path, arranged: Arrangement = PLAIN) -> None:
         earlier = list(before(run)) if run.metrics else []
         alike = Side(run.label, (run, *(other for other in earlier if not unlike(run, other))))
         if sum(one.repeats for one in alike.runs) > 1:
-            noise.write(null(alike), path)
+            noise.write(null(*aligned([alike])), path)
         perfetto.write_pages((path / directory.TRACES).glob(directory.TRACE_FILES))
         previous = (other for other in earlier if comparability.judge(_alone(other), _alone(run)).comparable)
         directory.write_document(path / directory.REPORT, page(run, next(previous, None), arranged))
@@ -66,7 +66,7 @@ def judge_pair(
     """
     try:
         runs = [open_run(path) for path in paths]
-        sides = [Side(label, (run,)) for label, run in zip(labels or called(runs), runs, strict=True)]
+        sides = aligned([Side(label, (run,)) for label, run in zip(labels or called(runs), runs, strict=True)])
         return compare(sides, metrics=metrics, conditions=conditions, loss_margin=loss_margin or DEFAULT)
     except GpubenchError:
         if conditions:
@@ -129,7 +129,8 @@ def page(run: RunEvidence, previous: RunEvidence | None, arranged: Arrangement =
     """Returns the run's report, which begins with what changed since the previous run of the same work."""
     if previous is None:
         return render(report.page(run, arranged=arranged))
-    return render(report.page(run, compare([_alone(previous), _alone(run)]).comparisons[0], previous, arranged))
+    (change,) = compare(aligned([_alone(previous), _alone(run)])).comparisons
+    return render(report.page(run, change, previous, arranged))
 
 
 def _alone(run: RunEvidence) -> Side:

@@ -7,6 +7,7 @@ from gpubench.compare import power
 from gpubench.compare.result import Noise, NullMetric
 from gpubench.metrics import LEADERS
 from gpubench.report.document import Document, Paragraph, table
+from gpubench.report.phrases import left_out_as_warmup
 from gpubench.text import words
 
 CHANGES = (0.01, 0.02, 0.05)  # changes for which the needed repeats are given
@@ -34,7 +35,7 @@ def document(found: Noise) -> Document:
     shown = table("", cells, ("metric",), expendable=("within", "noise floor", "spread"))
     leading = _leading_metric(found.metrics)
     first = [_measured(found, leading), *_budget(leading, found.margin)] if leading else []
-    blocks = [Paragraph(first), shown, Paragraph(_caption(found), "quiet")]
+    blocks = [Paragraph(first), shown, Paragraph([_caption(found), left_out_as_warmup(found.warmup)], "quiet")]
     return Document(_headline(found), blocks, context="gpubench compare --null")
 
 

@@ -21,7 +21,7 @@ from gpubench.compare.result import (
     Verdict,
     Waterfall,
 )
-from gpubench.compare.verdicts import allowed_for, leading
+from gpubench.compare.verdicts import leading, of_machine
 from gpubench.text import words
 
 ASIDE = ("treatment", "protocol", "code")
@@ -338,9 +338,9 @@ def _sentence(verdict: Verdict, comparison: Comparison) -> str:
 
 def _limit(verdict: Verdict) -> str:
     """Returns the limit that the change exceeds."""
-    if verdict.limited_by is None:
+    if verdict.limit <= verdict.margin:
         return f"{units.percent(verdict.margin)} margin"
-    return allowed_for(verdict.limit, verdict.limited_by).removeprefix("the ")
+    return of_machine(verdict.limit).removeprefix("the ")
 
 
 def _says_nothing_of_runs(verdict: Verdict, comparison: Comparison) -> bool:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
-from gpubench.runs.steps import LevelShift, Measured, StepTable
+from gpubench.runs.steps import LevelShift, Measured, StepTable, common_level
 from gpubench.telemetry import TelemetrySample, within
 
 
@@ -24,8 +24,7 @@ class BeforeAndAfter:
 class ChangedLevel:
     """A change of the level of the steps that most repeats share, and what changed with it. Times are in seconds."""
 
-    step: int
-    """The first step at the new level, counting from 0: the median over the repeats."""
+    level: LevelShift
     repeats: tuple[int, int]
     """The number of repeats with such a change, and of all."""
     step_time: BeforeAndAfter
@@ -36,19 +35,14 @@ class ChangedLevel:
     clock: BeforeAndAfter | None
     """The SM clock of the GPUs in MHz, as a mean; None if no sample has it on both sides."""
 
-    @property
-    def factor(self) -> float:
-        return self.step_time.after / self.step_time.before
-
 
 def changed_level(found: Sequence[Measured], telemetry: Sequence[TelemetrySample]) -> ChangedLevel | None:
     """Returns the change of the level that at least half of the repeats have in one direction; None without one."""
-    known = [(measured, measured.window.level) for measured in found if measured.window.level]
-    slower = [(measured, level) for measured, level in known if level.factor > 1]
-    faster = [(measured, level) for measured, level in known if level.factor < 1]
-    alike = max(slower, faster, key=len)
-    if not alike or 2 * len(alike) < len(found):
+    common = common_level([measured.window for measured in found])
+    if common is None or 2 * common[1] < len(found):
         return None
+    known = [(measured, measured.window.level) for measured in found if measured.window.level]
+    alike = [(measured, level) for measured, level in known if (level.factor < 1) == (common[0].factor < 1)]
     halves = [_halves(measured, level) for measured, level in alike]
     phases = {
         name: BeforeAndAfter(*(fmean(float(half[side].phase(name).mean()) for half in halves) for side in (0, 1)))
@@ -56,7 +50,7 @@ def changed_level(found: Sequence[Measured], telemetry: Sequence[TelemetrySample
     }
     samples = [within(telemetry, [_span(half[side]) for half in halves]) for side in (0, 1)]
     return ChangedLevel(
-        step=int(median(level.step for _, level in alike)),
+        level=common[0],
         repeats=(len(alike), len(found)),
         step_time=BeforeAndAfter(*(fmean(float(half[side].total.mean()) for half in halves) for side in (0, 1))),
         phases=dict(sorted(phases.items(), key=lambda one: -abs(one[1].change))),

@@ -242,6 +242,11 @@ def warmup_length(x: ArrayLike) -> int:
     return start
 
 
+def is_settled(needed: int, first: int, steps: int) -> bool:
+    """Tells whether a repeat of so many steps is past its warm-up at step `first`; see `warmup_length` for `needed`."""
+    return needed <= first and needed < max(1, steps // 2)
+
+
 def common_warmup(sides: Sequence[Sequence[int]]) -> int:
     """Returns the one warm-up of all repeats: the largest that more than half of the repeats of some side need.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
@@ -486,7 +486,7 @@ class SteadyWindow(msgspec.Struct, frozen=True):
     first: int
     steps: int
     settled: bool
-    """False if the warm-up may reach beyond half of the steps."""
+    """False if steps of the warm-up are among these, or may be: it may reach beyond half of the repeat."""
     start: float
     end: float
     """The end in seconds since the epoch, on the timeline of the rank with the longest window."""
@@ -494,6 +494,20 @@ class SteadyWindow(msgspec.Struct, frozen=True):
     """Whether the first step of the repeat is timed only from its first backward pass, so that its time is unknown."""
     level: LevelShift | None = None
     """The largest change of the level of its steps; None if there is none."""
+
+
+def common_level(windows: Sequence[SteadyWindow]) -> tuple[LevelShift, int] | None:
+    """Returns the change of the level in the direction that most repeats have, and their number; None without one.
+
+    Step and factor are the medians over those repeats.
+    """
+    changes = [window.level for window in windows if window.level]
+    slower = [level for level in changes if level.factor >= 1]
+    alike = slower if 2 * len(slower) >= len(changes) else [level for level in changes if level.factor < 1]
+    if not alike:
+        return None
+    factor = math.exp(median(math.log(level.factor) for level in alike))
+    return LevelShift(int(median(level.step for level in alike)), factor), len(alike)
 
 
 @dataclass(frozen=True)
@@ -560,7 +574,7 @@ def measure(repeats: Iterable[Repeat]) -> list[Measured]:
     needed = [stats.warmup_length(_slowest(ranks)) for _, ranks, _ in known]
     first = max([stats.common_warmup([needed]), *(warmup for _, _, warmup in known)])
     return [
-        steady_from(first, repeat, ranks, settled=own <= max(first, _length(ranks) // 2 - 1))
+        steady_from(first, repeat, ranks, settled=stats.is_settled(own, first, _length(ranks)))
         for (repeat, ranks, _), own in zip(known, needed, strict=True)
         if _length(ranks) > first
     ]

@@ -261,8 +261,8 @@ OF_THROUGHPUT = ("token_throughput", "mfu", "hfu", "mfu_of_measured_peak")
 def since(first: int, summary: Summary, table: StepTable) -> Summary:
     """Returns the summary with the steps before step `first` as the warm-up of each repeat.
 
-    `table` has all steps of the run. Metrics of the steps are computed anew; memory, energy and the costs of set-up
-    stay as they are. Returns `summary` itself if a repeat has no steps from there on.
+    `table` has all steps of the run. What follows from the steps is computed anew; memory, energy, the costs of set-up
+    and what telemetry has shown stay as they are. Returns `summary` itself if a repeat has no steps from there on.
     """
     found: list[Measured] = []
     for window in summary.steady:
@@ -279,6 +279,7 @@ def since(first: int, summary: Summary, table: StepTable) -> Summary:
         _latencies(metrics)
     _times(metrics, inference=inference)
     metrics.add("skipped_steps", _skipped)
+    metrics.add("warmup_time", _warmup_time)
     new = {metric.name: metric for metric in metrics.made}
     if "throughput" in known and "throughput" in new:
         before, after = known["throughput"].repeats, new["throughput"].repeats
@@ -289,8 +290,9 @@ def since(first: int, summary: Summary, table: StepTable) -> Summary:
         new = {metric.name: metric for metric in metrics.made}
     return msgspec.structs.replace(
         summary,
-        metrics=[new.get(metric.name, metric) for metric in summary.metrics],
+        metrics=[new.get(one.name, one) for one in summary.metrics if one.name in new or one.name not in LATENCIES],
         steady=[one.window for one in found],
+        ranks=_ranks(found),
     )
 
 
@@ -419,24 +421,29 @@ def _efficiency(
 
 
 def _costs(metrics: Metrics[Measured]) -> None:
-    def first_steps(measured: Measured, count: int) -> float | None:
-        if measured.window.partial_first and count:
-            return None
-        return max(steps[:count].wall for steps in measured.recorded.values())
-
     metrics.add("peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "peak_allocated"))
     metrics.add("peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "peak_reserved"))
     metrics.add("setup_peak_memory_allocated", lambda m: largest(m.repeat.done.values(), "setup_peak_allocated"))
     metrics.add("setup_peak_memory_reserved", lambda m: largest(m.repeat.done.values(), "setup_peak_reserved"))
     metrics.add("peak_memory_rss", lambda m: largest(m.repeat.done.values(), "peak_rss"))
-    metrics.add("first_step_time", lambda m: first_steps(m, 1))
-    metrics.add("warmup_time", lambda m: first_steps(m, m.window.first))
+    metrics.add("first_step_time", lambda m: _first_steps(m, 1))
+    metrics.add("warmup_time", _warmup_time)
     metrics.add("model_build_time", lambda m: m.repeat.built.seconds if m.repeat.built else None)
     metrics.add("yardstick_time", lambda m: m.repeat.reference_time)
     metrics.add("probe_time", lambda m: largest(m.repeat.done.values(), "probe_time"))
     metrics.add("probe_share", _probe_share)
     metrics.add("final_loss", _final_loss)
     metrics.add("skipped_steps", _skipped)
+
+
+def _warmup_time(measured: Measured) -> float | None:
+    return _first_steps(measured, measured.window.first)
+
+
+def _first_steps(measured: Measured, count: int) -> float | None:
+    if measured.window.partial_first and count:
+        return None
+    return max(steps[:count].wall for steps in measured.recorded.values())
 
 
 def _skipped(measured: Measured) -> float:

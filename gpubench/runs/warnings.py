@@ -12,7 +12,7 @@ from gpubench import units
 from gpubench.events import MOST_PHASES, OTHER, FlopsCounted, PeakMeasured
 from gpubench.metrics import Metric
 from gpubench.runs.other_load import STEAL, OtherLoad
-from gpubench.runs.steps import SteadyWindow, StepSamples
+from gpubench.runs.steps import SteadyWindow, StepSamples, common_level
 
 CLOSURE_LIMIT = 0.005  # largest closure error, as a fraction of the wall time
 LEAST_SAID = 0.05  # cores; processes that use less are not named
@@ -196,23 +196,25 @@ def own_share(time: Metric | None, share: Metric | None) -> str | None:
 
 
 def not_settled(settled: Sequence[bool], advice: str | None) -> str | None:
-    """Warns of repeats whose warm-up may reach beyond half of their steps. `settled` has one entry per repeat."""
+    """Warns of repeats that have steps of the warm-up left. `settled` has one entry per repeat."""
     number = settled.count(False)
-    said = f"{number} of {len(settled)} repeats may not have reached the end of the warm-up"
+    said = f"{number} of {units.counted(len(settled), 'repeat')} may not be past the warm-up"
     return (f"{said}: {advice}" if advice else said) if number else None
 
 
 def level_changed(windows: Sequence[SteadyWindow]) -> str | None:
     """Warns of steps that take another time from some step on: in half of the repeats, or by a factor of LARGE."""
-    changes = [window.level for window in windows if window.level]
-    most = max(changes, key=lambda one: abs(math.log(one.factor)), default=None)
-    if most is None or (2 * len(changes) < len(windows) and max(most.factor, 1 / most.factor) < LARGE):
+    found = common_level(windows)
+    if found is None:
         return None
-    place = f" in {len(changes)} of {len(windows)} repeats" if len(windows) > 1 else ""
-    if most.factor >= 1:
-        said = f"from step {most.step} on a step takes {units.digits(most.factor)} times as long"
+    level, alike = found
+    if 2 * alike < len(windows) and max(level.factor, 1 / level.factor) < LARGE:
+        return None
+    place = f" in {alike} of {len(windows)} repeats" if len(windows) > 1 else ""
+    if level.factor >= 1:
+        said = f"from step {level.step} on a step takes {units.digits(level.factor)} times as long"
     else:
-        said = f"up to step {most.step} a step takes {units.digits(1 / most.factor)} times as long as from there on"
+        said = f"up to step {level.step} a step takes {units.digits(1 / level.factor)} times as long as from there on"
     return f"{said}{place}, so that the mean depends on how long the program ran"
 
 

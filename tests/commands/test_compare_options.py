@@ -19,6 +19,7 @@ from compared import comparison, comparisons, verdict
 from running import Finished, environment
 
 from gpubench.commands import output
+from gpubench.compare.evidence import Side
 from gpubench.compare.result import Comparisons, GateResult
 from gpubench.errors import RunFailed
 from gpubench.report import comparison as report
@@ -52,7 +53,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
         def find(names: list[str], results: Path, **known: Any) -> tuple[list[Any], list[str]]:
             asked.update(names=names, results=results, **known)
-            return [None] * len(names), left_out or []
+            return [Side(name, ()) for name in names], left_out or []
 
         def compare(sides: list[Any], **known: Any) -> Comparisons:
             asked.update(known)
@@ -258,7 +259,7 @@ def test_null_says_what_the_workload_can_resolve(command_line: CommandLine, logs
     done = command_line("compare", "--null", "base", *LOGS)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith("on this machine, expect to see changes of ms above ")
-    assert "repeat" not in done.stdout
+    assert "repeats" not in done.stdout  # a log is one run
     document = json.loads(command_line("compare", "--null", "base", *LOGS, "--json").stdout)
     assert document["metrics"][0]["metric"] == "ms"
     assert command_line("compare", "--null", "base", *LOGS, "--format", "markdown").stdout.startswith("### ")

@@ -268,7 +268,7 @@ def test_time_that_the_hypervisor_took_is_told() -> None:
 
 def test_a_warmup_that_did_not_end_is_told() -> None:
     assert said_of(run(settled=False)) == [
-        "b: 1 of 3 repeats may not have reached the end of the warm-up: raise training.warmup_steps or --steps"
+        "b: 1 of 3 repeats may not be past the warm-up: raise training.warmup_steps or --steps"
     ]
 
 

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_two_pairs_of_repeats_are_compared_as_two_sides() -> None:
 def test_more_equal_baselines_never_take_a_verdict_away() -> None:
     found = ratio(units(1.0, 1.001, 0.999), units(1.0559), known=intervals.USUAL)
     assert found
-    assert not found.unshown
+    assert not found.bias
     assert found.beyond(0.005) < intervals.SIGNIFICANT
     same = ratio(units(1.0, 1.0002, 0.9999), units(1.0), known=intervals.USUAL)
     assert same
@@ -113,7 +114,7 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "known", "unshown"),
+    ("ours", "theirs", "known", "of_steps"),
     [
         ([1.0], [1.1], Known(0.01, 5, 3), False),
         ([1.0], [1.1], None, True),
@@ -122,14 +123,14 @@ def test_a_single_unit_is_taken_to_vary_as_the_others_do() -> None:
     ],
 )
 def test_only_a_single_unit_beside_another_shows_nothing_of_how_units_vary(
-    ours: list[float], theirs: list[float], known: Known | None, unshown: bool
+    ours: list[float], theirs: list[float], known: Known | None, of_steps: bool
 ) -> None:
     steps = np.random.default_rng(0).normal(1, 0.01, 50)
     samples = [MetricSample(np.array(side), [[Steps(steps)] for _ in side]) for side in (ours, theirs)]
-    found = ratio(*samples, known=known)
+    found = ratio(*samples, known=known, assumed=0.05)
     assert found
-    assert found.unshown == unshown
-    assert (found.rests_on == "steps") == unshown
+    assert (found.rests_on == "steps") == of_steps
+    assert found.bias == (0.05 if of_steps else 0)
 
 
 def test_two_runs_vary_as_equal_runs_did_however_well_their_repeats_agree() -> None:
@@ -145,8 +146,8 @@ def test_two_runs_vary_as_equal_runs_did_however_well_their_repeats_agree() -> N
 
 @pytest.mark.parametrize("estimate", [0.98, 0.994, 1.0, 1.0049, 1.013])
 def test_an_interval_excludes_what_its_test_rejects(estimate: float) -> None:
-    for margin in (0.0, 0.005, 0.01):
-        found = Ratio(estimate, Error(0.003, 4.5))
+    for margin, bias in product((0.0, 0.005, 0.01), (0.0, 0.002, 0.006)):
+        found = Ratio(estimate, Error(0.003, 4.5), bias=bias)
         low, high = found.interval
         band = 1 + margin
         assert (found.beyond(margin) < intervals.SIGNIFICANT) == (low > band or high < 1 / band)

@@ -187,7 +187,7 @@ def test_one_slow_step_makes_no_verdict_wherever_it_is(place: int) -> None:
     assert verdicts == {"inconclusive": 100}
 
 
-def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_seven_per_mille_are_found() -> None:
+def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_nine_per_mille_are_found() -> None:
     """ResNet-50 on 41 machines with an H100 or H200: steps vary by 0.04 to 0.08 %, equal runs by 0.04 %.
 
     Of single runs it has to be stated that equal ones differ by so little, because their steps cannot show it.
@@ -196,7 +196,7 @@ def test_pairs_as_quiet_as_public_logs_of_gpus_are_equivalent_and_slowdowns_of_s
     stated = Circumstances(assumed=0.002)
     equal = simulate(drift, (1, 1), 100, circumstances=stated)
     assert (equal.changed, equal.equivalent) == (0, 1)
-    assert simulate(drift, (1, 1), 100, 1.007, circumstances=stated).slower >= 0.99
+    assert simulate(drift, (1, 1), 100, 1.009, circumstances=stated).slower >= 0.99
     unstated = simulate(drift, (1, 1), 100, slowdown=1.007)
     assert (unstated.changed, unstated.equivalent) == (0, 0)
     assert simulate(drift, (5, 5), 100, slowdown=1.007).slower >= 0.99

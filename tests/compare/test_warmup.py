@@ -47,7 +47,7 @@ def test_both_sides_of_a_comparison_leave_out_the_warm_up_of_the_slower_starter(
     assert {window.first for window in open_run(late).windows} == {SLOW_UNTIL}
     both = aligned([side(usual), side(late)])
     assert {window.first for one in both for run in one.runs for window in run.windows} == {SLOW_UNTIL}
-    found = compare([side(usual), side(late)])
+    found = compare(both)
     assert found.warmup == (SLOW_UNTIL, SLOW_UNTIL)
     (verdict,) = (one for one in found.comparisons[0].verdicts if one.metric == "step_time")
     assert verdict.ratio == pytest.approx(1, rel=1e-3)
@@ -66,7 +66,7 @@ def test_the_metrics_of_another_warm_up_are_those_of_a_run_that_had_it(tmp_path:
         repeats.append(repeat)
     expected, found = summarise(repeats, None, "fp32"), since(25, run.summary, run.steps)
     assert [window.first for window in found.steady] == [25, 25]
-    computed = {metric.name for metric in expected.metrics} - {"warmup_time", "first_step_time", "final_loss"}
+    computed = {metric.name for metric in expected.metrics} - {"first_step_time", "final_loss"}
     assert computed >= {"throughput", "step_time", "phase_forward", "straggler_skew", "mean_of_rates"}
     for name in computed:
         assert found[name] == expected[name], name
@@ -76,17 +76,18 @@ def test_a_repeat_that_would_lose_most_of_its_steps_keeps_its_own_warm_up(tmp_pa
     late = write_run(tmp_path, "late", steps=60)
     _rewrite(late, [slow_start(SLOW_UNTIL, repeat) for repeat in range(2)])
     short = write_run(tmp_path, "short", steps=24)
-    assert compare([side(late), side(short)]).warmup == (WARMUP, SLOW_UNTIL)
+    assert compare(aligned([side(late), side(short)])).warmup == (WARMUP, SLOW_UNTIL)
 
 
 def test_the_warm_up_can_be_set_and_has_to_leave_something(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, name) for name in ("a", "b")]
     sides = [side(run) for run in runs]
     for steps in (0, 5, 29):
-        assert compare(sides, warmup=steps).warmup == (steps, steps)
-        assert {window.first for one in aligned(sides, steps) for run in one.runs for window in run.windows} == {steps}
+        both = aligned(sides, steps)
+        assert compare(both).warmup == (steps, steps)
+        assert {window.first for one in both for run in one.runs for window in run.windows} == {steps}
     with pytest.raises(UsageError, match=r"--skip 30 leaves nothing of .*: a repeat of it has 30 steps"):
-        compare(sides, warmup=30)
+        aligned(sides, 30)
 
 
 def test_equal_runs_teach_their_noise_with_one_warm_up(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_equal_runs_teach_their_noise_with_one_warm_up(tmp_path: Path) -> None:
     _rewrite(late, [slow_start(SLOW_UNTIL)])
     group = Side("group", tuple(map(open_run, [*usual, late])))
     assert {window.first for one in aligned([group]) for run in one.runs for window in run.windows} == {WARMUP}
-    (of_steps,) = (one for one in null(group).metrics if one.metric == "step_time")
+    (of_steps,) = (one for one in null(*aligned([group])).metrics if one.metric == "step_time")
     assert of_steps.spread > 0.05  # the late one has kept 10 of its slow steps
 
 

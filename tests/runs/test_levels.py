@@ -8,7 +8,7 @@ from recorded_runs import step
 from gpubench.diagnosis.changed_level import slower_from_a_step_on
 from gpubench.findings import Finding
 from gpubench.runs.levels import BeforeAndAfter, ChangedLevel, changed_level
-from gpubench.runs.steps import Repeat, measure
+from gpubench.runs.steps import LevelShift, Repeat, measure
 from gpubench.runs.summary import summarise
 from gpubench.telemetry import CpuSample, TelemetrySample
 
@@ -71,9 +71,9 @@ def test_what_changed_with_the_level_is_known_by_phase_and_memory() -> None:
     ]
     found = changed_level(measure(made), samples)
     assert found
-    assert (found.step, found.repeats) == (AT, (3, 3))
+    assert (found.level.step, found.repeats) == (AT, (3, 3))
     assert next(iter(found.phases)) == "backward"
-    assert found.factor == pytest.approx(3, rel=0.05)
+    assert found.level.factor == pytest.approx(3, rel=0.05)
     assert found.memory == BeforeAndAfter(1e9, 2e9)
     assert changed_level(measure([repeat(1)]), []) is None
     assert changed_level(measure([repeat(3), repeat(1, 1), repeat(1, 2)]), []) is None
@@ -87,7 +87,7 @@ def found_in(changed: ChangedLevel | None) -> list[Finding]:
 def changed(main: str = "forward", **known: BeforeAndAfter) -> ChangedLevel:
     phases = {main: BeforeAndAfter(0.004, 0.044), "other": BeforeAndAfter(0.006, 0.006)}
     return ChangedLevel(
-        step=40,
+        level=LevelShift(40, 5.0),
         repeats=(3, 3),
         step_time=BeforeAndAfter(0.01, 0.05),
         phases=phases,
@@ -113,6 +113,6 @@ def test_steps_that_become_slower_are_a_finding_that_names_what_changed() -> Non
 
 def test_steps_that_do_not_become_slower_are_no_finding() -> None:
     assert found_in(None) == []
-    faster = ChangedLevel(40, (3, 3), BeforeAndAfter(0.05, 0.01), {}, None, None)
+    faster = ChangedLevel(LevelShift(40, 0.2), (3, 3), BeforeAndAfter(0.05, 0.01), {}, None, None)
     assert found_in(faster) == []
     assert "slower-from-a-step-on" not in ids(case(cpu()))

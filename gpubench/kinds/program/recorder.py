@@ -281,7 +281,7 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
             return profiling.wait
         end = min(window.first + window.steps for window in windows)
         middle = (min(window.first for window in windows) + end) / 2
-        later = changed.step if changed.step < middle else 0
+        later = changed.level.step if changed.level.step < middle else 0
         return max(profiling.wait, min(later, end - (profiling.units - profiling.wait)))
 
     def _steps_to_sample(self) -> int:
