@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tables import table
 
-from gpubench.compare import inputs, verdicts
+from gpubench.compare import logs, verdicts
 from gpubench.compare.evidence import Side, aligned
-from gpubench.compare.inputs import LogEvidence
 from gpubench.compare.log_columns import LogColumn
 from gpubench.compare.log_formats import TABLE, LogContent, LogMetric
+from gpubench.compare.logs import LogEvidence
 from gpubench.compare.verdicts import DEFAULT_MARGIN, Circumstances, judge
 from gpubench.distributions import student_t_quantile
 
@@ -80,7 +80,7 @@ def read(path: Path) -> list[Run]:
 
 
 def evidence(run: Run, name: str) -> LogEvidence:
-    return inputs.evidence_of(Path(name), LogContent(TABLE, [LogMetric(COLUMN, [run], None)], []))
+    return logs.evidence_of(Path(name), LogContent(TABLE, [LogMetric(COLUMN, [run], None)], []))
 
 
 def pairs(

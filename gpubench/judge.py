@@ -191,7 +191,7 @@ class Judging:
         if exceeds is False:
             return "decided"
         if made and (exceeds or made == 1 or rounds == FEWEST):  # what a program does shows in its first repeat
-            sides = aligned(self._sides(recorders))
+            sides = self._sides(recorders)
             found = observed_of(compare(sides, loss_margin=self.terms.loss_margin).comparisons[0], sides[1])
             self._found = found
             for_loss_alone = found.loss == "harmed" and found.work != "less"
@@ -222,15 +222,15 @@ class Judging:
 
     def _values(self, recorders: Sequence[Recorder[Any]]) -> list[tuple[float, float]]:
         """Returns the metric of both versions in each round, those of now with one warm-up for all of them."""
-        ours, theirs = (side.runs[-1].metrics[self.metric].repeats for side in aligned(self._sides(recorders)))
+        ours, theirs = (side.runs[-1].metrics[self.metric].repeats for side in self._sides(recorders))
         return [*self.before.values, *zip(ours, theirs, strict=True)]
 
     def _sides(self, recorders: Sequence[Recorder[Any]]) -> list[Side]:
-        """Returns both versions as far as they were measured."""
+        """Returns both versions as far as they were measured, with one warm-up."""
         for recorder in recorders:
             recorder.flush()
         now = [open_run(recorder.writer.path, running=True) for recorder in recorders]
-        return sides_of(self.before.runs, now, [recorder.variant for recorder in recorders])
+        return aligned(sides_of(self.before.runs, now, [recorder.variant for recorder in recorders]))
 
     @property
     def doubt(self) -> str:

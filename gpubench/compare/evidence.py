@@ -309,7 +309,7 @@ def aligned(sides: Sequence[Side], warmup: int | None = None) -> list[Side]:
         if (fewest := min(window.first + window.steps for window in run.windows)) <= (warmup or 0):
             raise UsageError(
                 f"--skip {warmup} leaves nothing of {run.label}: a repeat of it has {units.counted(fewest, 'step')}",
-                f"skip fewer than {fewest} steps",
+                f"skip fewer than {fewest} steps" if fewest > 1 else "leave --skip out",
             )
     needed = [[window.first for run in side.runs if run.takes_steps for window in run.windows] for side in sides]
     first = common_warmup(needed) if warmup is None else warmup

@@ -94,6 +94,8 @@ class Cells:
     def number(self, cell: Any, line: int | None = None) -> float:
         """Returns the cell as a number. Raises DataError with the line, if it has one."""
         try:
+            if isinstance(cell, str) and ("_" in cell or not cell.isascii()):
+                raise ValueError("Python reads it as a number, but no other tool writes one so")
             value = math.nan if isinstance(cell, bool) else float(cell)
         except (TypeError, ValueError, OverflowError):
             hint = PLAIN if "," in str(cell) and any(map(str.isdigit, str(cell))) else self._hint

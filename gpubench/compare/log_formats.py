@@ -1,7 +1,7 @@
 """Reads the logs and results of well-known tools, which are recognised by their content.
 
 Each console format is a class that takes one line after another, and each kind of JSON document has a function. Tables,
-such as CSV or JSON lines, have no fixed columns: the one that names a speed and its unit is found, and `compare.inputs`
+such as CSV or JSON lines, have no fixed columns: the one that names a speed and its unit is found, and `compare.logs`
 reads it as if the user had named it.
 """
 
@@ -335,8 +335,8 @@ def _of_rows(
     left_out["of another number of steps"] += sum(row.steps != usual for row in clear)
     said = _left_out(left_out, noun)
     if len(values) < 2:
-        reason = f"{path}: values of {column.name}: {len(values)}{''.join(f'; {line}' for line in said)}"
-        raise DataError(reason, f"at least two are needed: a {noun} is a step")
+        reason = "; ".join([f"{path} has {units.counted(len(values), 'value')} of {column.name}", *said])
+        raise DataError(reason, f"give two or more: a {noun} is a step")
     tick = None if written is None else written if column.is_rate else clock_step(values, written / usual)
     return LogContent(kind, [LogMetric(column, [values], tick, between_readings=cells.is_clock)], [*said, *notes])
 
@@ -436,7 +436,7 @@ def _metric(path: Path, name: str, cells: Any, *, processes: bool) -> LogMetric:
 
 
 def _name(text: Any) -> str:
-    return " ".join(str(text).split())[:LONGEST_NAME]
+    return " ".join(str(text).split())[:LONGEST_NAME] or "time"
 
 
 def _distinct(path: Path, metrics: Sequence[LogMetric]) -> Sequence[LogMetric]:
@@ -544,11 +544,9 @@ def _table(path: Path, content: bytes) -> LogColumn:
     except csv.Error:
         names, cells = [], []
     if any(map(_is_number, names)) or not any(map(_is_number, cells)) or len(cells) > len(names) + 1:
-        raise DataError(
-            f"{path} is not a log that gpubench reads",
-            "it reads those of torchtitan, nanoGPT and modded-nanogpt, and any CSV or JSON lines with --column NAME "
-            "--unit UNIT",
-        )
+        read = units.listed(["logs of torchtitan, nanoGPT and modded-nanogpt", *READ_FROM_JSON])
+        hint = f"gpubench reads {read}, and any CSV or JSON lines with --column NAME --unit UNIT"
+        raise DataError(f"{path} is not a log that gpubench reads", hint)
     return speed_column(path, names)
 
 

@@ -28,7 +28,7 @@ def test_two_logs_need_no_options(command_line: CommandLine, tmp_path: Path, nam
     done = command_line("compare", before, after)
     assert (done.code, done.stderr) == (0, "")
     assert re.match(rf"{after} is (9|1[01])\.\d % faster than {before} in ", done.stdout), done.stdout
-    assert "beyond the 5 % by which equal processes are assumed to differ" in done.stdout
+    assert "if equal processes differ by at most 5 %), beyond the 0.5 % margin" in done.stdout
 
 
 def test_runs_of_hyperfine_are_equal_processes_that_show_how_they_differ(

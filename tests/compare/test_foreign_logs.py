@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gpubench.compare.compare import compare
-from gpubench.compare.inputs import A_LINE, READS, LogEvidence, find, open_log
+from gpubench.compare.inputs import find
 from gpubench.compare.log_columns import EMPTY, PLAIN, LogColumn
+from gpubench.compare.logs import A_LINE, READS, LogEvidence, open_log
 from gpubench.errors import DataError, RunDirectoryError, UsageError
 
 MS = LogColumn.of("ms", "ms")
@@ -167,8 +168,8 @@ def test_rows_without_a_value_are_passed_over_and_counted(tmp_path: Path) -> Non
         ("ms\n10\n1e400\n", "log.csv:3: ms: '1e400' is not a possible value"),
         ("ms\n10\n-1\n", "log.csv:3: ms: '-1' cannot be the time of a step"),
         ("ms\n10\n0.0\n", "log.csv:3: ms: '0.0' cannot be the time of a step"),
-        ("ms\n10\n", "log.csv: values of ms: 1"),
-        ("ms\n", "log.csv: values of ms: 0"),
+        ("ms\n10\n", "log.csv has 1 value of ms"),
+        ("ms\n", "log.csv has 0 values of ms"),
         ("", "log.csv has no column 'ms'"),
         ("ms,ms\n1,2\n", "log.csv has 2 columns 'ms'"),
         (b"ms\n1\n\xff\n", "log.csv is not UTF-8 text: invalid start byte"),
@@ -194,7 +195,7 @@ def test_a_csv_that_cannot_be_read_says_where_and_why(tmp_path: Path, content: s
         ('{"ms": 1}\n{"ms": true}\n', "log.jsonl:2: ms: True is not a possible value"),
         ('{"ms": 1}\n{"ms": 1' + "0" * 400 + "}\n", "log.jsonl:2: ms: "),
         ('{"mss": 1}\n{"loss": 2}\n', "log.jsonl has no column 'ms'"),
-        ('{"ms": null}\n', "log.jsonl: values of ms: 0"),
+        ('{"ms": null}\n', "log.jsonl has 0 values of ms"),
         (b'{"a": "\xff"}\n', "log.jsonl:1: "),
     ],
 )

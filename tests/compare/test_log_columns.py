@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpubench.compare.inputs import open_log
 from gpubench.compare.log_columns import LogColumn, clock_step
+from gpubench.compare.logs import open_log
 
 
 def tick(tmp_path: Path, cells: list[str], unit: str = "ms", name: str = "log.csv") -> float | None:

@@ -29,8 +29,9 @@ from logs_made import (
 )
 
 from gpubench.compare.compare import compare, null
-from gpubench.compare.inputs import LogEvidence, find, open_log
+from gpubench.compare.inputs import find
 from gpubench.compare.log_columns import LogColumn
+from gpubench.compare.logs import LogEvidence, open_log
 from gpubench.errors import DataError, RunDirectoryError
 from gpubench.foreign_files import LONGEST
 
@@ -243,9 +244,9 @@ def test_an_impossible_time_of_a_console_is_refused_with_the_line(tmp_path: Path
 
 def test_one_step_is_too_few(tmp_path: Path) -> None:
     message, _ = refusal(tmp_path, torchtitan([0.1]))
-    assert message == "a.log: values of tps: 1"
+    assert message == "a.log has 1 value of tps"
     message, _ = refusal(tmp_path, nanogpt([0.1, 0.1]))
-    assert message == "a.log: values of step_time: 1; 1 line was left out: 1 with an evaluation"
+    assert message == "a.log has 1 value of step_time; 1 line was left out: 1 with an evaluation"
 
 
 def test_the_trainer_of_transformers_has_times_of_its_rows(tmp_path: Path) -> None:
@@ -505,13 +506,13 @@ def test_whatever_a_file_holds_it_is_read_or_refused(parts: list[str]) -> None:
 
 def test_what_would_take_long_is_bounded(tmp_path: Path) -> None:
     lines = [titan_line(1, "7,000", rank=f"[rank{rank}]:") for rank in range(20_000)]
-    assert refusal(tmp_path, "\n".join(lines))[0].startswith("a.log: values of tps: 1; 4,095 lines were left out")
+    assert refusal(tmp_path, "\n".join(lines))[0].startswith("a.log has 1 value of tps; 4,095 lines were left out")
     assert "not a log" in refusal(tmp_path, "step: 1 iter 1: loss " * 200_000)[0]
     assert "a line of it is longer than 16 MiB" in refusal(tmp_path, "x" * LONGEST)[0]
     rows = [{"step": step, "train_runtime": float(n)} for n, step in enumerate((1, 10**11, 10**12 - 1))]
     evaluations = [{"eval_loss": 1.0, "step": step} for step in range(1000)]
     message, _ = refusal(tmp_path, trainer_of([*rows[:1], *evaluations, *rows[1:]], save_steps=7))
-    assert message.startswith("a.log: values of step_time: 0; 1,002 rows were left out")
+    assert message.startswith("a.log has 0 values of step_time; 1,002 rows were left out")
 
 
 def test_logs_of_different_tools_are_refused(tmp_path: Path) -> None:

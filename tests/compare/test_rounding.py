@@ -8,8 +8,8 @@ import pytest
 
 from gpubench.compare.compare import compare, null
 from gpubench.compare.evidence import Side
-from gpubench.compare.inputs import open_log
 from gpubench.compare.log_columns import LogColumn
+from gpubench.compare.logs import open_log
 from gpubench.compare.result import Verdict
 
 Written = Callable[[float], str]
