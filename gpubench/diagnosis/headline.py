@@ -112,7 +112,8 @@ def _on_gpu(case: ProfileCase, device: WallBreakdown, findings: Sequence[Finding
     share = case.share(most)
     computes = case.share(device.compute)
     if share < HEADLINE_MINIMUM:
-        return f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}{memory_bound_clause(case)}"
+        does = f"GPU computes {units.whole_percent(computes)} of the time{_busiest(case)}"
+        return f"{does}{memory_bound_clause(case)}{_hidden(case, device)}"
     if lost == "idle":
         return f"GPU idle {units.whole_percent(share)}: {_why_idle(case, device.idle, findings)}"
     if lost == "copies":
@@ -121,6 +122,15 @@ def _on_gpu(case: ProfileCase, device: WallBreakdown, findings: Sequence[Finding
     slow = slowest(case)
     why = f"; rank {slow.rank} keeps the others waiting" if slow is not None and slow.whole else ""
     return f"GPU {does} {units.whole_percent(share)} of the time and computes {units.whole_percent(computes)}{why}"
+
+
+def _hidden(case: ProfileCase, device: WallBreakdown) -> str:
+    """Says how much communication computing hides, if it takes at least HEADLINE_MINIMUM of the time."""
+    share = case.share(device.communication)
+    if share < HEADLINE_MINIMUM:
+        return ""
+    hidden = units.whole_percent(device.hidden_communication / device.communication)
+    return f"; communication takes {units.whole_percent(share)}, of which computing hides {hidden}"
 
 
 def _waits_are_known(case: ProfileCase) -> bool:

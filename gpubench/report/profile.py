@@ -40,7 +40,6 @@ from gpubench.report.profile_tables import (
     bound_known,
     calls,
     duration,
-    kernel_name,
     largest,
     part_name,
     part_share,
@@ -50,6 +49,7 @@ from gpubench.report.profile_tables import (
 )
 from gpubench.runs.directory import SCHEMA_VERSION
 from gpubench.text import words
+from gpubench.trace.families import kernel_name
 from gpubench.trace.profile import (
     ON_HOST,
     SHORT_KERNEL,

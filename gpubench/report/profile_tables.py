@@ -12,6 +12,7 @@ from gpubench.errors import UsageError, did_you_mean
 from gpubench.report.document import EVERYWHERE, UNASKED, Table, table
 from gpubench.sampled import SampledCode, SampledFunction, SeenCall
 from gpubench.text import step_part, words
+from gpubench.trace.families import kernel_name
 from gpubench.trace.profile import (
     Collective,
     Copy,
@@ -108,19 +109,6 @@ class Arrangement:
 
 
 PLAIN = Arrangement()
-
-
-def kernel_name(signature: str) -> str:
-    """Returns a kernel's C++ signature without return type and parameters."""
-    name = signature.removeprefix("void ")
-    if not name.endswith(")"):
-        return name
-    depth = 0
-    for place in reversed(range(len(name))):
-        depth += {")": 1, "(": -1}.get(name[place], 0)
-        if not depth:
-            return name[:place] if place and name[place - 1] != " " else name
-    return name
 
 
 def steps(rank: RankProfile) -> int:

@@ -24,6 +24,7 @@ from gpubench.trace.device import (
     recorded,
     unrecorded_launches,
 )
+from gpubench.trace.families import is_unknown, kernel_name
 from gpubench.trace.first_calls import described, first_calls
 from gpubench.trace.kernels import fusible, kernels
 from gpubench.trace.load import of_cpu_tool
@@ -51,7 +52,8 @@ from gpubench.trace.unused import unused_gradients
 BEHIND = 0.05
 """The fraction of the window's work launched outside it above which a note says that CPU and device differ."""
 _LAUNCH = re.compile(r"(cu|cuda|cudaGraph|hip|hipExt|hipExtModule|hipModule)Launch|nccl:")
-NAMED = 4  # unread categories that a note names
+NAMED = 4  # unread categories, or kernels, that a note names
+UNKNOWN = 0.1  # of the window: a smaller share of kernels of unknown kind is not told
 LOST = 0.01
 """The fraction of the window's launches without work above which a note says so."""
 WAITED = 0.01
@@ -104,6 +106,7 @@ def notes(program: ProgramSlices) -> Iterator[str]:
     yield from _of_recording(program)
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} were used: their times are combined"
+    yield from _of_unknown_kernels(program)
     yield from _not_described(trace)
     yield from _of_events(trace)
     if compiled(program):
@@ -128,6 +131,31 @@ def _unrecorded(program: ProgramSlices) -> Iterator[str]:
             f"{len(lost):,} of {int(launches.sum()):,} launches have no GPU work in the trace: it was not recorded, "
             "and idle time after such a launch may have been work"
         )
+
+
+def _of_unknown_kernels(program: ProgramSlices) -> Iterator[str]:
+    """Yields a note on kernels of which neither the name nor an operator says what they do, if they may matter.
+
+    They may be communication, whose kernels have names of their libraries.
+    """
+    trace, device, started = program.trace, program.trace.device, program.started
+    communicates = program.lexicon.communication_kernel[device.name]
+    alone = (trace.world_size or 1) > 1 and started.any() and not (communicates & started).any()
+    unknown = started & (device.kind == WorkKind.KERNEL) & ~communicates
+    unknown &= owner(trace, program.nest, program.links) == MISSING
+    unknown &= trace.names_where(is_unknown)[device.name]
+    time = np.bincount(device.name[unknown], (device.end - device.start)[unknown], len(trace.names))
+    share = float(time.sum()) / program.window.wall if program.window.wall else 0.0
+    longest = [name for name in np.argsort(-time, kind="stable")[:NAMED].tolist() if time[name]]
+    said = f"kernels of unknown kind take {units.percent(share)} of the time"
+    if longest:
+        said += f", {units.listed(kernel_name(trace.names[name]) for name in longest)}"
+    if alone:
+        said = f"rank {trace.rank or 0} of {trace.world_size}, and no communication was recorded" + (
+            f": {said}" if longest else ""
+        )
+    if alone or share >= UNKNOWN:
+        yield said
 
 
 def _of_recording(program: ProgramSlices) -> Iterator[str]:

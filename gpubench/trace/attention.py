@@ -34,7 +34,7 @@ from gpubench.trace.columns import (
     tensor,
     tensors,
 )
-from gpubench.trace.kernels import MOVES_MEMORY, family
+from gpubench.trace.families import MOVES_MEMORY, family
 from gpubench.trace.names import transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.phases import Phases

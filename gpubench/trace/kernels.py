@@ -1,7 +1,5 @@
 """Groups kernels, copies and memsets of the device by name."""
 
-import re
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -9,6 +7,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, Trace, WorkKind
 from gpubench.trace.device import communication_work
+from gpubench.trace.families import MOVES_MEMORY, Family, family
 from gpubench.trace.names import Lexicon, Window, transfer
 from gpubench.trace.operators import only_moves_memory
 from gpubench.trace.profile import Kernel
@@ -16,48 +15,6 @@ from gpubench.trace.slices import by_stream, started_in
 
 KernelKind = Literal["compute", "communication", "copy", "set"]
 _KINDS: dict[int, KernelKind] = {WorkKind.KERNEL: "compute", WorkKind.COPY: "copy", WorkKind.SET: "set"}
-
-Family = Literal["elementwise", "copy", "reduction", "normalisation", "softmax", "product", "attention", "other"]
-"""What a kernel computes. The first five do so little arithmetic per byte that they are memory-bound on any GPU."""
-
-MOVES_MEMORY: frozenset[Family] = frozenset({"elementwise", "copy", "reduction", "normalisation", "softmax"})
-
-# The first pattern that matches counts: names of matrix products and fused attention also contain softmax, bias or
-# reduce. Kernels of torch.compile (triton_) and of foreach (multi_tensor_apply) are fused already; layout
-# conversions around convolutions are not the program's own work.
-_FAMILIES: tuple[tuple[Family, str], ...] = (
-    (
-        "other",
-        r"^triton_|multi_tensor|(?i:topk|sort|scan)|(?i:nchw|nhwc)to|batched_transpose|nccl|rccl",
-    ),
-    ("attention", r"(?i)flash|fmha|attn_(fwd|bwd)|(fwd|bwd)_attn|attention|aotriton|efficient_attn"),
-    (
-        "product",
-        r"(?i)(?<!fb)gemm|gemv|^Cijk_|^nvjet|matmul|tensorop|splitk|dot_kernel|conv(?!ert)|scudnn|cudnn.*engine|winograd"
-        r"|fprop|dgrad|wgrad|^miopenSp3|igemm|^bmm_|fused_moe",
-    ),
-    ("softmax", r"(?i)soft_?max"),
-    (
-        "normalisation",
-        r"(?i)(layer|batch|group|instance|rms)_?norm|cudnn.*bn_[fb]w|RowwiseMoments|ComputeFusedParams|GammaBeta"
-        r"|MIOpenBatchNorm|l2_?norm",
-    ),
-    ("copy", r"(?i)copy|^CatArray|[^a-z]Cat(Array|_)|index|gather|scatter|permute|transpose|embedding"),
-    ("reduction", r"(?i)reduce"),
-    (
-        "elementwise",
-        r"(?i)elementwise|pointwise|dropout|where_|FillFunctor|activation|silu|gelu|swiglu|rotary|rope_|threshold"
-        r"|OpTensor|op_tensor|bias_add|add_bias",
-    ),
-)
-_COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES)
-
-
-@cache
-def family(kernel: str) -> Family:
-    """What a kernel computes, from its name; "other" if unknown."""
-    name = kernel.removeprefix("void ")
-    return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def moves_memory(kind: KernelKind, name: str, operator: str) -> bool:

@@ -11,7 +11,9 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, overlap
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, WorkKind, overlap
+from gpubench.trace.families import is_unknown
+from gpubench.trace.launching import launchers, slices_around
 
 _DATA_LOADER = r"enumerate\(DataLoader\)"
 _PROFILER_STEP = r"ProfilerStep#\d"
@@ -36,9 +38,16 @@ _COMMUNICATION_WAIT = (
 _COMMUNICATION_KERNEL = (
     r"^(?!triton_\w*fused).*("
     r"(?i:nccl|rccl|hccl|oneccl|mscclpp|nvshmem|deep_ep|multimem_|symm_mem|cross_device_reduce|quickreduce"
-    r"|custom_ar(?![a-z])|(one|two)_?shot_?(all|reduce)|reduce_?scatter)"
+    r"|custom_ar(?![a-z])|(one|two)_?shot_?(all|reduce)|reduce_?scatter|userbuffers"
+    r"|(inter|intra)node|a2a_?(prepare|dispatch|combine))"
+    r"|(?<![A-Za-z])ep::|(?<![A-Za-z])Ep(Dispatch|Combine)"
     r"|((?<![A-Za-z])all|All|ALL)_?(?i:reduce|gather|to_?all))"
 )
+_COLLECTIVE_OPERATOR = (
+    r"_?c10d(_functional)?::(?!wait|work_wait)|symm_mem::"
+    r"|(?!aten::|fsdp::)\w+::\w*(all_?reduce|all_?gather|reduce_?scatter|all_?(to|2)_?all)"
+)
+"""Operators of PyTorch, and those of others such as vllm::all_reduce, that launch what communicates."""
 
 Transfer = Literal["host_to_device", "device_to_host", "peer_to_peer", "host_to_host"]
 """A copy over a link, such as PCIe or NVLink: its speed says nothing of the device's memory, and fusing saves none of
@@ -81,9 +90,12 @@ class Lexicon:
     device_wide: Mask
     """Blocking calls that wait for all work of the device, such as torch.cuda.synchronize."""
     communication_cpu: Mask
+    collective_operator: Mask
+    """Operators that launch what communicates."""
     communication_wait: Mask
     """Calls that return when the other ranks are done."""
     communication_kernel: Mask
+    """Kernels that communicate, by their names or by what launches them; see `_launched_to_communicate`."""
     pageable_upload: Mask
     """Copies to the device from memory that is not page-locked."""
     pageable_download: Mask
@@ -109,8 +121,9 @@ class Lexicon:
             compiling=_mask(COMPILING, trace),
             device_wide=_mask(_DEVICE_WIDE, trace),
             communication_cpu=_mask(_COMMUNICATION, trace),
+            collective_operator=_mask(_COLLECTIVE_OPERATOR, trace),
             communication_wait=_mask(_COMMUNICATION_WAIT, trace),
-            communication_kernel=_mask(_COMMUNICATION_KERNEL, trace),
+            communication_kernel=_mask(_COMMUNICATION_KERNEL, trace) | _launched_to_communicate(trace),
             pageable_upload=_mask(r".*Memcpy.*\(Pageable -> ", trace),
             pageable_download=_mask(r".*Memcpy.*-> Pageable\)", trace),
             upload=trace.names_where(lambda name: transfer(name) == "host_to_device"),
@@ -121,6 +134,26 @@ class Lexicon:
 
 def _mask(pattern: str, trace: Trace) -> Mask:
     return trace.names_where(re.compile(pattern).match)
+
+
+def _launched_to_communicate(trace: Trace) -> Mask:
+    """A mask over `Trace.names`: kernels whose names do not say what they do, and whose launches say it.
+
+    They are described as a collective, or only ever launched by operators that communicate. The names of kernels that
+    communicate are an open set, because libraries bring their own.
+    """
+    device = trace.device
+    kernels = device.kind == WorkKind.KERNEL
+    collective = (trace.cpu.kind == SliceKind.OPERATOR) & _mask(_COLLECTIVE_OPERATOR, trace)[trace.cpu.name]
+    launched = kernels & (device.message != MISSING)
+    if collective.any():
+        launched |= kernels & (slices_around(trace, collective, launchers(trace)) != MISSING)
+    size = len(trace.names)
+    always = np.bincount(device.name[kernels], minlength=size) == np.bincount(device.name[launched], minlength=size)
+    found = np.zeros(size, np.bool_)
+    found[[name for name in np.unique(device.name[launched]).tolist() if is_unknown(trace.names[name])]] = True
+    communicates: Mask = found & always
+    return communicates
 
 
 _NUMBER = re.compile(r"ProfilerStep#(\d{1,18})")

@@ -18,13 +18,14 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, at, clip, intersect, union
 from gpubench.trace.device import communication_work
+from gpubench.trace.launching import launchers, slices_around
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
-from gpubench.trace.slices import launchers, started_in
+from gpubench.trace.slices import started_in
 
 KINDS: tuple[CollectiveKind, ...] = CollectiveKind.__args__  # type: ignore[attr-defined]
 _PATTERNS: tuple[tuple[CollectiveKind, str], ...] = (
-    ("all_to_all", r"all_?(to|2)_?all|deep_ep"),
+    ("all_to_all", r"all_?(to|2)_?all|deep_ep|(?<![a-z])ep::|(inter|intra)node|ep(dispatch|combine)|a2a_?[pdc]"),
     ("reduce_scatter", r"reduce_?scatter"),
     ("all_gather", r"all_?gather"),
     ("all_reduce", r"all_?reduce|cross_device_reduce|quickreduce|custom_ar(?![a-z])|(one|two)_?shot"),
@@ -46,22 +47,28 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     """For each work of the device, the index of its kind in KINDS, OTHER for work that does not communicate.
 
     It is what the program requested, from the collective's description, or else from the operator or annotation around
-    its launch. If both are missing, it is the kind of other kernels of the same name, if they are of one kind, or else
-    what the name says. NCCL runs an all-to-all as SendRecv, and some versions give other collectives that name too.
+    its launch, also one of a library such as vllm::all_reduce. If both are missing, it is the kind of the other kernels
+    of the same name, if at least half of them are known and of one kind, or else what the name says. NCCL runs an
+    all-to-all as SendRecv, and some versions give other collectives that name too; RCCL has one kernel for all kinds.
     """
     device, cpu = trace.device, trace.cpu
-    named = lexicon.communication_kernel | lexicon.communication_cpu
+    named = lexicon.communication_kernel | lexicon.communication_cpu | lexicon.collective_operator
     known = np.full(len(trace.names), OTHER, np.int8)
     known[named] = [KINDS.index(kind_of(trace.names[name])) for name in np.flatnonzero(named).tolist()]
-    telling = (lexicon.communication_cpu & (known != OTHER))[cpu.name] & (cpu.kind != SliceKind.PYTHON)
-    around = at(cpu.name, _around(trace, telling, launchers(trace)))
+    telling = (lexicon.communication_cpu | lexicon.collective_operator) & (known != OTHER)
+    telling = telling[cpu.name] & (cpu.kind != SliceKind.PYTHON)
+    around = at(cpu.name, slices_around(trace, telling, launchers(trace)))
     described = np.array([KINDS.index(kind_of(one.name)) for one in trace.messages], np.int8)
     asked = at(known, around, OTHER)
     stated = at(described, messages(trace), OTHER)
     asked = np.where(stated != OTHER, stated, asked)
     for name in np.unique(device.name[asked != OTHER]).tolist():
-        among = np.unique(asked[(asked != OTHER) & (device.name == name)])
-        known[name] = among[0] if len(among) == 1 else OTHER
+        own = asked[device.name == name]
+        among = np.unique(own[own != OTHER])
+        if len(among) > 1:
+            known[name] = OTHER
+        elif 2 * np.count_nonzero(own != OTHER) >= len(own):
+            known[name] = among[0]
     found = np.where(asked != OTHER, asked, known[device.name])
     return np.where(communication_work(trace, lexicon), found, np.int8(OTHER))
 
@@ -98,27 +105,8 @@ def messages(trace: Trace) -> Ids:
     It is the one of the kernel, or else the one of the CPU slice around the launch (record_param_comms).
     """
     described = trace.cpu.message != MISSING
-    around = at(trace.cpu.message, _around(trace, described, launchers(trace)))
+    around = at(trace.cpu.message, slices_around(trace, described, launchers(trace)))
     return np.where(trace.device.message != MISSING, trace.device.message, around).astype(np.int32)
-
-
-def _around(trace: Trace, chosen: Mask, links: Ids) -> Ids:
-    """For each work, the outermost of the chosen slices around its launch, or -1."""
-    cpu = trace.cpu
-    slices = np.flatnonzero(chosen)
-    found = np.full(len(links), MISSING, np.int32)
-    works = np.flatnonzero(links != MISSING)
-    for thread in np.unique(cpu.thread[slices]).tolist():
-        own = slices[cpu.thread[slices] == thread]
-        reach = np.maximum.accumulate(cpu.end[own])
-        outer = own[np.concatenate(([True], cpu.end[own[1:]] > reach[:-1]))]
-        here = works[cpu.thread[links[works]] == thread]
-        launched = cpu.start[links[here]]
-        place = np.searchsorted(cpu.start[outer], launched, side="right") - 1
-        around = outer[np.maximum(place, 0)]
-        inside = (place >= 0) & (cpu.end[around] >= launched)
-        found[here[inside]] = around[inside]
-    return found
 
 
 NOISE = 20_000

@@ -12,25 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Trace, WorkKind, at, sum_at
+from gpubench.trace.launching import launchers
 from gpubench.trace.names import Lexicon, Window, recorder_waits, window
 from gpubench.trace.profile import SHORT_KERNEL, Launches
-
-
-def launchers(trace: Trace) -> Ids:
-    """For each work of the device, the index of the runtime slice that launched it, -1 if the trace has none.
-
-    Correlations of 0 and below mean none. The works of a CUDA graph have the same launch. Of several calls with one
-    number (a runtime call and the driver call in it) the one that began first counts.
-    """
-    cpu, device = trace.cpu, trace.device
-    calls = np.flatnonzero((cpu.kind == SliceKind.RUNTIME) & (cpu.correlation > 0))
-    calls = calls[np.lexsort((cpu.start[calls], cpu.correlation[calls]))]
-    if not len(calls):
-        return np.full(len(device), MISSING, np.int32)
-    numbers = cpu.correlation[calls]
-    place = np.minimum(np.searchsorted(numbers, device.correlation), len(calls) - 1)
-    return np.where(numbers[place] == device.correlation, calls[place], MISSING).astype(np.int32)
-
 
 NEVER = np.iinfo(np.int64).min
 """Before all times of a trace."""

@@ -8,7 +8,8 @@ from traces_made import call, made, slice_, step, work
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding
-from gpubench.trace.kernels import MOVES_MEMORY, KernelKind, family, moves_memory
+from gpubench.trace.families import MOVES_MEMORY, family
+from gpubench.trace.kernels import KernelKind, moves_memory
 from gpubench.trace.profile import Attention, Compiled, Reservations
 from gpubench.trace.reservations import reservations
 from gpubench.trace.slices import ProgramSlices

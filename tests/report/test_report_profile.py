@@ -36,10 +36,11 @@ from gpubench.report import profile as report
 from gpubench.report import run as run_report
 from gpubench.report.document import Breakdown, Document, Figure, Heading, Paragraph, Table
 from gpubench.report.profile import Against, document, to_document
-from gpubench.report.profile_tables import Arrangement, kernel_name, operator_row
+from gpubench.report.profile_tables import Arrangement, operator_row
 from gpubench.runs import directory
 from gpubench.runs.reader import Run
 from gpubench.runs.stages import PARTS
+from gpubench.trace.families import kernel_name
 from gpubench.trace.phases import NAMES
 from gpubench.trace.profile import (
     CAUSES,

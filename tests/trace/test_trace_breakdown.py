@@ -1,10 +1,13 @@
 """Where the device's time went, in closed form and on real traces."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from traces_made import PUBLIC, Record, launched, made, slice_, work
 
+from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace, WorkKind, union
 from gpubench.trace.device import breakdowns, communication_work, device_spans
 from gpubench.trace.load import read
@@ -156,6 +159,10 @@ def test_real_traces_give_what_another_program_finds(name: str) -> None:
         ("mscclpp::alltoall_kernel", "all_to_all"),
         ("symm_mem::all_to_all_vdev", "all_to_all"),
         ("deep_ep::internode::combine", "all_to_all"),
+        ("void dpsk::ep::internode::dispatch<false, 8>", "all_to_all"),
+        ("mori::moe::EpDispatchInterNodeKernel", "all_to_all"),
+        ("moeA2ADispatchKernel", "all_to_all"),
+        ("vllm::all_reduce", "all_reduce"),
         ("ncclDevKernel_SendRecv", "send_recv"),
         ("nccl:send 0->1", "send_recv"),
         ("c10d::recv_", "send_recv"),
@@ -186,6 +193,53 @@ def test_the_kind_of_a_collective_is_what_the_program_asked_for() -> None:
         ("all_reduce", 10_000),
         ("all_gather", 1_000),
     ]
+
+
+def kinds_of(*events: Record) -> list[tuple[str, int]]:
+    trace = made(*events)
+    lexicon = Lexicon.of(trace)
+    found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
+    return sorted((one.kind or "", one.calls) for one in found)
+
+
+def test_the_kind_of_a_few_is_not_that_of_all_kernels_of_a_name() -> None:
+    """RCCL has one kernel for all collectives."""
+    name = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    asked = [slice_("nccl:_all_gather_base", 0, 10), launched(name, 2, 20, 30, 1)]
+    others = [work(name, 40 + 10 * number, 45 + 10 * number, 900 + number) for number in range(9)]
+    assert kinds_of(*asked, *others) == [("all_gather", 1), ("other", 9)]
+
+
+def test_the_operator_of_a_library_says_the_kind_of_what_it_launches() -> None:
+    name = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    asked = [slice_("vllm::all_reduce", 0, 10), launched(name, 2, 20, 30, 1)]
+    assert kinds_of(*asked, slice_("nccl:_all_gather_base", 11, 19), launched(name, 12, 40, 50, 2)) == [
+        ("all_gather", 1),
+        ("all_reduce", 1),
+    ]
+
+
+def test_a_kernel_that_only_operators_which_communicate_launch_communicates_whatever_its_name_is() -> None:
+    asked = [slice_("mylib::all_to_all_tokens", 0, 10), launched("ship_it", 2, 20, 30, 1)]
+    assert kinds_of(*asked) == [("all_to_all", 1)]
+    elsewhere = [slice_("mylib::sort_tokens", 11, 19), launched("ship_it", 12, 40, 50, 2)]
+    assert kinds_of(*asked, *elsewhere) == []
+    copies = [slice_("c10d::allreduce_", 0, 10), launched("void at::native::copy_kernel<float>", 2, 20, 30, 1)]
+    assert kinds_of(*copies) == []
+
+
+def test_a_rank_of_several_without_communication_says_so_and_names_the_kernels_of_unknown_kind() -> None:
+    def notes_of(*events: Record, world_size: int | None = 64) -> str:
+        return " ".join(analyse([replace(made(*events), rank=0, world_size=world_size)]).ranks[0].notes)
+
+    mystery = [work("void lib::push<4>(int*)", 0, 90, 901), work("void gemm<1>", 90, 100, 902)]
+    assert "rank 0 of 64, and no communication was recorded: kernels of unknown kind take 90.0 % of the time, " in (
+        notes_of(*mystery)
+    )
+    assert "lib::push<4>" in notes_of(*mystery, world_size=None)
+    assert "unknown kind" not in notes_of(work("void gemm<1>", 0, 100, 902), world_size=None)
+    assert "no communication was recorded" in notes_of(work("void gemm<1>", 0, 100, 902))
+    assert "no communication" not in notes_of(*mystery, work("ncclDevKernel_AllReduce", 100, 101, 903))
 
 
 def test_a_kernel_whose_launch_is_missing_is_what_others_of_its_name_are() -> None:

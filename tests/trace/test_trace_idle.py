@@ -6,10 +6,11 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 
 from gpubench.trace.columns import Spans, Trace, join
 from gpubench.trace.device import held, idle_by_call, idle_causes, idle_within
+from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Window
 from gpubench.trace.profile import Cause, Held
-from gpubench.trace.slices import ProgramSlices, launchers
+from gpubench.trace.slices import ProgramSlices
 
 UPLOAD, DOWNLOAD = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from traces_made import PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
+from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Launches
-from gpubench.trace.slices import launchers, launches
+from gpubench.trace.slices import launches
 
 
 def found(*parts: Record | list[Record]) -> Launches | None:

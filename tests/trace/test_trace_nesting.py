@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from traces_made import Record, call, launched, made, slice_
 
 from gpubench.trace.columns import SliceKind, Trace
-from gpubench.trace.slices import innermost, launchers, nearest, nest, outermost, owner, owner_slice, reaching
+from gpubench.trace.launching import launchers
+from gpubench.trace.slices import innermost, nearest, nest, outermost, owner, owner_slice, reaching
 
 SLICES = st.lists(
     st.tuples(

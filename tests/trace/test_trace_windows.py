@@ -4,9 +4,9 @@ import pytest
 from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 
 from gpubench.trace.analyse import analyse
+from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, StepWindow, Window, window
-from gpubench.trace.slices import launchers
 
 
 def window_of(*parts: object) -> Window:
@@ -86,6 +86,14 @@ def test_of_two_calls_with_one_number_the_outer_counts() -> None:
         "void userbuffersAllGather",
         "void custom_ar::reduce",
         "moe_all_to_all",
+        "void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>(int4*, float*)",
+        "void dpsk::ep::internode::cached_notify<false>(int, int)",
+        "mori::moe::EpDispatchInterNodeKernel<hip_bfloat16>",
+        "mori::moe::EpCombineIntraNodeKernel<float>",
+        "void kuserbuffers_pushrecv(int, int)",
+        "userbuffers_fp16_sum_inplace_gpu_rr",
+        "void pplx::a2a_dispatch_send_kernel<8>",
+        "void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<true>",
     ],
 )
 def test_communication_kernels_are_known_beyond_nccl(name: str) -> None:
@@ -100,6 +108,8 @@ def test_communication_kernels_are_known_beyond_nccl(name: str) -> None:
         "smallReduceKernel",
         "void custom_arange<int>",
         "void at::native::wall_gather",
+        "step::kernel",
+        "EpilogueDispatch",
         "void at::native::reduce_kernel<512, 1>",
         "Memcpy DtoD (Device -> Device)",
     ],
