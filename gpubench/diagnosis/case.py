@@ -141,6 +141,11 @@ class ProfileCase(Case):
         return self.rank.device is None
 
     @property
+    def has_operators(self) -> bool:
+        """Whether operators were recorded: without them nothing is known of what the program did between its calls."""
+        return self.rank.python is not None and self.rank.python.operators > 0
+
+    @property
     def whole(self) -> int:
         """The nanoseconds of the recorded window."""
         return self.rank.wall

@@ -61,7 +61,7 @@ def python_bound(case: ProfileCase) -> Answers:
 
 def long_ones(case: ProfileCase) -> list[PythonStretch]:
     """Returns the places with long stretches that take at least WORTH of the step, the longest first."""
-    known = case.rank.python.longest if case.rank.python else []
+    known = case.rank.python.longest if case.rank.python and case.has_operators else []
     return [one for one in known if one.length >= LONG and case.share(one.total) >= WORTH]
 
 
@@ -127,7 +127,7 @@ def _describe_stretch(case: ProfileCase, one: PythonStretch) -> str:
 def dispatch_bound(case: ProfileCase) -> Answers:
     """Finds many short operators, with Python between them, in a step on a CPU."""
     outside, least = case.without_recording(between_calls(case)), case.cpu_worth
-    if not case.on_cpu or case.recorded_eagerly:
+    if not case.on_cpu or case.recorded_eagerly or not case.has_operators:
         return
     if outside < least and not _short_operators(case):
         return

@@ -168,10 +168,16 @@ def _without_workers(case: ProfileCase, workers: Any) -> tuple[str, str]:
             if _cheaper(case, "{}")
             else f"make samples cheaper: store them decoded and resized, {keep}",
         )
+    cores = "the machine's cores" + ("" if case.on_cpu else " for each GPU")
+    if case.rank.loads_in_workers:
+        return (
+            "the worker processes of the DataLoader make batches more slowly than the step needs them",
+            f"make samples cheaper: store them decoded and resized, or cache them; or use more workers, up to {cores}",
+        )
+    or_few = "" if case.rank.loads_in_workers is False else ", or by too few workers"
     return (
-        "batches are made in the program's own process, or by too few workers",
-        "use DataLoader(num_workers=..., persistent_workers=True), with up to the machine's cores"
-        + ("" if case.on_cpu else " for each GPU"),
+        f"batches are made in the program's own process{or_few}",
+        f"use DataLoader(num_workers=..., persistent_workers=True), with up to {cores}",
     )
 
 

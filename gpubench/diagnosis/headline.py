@@ -74,6 +74,8 @@ def headline(case: ProfileCase, findings: Sequence[Finding] = ()) -> str:
 def _on_cpu(case: ProfileCase) -> str:
     if case.overhead is not None and case.overhead > DISTORTED and (clean := _clean_phases(case)):
         return f"CPU, without the profiler: {clean}"
+    if not case.has_operators:
+        return f"the recording captured nothing of what the program did in {case.window()}: no operator, and no work of a GPU"
     who = "CPU"
     if case.rank.unread:
         who = f"CPU alone ({case.rank.unread[0]} is not read)"

@@ -11,7 +11,7 @@ from gpubench.trace import ranks
 from gpubench.trace.attention import attention
 from gpubench.trace.columns import EMPTY, MISSING, SliceKind, Spans, Trace, WorkKind, clip, union
 from gpubench.trace.copies import copies, synchronisations
-from gpubench.trace.cpu import compiled, cpu_parts, modules, stretches
+from gpubench.trace.cpu import compiled, cpu_parts, loads_in_workers, modules, stretches
 from gpubench.trace.device import (
     breakdowns,
     critical_path,
@@ -353,6 +353,7 @@ def _rank(program: ProgramSlices, beside: Sequence[str]) -> RankProfile:
         first_calls=described(program, first_calls(program, drivers(program))) if sets else [],
         held=held(program, causes["python_and_launch"]) if sets else [],
         python=stretches(program, known),
+        loads_in_workers=loads_in_workers(program),
         threads=len(set(trace.cpu.thread[program.operators & program.inside].tolist())),
         unread=unread_of_devices(trace),
         work_missing=work_is_missing(trace),

@@ -189,6 +189,17 @@ Positions = NDArray[np.intp]
 _EVALUATION = "autograd::engine::evaluate_function: "
 
 
+def loads_in_workers(program: ProgramSlices) -> bool | None:
+    """See `RankProfile.loads_in_workers`: slices are called by the iterator, which is another one with workers."""
+    cpu = program.trace.cpu
+    waited = []
+    for iterator in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+        named = program.trace.names_where(lambda name, iterator=iterator: iterator in name)  # type: ignore[misc]
+        of_it = program.inside & named[cpu.name] & program.lexicon.data_loader[cpu.name]
+        waited.append(union(cpu.start[of_it], cpu.end[of_it]).length if of_it.any() else 0)
+    return waited[1] > waited[0] if any(waited) else None
+
+
 def stretches(program: ProgramSlices, known: Phases) -> Python | None:
     """The time of the window that the main thread spent in Python, outside operators and runtime calls.
 

@@ -438,6 +438,8 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     """The long waits that count as python_and_launch, by what the CPU was in, most time first."""
     python: Python | None = None
     """The time outside operators; None without slices of the CPU."""
+    loads_in_workers: bool | None = None
+    """Whether most waits for batches are for worker processes of a DataLoader; None if the trace does not say it."""
     code: SampledCode | None = None
     """The samples of the program's own code; None if it was not sampled, as for a trace from elsewhere."""
     threads: int

@@ -1,8 +1,10 @@
 import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, only, operator, saving, training
+from traces_made import launched, made, slice_, step
 
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
+from gpubench.trace.analyse import analyse
 
 EIGHT_CORES = {"cpu.usable_cores": 8}
 
@@ -114,3 +116,20 @@ def test_on_a_cpu_the_main_threads_time_in_the_loader_counts() -> None:
     finding = only(case(cpu(host={"data_loader": 31 * PERCENT})))
     assert finding.id == "data-loading"
     assert saving(finding) == pytest.approx(0.31)
+
+
+@pytest.mark.parametrize(
+    ("iterator", "cause", "advice"),
+    [
+        ("#_MultiProcessingDataLoaderIter.__next__", "the worker processes of the DataLoader", "make samples cheaper"),
+        ("#_SingleProcessDataLoaderIter.__next__", "the program's own process", "num_workers=..."),
+        ("", "the program's own process, or by too few workers", "num_workers=..."),
+    ],
+)
+def test_the_iterator_in_a_trace_says_whether_workers_exist(iterator: str, cause: str, advice: str) -> None:
+    loading = slice_(f"enumerate(DataLoader){iterator}", 0, 60, cat="user_annotation")
+    trace = made(step(1, 0, 100), loading, slice_("aten::mm", 61, 65), launched("gemm", 62, 66, 99, 1))
+    (finding,) = [one for one in diagnose(ProfileCase(analyse([trace]))).findings if one.id == "data-loading"]
+    assert cause in finding.cause
+    assert finding.cause.endswith("process") == ("Single" in iterator)
+    assert advice in finding.advice

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 from cases_made import PERCENT, case, cpu, gpu, ids, launches, only, phase, python, saving, stretch, training
+from traces_made import call, made
 
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Unanswered
+from gpubench.trace.analyse import analyse
 from gpubench.trace.profile import PythonStretch
 
 
@@ -89,3 +91,13 @@ def test_stretches_too_short_to_be_told_from_recording_leave_it_to_launches() ->
 
 def test_a_gpu_that_is_busy_meanwhile_does_not_wait_for_python() -> None:
     assert ids(fed(10 * PERCENT - 1, stretch(60 * PERCENT))) == []
+
+
+def test_a_recording_without_operators_says_that_it_captured_nothing_and_nothing_of_python() -> None:
+    """As one of a profiler that was stopped before the program began, which only waits for the device."""
+    empty = made(call("cudaDeviceSynchronize", 0, 185_000, 1), call("cudaGetDeviceCount", 190_000, 211_000, 2))
+    found = ProfileCase(analyse([empty]))
+    assert diagnose(found).headline.startswith("the recording captured nothing of what the program did in the trace")
+    assert not diagnose(found).findings
+    launched_late = gpu(idle={"python_and_launch": 60 * PERCENT}, python=python(stretch(50 * PERCENT), operators=0))
+    assert "between operators" not in " ".join(one.title for one in diagnose(case(launched_late)).findings)

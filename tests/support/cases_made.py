@@ -88,6 +88,7 @@ def rank(**parts: Any) -> RankProfile:
         "phases": [], "modules": [], "operators": [], "kernels": [], "launches": None, "copies": [],
         "synchronisations": [], "collectives": [], "compiled": None, "threads": 1, "zeroed_gradients": 0,
         "optimizer_kernels": 0, "optimizer_steps": STEPS, "timeline": None, "missing": {}, "notes": [],
+        "python": python(),
     }  # fmt: skip
     return RankProfile(**usual | parts)
 
@@ -162,7 +163,7 @@ def launches(**parts: Any) -> Launches:
 
 
 def python(*longest: PythonStretch, **parts: int) -> Python:
-    usual = {"total": 0, "stretches": 0, "median": 0, "half": 0, "operators": 0, "operator_median": 0}
+    usual = {"total": 0, "stretches": 0, "median": 0, "half": 0, "operators": 1, "operator_median": 0}
     return Python(longest=list(longest), **usual | parts)
 
 
