@@ -75,7 +75,8 @@ def _on_cpu(case: ProfileCase) -> str:
     if case.overhead is not None and case.overhead > DISTORTED and (clean := _clean_phases(case)):
         return f"CPU, without the profiler: {clean}"
     if not case.has_operators:
-        return f"the recording captured nothing of what the program did in {case.window()}: no operator, and no work of a GPU"
+        lacking = "no operator, and no work of a GPU"
+        return f"the recording captured nothing of what the program did in {case.window()}: {lacking}"
     who = "CPU"
     if case.rank.unread:
         who = f"CPU alone ({case.rank.unread[0]} is not read)"

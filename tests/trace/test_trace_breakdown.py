@@ -1,5 +1,6 @@
 """Where the device's time went, in closed form and on real traces."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -195,7 +196,7 @@ def test_the_kind_of_a_collective_is_what_the_program_asked_for() -> None:
     ]
 
 
-def kinds_of(*events: Record) -> list[tuple[str, int]]:
+def kinds_of(*events: Record | Sequence[Record]) -> list[tuple[str, int]]:
     trace = made(*events)
     lexicon = Lexicon.of(trace)
     found = collectives(trace, lexicon, window(trace, lexicon), device_spans(trace, lexicon).exposed_communication)
@@ -229,7 +230,7 @@ def test_a_kernel_that_only_operators_which_communicate_launch_communicates_what
 
 
 def test_a_rank_of_several_without_communication_says_so_and_names_the_kernels_of_unknown_kind() -> None:
-    def notes_of(*events: Record, world_size: int | None = 64) -> str:
+    def notes_of(*events: Record | Sequence[Record], world_size: int | None = 64) -> str:
         return " ".join(analyse([replace(made(*events), rank=0, world_size=world_size)]).ranks[0].notes)
 
     mystery = [work("void lib::push<4>(int*)", 0, 90, 901), work("void gemm<1>", 90, 100, 902)]
