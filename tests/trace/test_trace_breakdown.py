@@ -206,14 +206,14 @@ def kinds_of(*events: Record | Sequence[Record]) -> list[tuple[str, int]]:
 def test_the_kind_of_a_few_is_not_that_of_all_kernels_of_a_name() -> None:
     """RCCL has one kernel for all collectives."""
     name = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
-    asked = [slice_("nccl:_all_gather_base", 0, 10), launched(name, 2, 20, 30, 1)]
+    asked: list[Record | Sequence[Record]] = [slice_("nccl:_all_gather_base", 0, 10), launched(name, 2, 20, 30, 1)]
     others = [work(name, 40 + 10 * number, 45 + 10 * number, 900 + number) for number in range(9)]
     assert kinds_of(*asked, *others) == [("all_gather", 1), ("other", 9)]
 
 
 def test_the_operator_of_a_library_says_the_kind_of_what_it_launches() -> None:
     name = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
-    asked = [slice_("vllm::all_reduce", 0, 10), launched(name, 2, 20, 30, 1)]
+    asked: list[Record | Sequence[Record]] = [slice_("vllm::all_reduce", 0, 10), launched(name, 2, 20, 30, 1)]
     assert kinds_of(*asked, slice_("nccl:_all_gather_base", 11, 19), launched(name, 12, 40, 50, 2)) == [
         ("all_gather", 1),
         ("all_reduce", 1),
@@ -221,11 +221,20 @@ def test_the_operator_of_a_library_says_the_kind_of_what_it_launches() -> None:
 
 
 def test_a_kernel_that_only_operators_which_communicate_launch_communicates_whatever_its_name_is() -> None:
-    asked = [slice_("mylib::all_to_all_tokens", 0, 10), launched("ship_it", 2, 20, 30, 1)]
+    asked: list[Record | Sequence[Record]] = [
+        slice_("mylib::all_to_all_tokens", 0, 10),
+        launched("ship_it", 2, 20, 30, 1),
+    ]
     assert kinds_of(*asked) == [("all_to_all", 1)]
-    elsewhere = [slice_("mylib::sort_tokens", 11, 19), launched("ship_it", 12, 40, 50, 2)]
+    elsewhere: list[Record | Sequence[Record]] = [
+        slice_("mylib::sort_tokens", 11, 19),
+        launched("ship_it", 12, 40, 50, 2),
+    ]
     assert kinds_of(*asked, *elsewhere) == []
-    copies = [slice_("c10d::allreduce_", 0, 10), launched("void at::native::copy_kernel<float>", 2, 20, 30, 1)]
+    copies: list[Record | Sequence[Record]] = [
+        slice_("c10d::allreduce_", 0, 10),
+        launched("void at::native::copy_kernel<float>", 2, 20, 30, 1),
+    ]
     assert kinds_of(*copies) == []
 
 
