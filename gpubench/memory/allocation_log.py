@@ -110,6 +110,9 @@ class AllocationLog(Struct):
     """Whether the file proves the loss; otherwise the number of events suggests it."""
     notes: list[str] = []
     """Notes for the reader, one sentence each."""
+    levels: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """The bytes that the allocator has given out, and those that it has from the driver: before the first event, and
+    after each. None if they are known at the marks alone."""
 
 
 LARGEST = 2**48
@@ -277,11 +280,9 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
     )
     if reserved is not None:
         changes = [*(block for _, block in builder.before), *builder.changes]
-        log.readings = readings_at(
-            [*(mark.at for mark in log.marks), log.length],
-            np.cumsum([0, *changes], dtype=np.int64),
-            np.array([reserved] * (first + 1) + builder.reserved, np.int64),
-        )
+        given = np.cumsum([0, *changes], dtype=np.int64)
+        log.levels = given, np.array([reserved] * (first + 1) + builder.reserved, np.int64)
+        log.readings = readings_at([*(mark.at for mark in log.marks), log.length], *log.levels)
     return log
 
 

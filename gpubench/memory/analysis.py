@@ -157,8 +157,8 @@ class Moments:
 def moments(log: AllocationLog, source: Source, rules: Rules | None, other: int) -> Moments:
     """Makes the moments of a log: two more per phase than it has events.
 
-    With `rules`, allocated and reserved bytes come from a replay, otherwise from the log's readings; without either
-    they equal the requested bytes. `other` bytes are added to each moment.
+    With `rules`, allocated and reserved bytes come from a replay, otherwise from the log's levels or readings; without
+    any of them they equal the requested bytes. `other` bytes are added to each moment.
     """
     spans = _spans(log)
     first = np.array([span.first for span in spans])
@@ -174,6 +174,9 @@ def moments(log: AllocationLog, source: Source, rules: Rules | None, other: int)
         replayed = _replayed(log, rules)
         allocated, reserved = (np.insert(one, 0, 0)[state] for one in (replayed.allocated, replayed.reserved))
         counts = replayed.counts
+    elif log.levels:
+        allocated = np.maximum(log.levels[0][state], known)
+        reserved = np.maximum(log.levels[1][state], allocated)
     elif log.readings:
         allocated, reserved = _read(spans, known, log.readings)
     return Moments(spans, state, requested, known, allocated, reserved, lives, counts, BEYOND[source], other)
