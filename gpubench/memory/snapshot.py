@@ -50,6 +50,8 @@ class FrameInfo(Struct, frozen=True, gc=False):
 
     python: bool
     mark: Phase | None = None
+    builds: bool = False
+    """Whether it is a Python frame in which parts of a model are made or loaded."""
     called: bool = False
     """Whether it is a Python frame that autograd's engine may call: of a node written in Python, or of a mode that sees
     each operator, which the engine takes along into its own threads, and the wrapper that PyTorch puts around it."""
@@ -72,6 +74,8 @@ class StackInfo:
     """The innermost frame of the user's code, such as "gpt/model.py:54", or else the innermost Python frame."""
     workspace: bool = False
     """Whether it allocates a workspace of cuBLAS or cuBLASLt, if C++ frames were recorded."""
+    builds: bool = False
+    """Whether it makes or loads a part of a model."""
 
 
 _CLASS = r"(?:.*\.)?"  # newer interpreters include the class in a function's name
@@ -89,6 +93,11 @@ _MARKS: tuple[tuple[Phase, str, str], ...] = (
     ("forward", r"nn/modules/module\.py", r"_call_impl|_wrapped_call_impl|_slow_forward"),
 )
 """Functions of PyTorch, with their files, that identify a phase; the first match counts."""
+_BUILDS = re.compile(rf"{_CLASS}__init__$")
+_LOADS = re.compile(
+    r"(?:.*/)?(transformers/(modeling_utils|core_model_loading)|accelerate/(utils/modeling|big_modeling)|safetensors/\w+"
+    r"|diffusers/(models/model(ing|_loading)_utils|loaders/\w+))\.py$"
+)
 _PATTERNS = [
     (phase, re.compile(rf"(?:.*/)?torch/{file}$"), re.compile(rf"{_CLASS}(?:{name})$")) for phase, file, name in _MARKS
 ]
@@ -123,9 +132,11 @@ def frame_info(frame: Frame) -> FrameInfo:
             workspace=_WORKSPACE.search(name) is not None,
         )
     marks = (phase for phase, path, function in _PATTERNS if path.match(file) and function.match(name))
+    mark = next(marks, None)
     return FrameInfo(
         python=True,
-        mark=next(marks, None),
+        mark=mark,
+        builds=mark == "model" or _BUILDS.match(name) is not None or _LOADS.match(file) is not None,
         called=_CALLED.match(file) is not None or _MODE.match(name) is not None,
         place=f"{'/'.join(file.split('/')[-2:])}{f':{frame.line}' if 0 < frame.line <= LAST_LINE else ''}",
         users=_LIBRARY.match(file) is None,
@@ -144,6 +155,7 @@ def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
         operator=next((one.operator for one in stack if one.operator), ""),
         where=next(users, python[0].place if python else ""),
         workspace=any(one.workspace for one in stack),
+        builds=any(one.builds for one in python),
     )
 
 
@@ -424,11 +436,16 @@ def _move(
 
 
 def _given(event: SnapshotEvent, phase: Phase, step: int | None, stack: StackInfo) -> Allocation:
+    """Makes the allocation of an event, whose kind its lifetime tells later.
+
+    What is made between parts of the model, such as data for later, need not be one of them: its stack has to show it.
+    """
+    beside = phase == "model" and bool(event.frames) and not stack.builds
     return Allocation(
         event.size,
         begin=0,
         category="workspaces" if stack.workspace else "unknown",
-        phase=phase,
+        phase="unknown" if beside else phase,
         step=step,
         operator=stack.operator,
         where=stack.where,

@@ -257,6 +257,16 @@ def test_a_loss_module_is_the_loss_and_init_is_the_model(file: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_is_made_beside_parts_of_the_model_is_no_parameter_without_a_reason(file: Path) -> None:
+    moved = [frame("_apply", f"{TORCH}/nn/modules/module.py"), SCRIPT]
+    own = [frame("LayerNorm.__init__", "/home/me/gpt/model.py", 20), SCRIPT]
+    loaded = [frame("_load", "/venv/lib/python3.11/site-packages/transformers/modeling_utils.py", 700), SCRIPT]
+    stacks = [moved, [SCRIPT], own, loaded, moved]
+    found = one(file, snapshot([alloc(512 * place, 8, stack) for place, stack in enumerate(stacks)])).history
+    kinds = ["parameters", "unknown", "parameters", "parameters", "parameters"]
+    assert [one.category for one in found.allocations] == kinds
+
+
 def test_stacks_of_c_tell_the_engine_the_operator_and_workspaces(file: Path) -> None:
     mm = [
         native("at::_ops::empty_memory_format::redispatch(c10::DispatchKeySet)"),
