@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpubench import units
 from gpubench.commands import completion, options, output, program
 from gpubench.commands.options import INPUT
 from gpubench.commands.running import finish, print_configurations, run_and_report
@@ -76,6 +77,15 @@ Trace = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+Gpu = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu",
+        metavar="N",
+        help="With --snapshot or --trace: the GPU to show; by default the one with the highest peak.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Html = Annotated[
     Path | None,
     typer.Option(
@@ -96,6 +106,7 @@ def memory(
     ctx: typer.Context,
     snapshot: Snapshot = None,
     trace: Trace = None,
+    gpu: Gpu = None,
     config: options.Config = None,
     trust: options.Trust = False,
     vs: options.Vs = None,
@@ -118,12 +129,14 @@ def memory(
         file = "--snapshot" if snapshot else "--trace"
         if options.program(ctx) is not None:
             raise UsageError(f"{file} reads a file, and a program after -- is run", f"leave out {file} or the program")
-        options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "html", "json", "quiet", "verbose")
-        _of_file(snapshot, trace, html, json=json, verbose=verbose)
+        options.refuse_beside(ctx, MemorySettings, file, "snapshot", "trace", "gpu", "html", "json", "quiet", "verbose")
+        _of_file(snapshot, trace, gpu, html, json=json, verbose=verbose)
         return
     shown, versus = options.Shown(json=json, quiet=quiet, verbose=verbose), Versus(vs, vs_args, vs_ref)
     is_program = program.is_given(ctx, config)
     kind = kind_of(PROGRAM_MEMORY if is_program else "memory")
+    if gpu is not None:
+        raise UsageError("--gpu needs --snapshot or --trace", "a run measures the GPU that it runs on")
     if html:
         raise UsageError("--html needs --snapshot or --trace", "the page of a run is report.html in its directory")
     if is_program:
@@ -269,7 +282,9 @@ def _measured(run: "Configuration[CompletedMemorySettings]", kind: RunKind) -> "
     return completed(run.with_overrides(changes, "--check"), kind.complete).called(variant="measured")
 
 
-def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, json: bool, verbose: int) -> None:
+def _of_file(
+    snapshot: Path | None, trace: Path | None, gpu: int | None, html: Path | None, *, json: bool, verbose: int
+) -> None:
     from gpubench.diagnosis.rules import advise
     from gpubench.kinds.memory import footprint_report as report
     from gpubench.memory.from_trace import of_trace_file
@@ -285,12 +300,17 @@ def _of_file(snapshot: Path | None, trace: Path | None, html: Path | None, *, js
     if html:
         output.check_file(html, "--html", *filter(None, (snapshot, trace)))
     devices = of_snapshot(snapshot) if snapshot else of_trace_file(trace or Path())
-    found = max(devices, key=lambda device: device.peak.level.total)
+    known = [device for device in devices if gpu is None or device.device == f"GPU {gpu}"]
+    if not known:
+        names = units.listed(device.device or "a device without a number" for device in devices)
+        raise UsageError(f"--gpu {gpu}: {snapshot or trace} has {names}", "name one of these, or leave --gpu out")
+    found = max(known, key=lambda device: device.peak.level.total)
     findings, label = advise(found, None), (snapshot or trace or Path()).name
+    document = report.document(found, findings, label, beside=devices if len(devices) > 1 else ())
     if html:
-        output.write_file(html, page.render(report.document(found, findings, label)))
+        output.write_file(html, page.render(document))
     if json:
         text = to_json(report.to_document(found, findings))
     else:
-        text = Terminal(quiet=False, verbosity=verbose).render(report.document(found, findings, label))
+        text = Terminal(quiet=False, verbosity=verbose).render(document)
     output.write(text, "gpubench memory --snapshot FILE --html PAGE")

@@ -439,6 +439,8 @@ class FootprintCase(Case):
     @property
     def at_peak(self) -> str:
         """The peak in words, such as "at the peak in the forward pass"."""
+        if self.footprint.is_state:
+            return "when the snapshot was taken"
         return f"at the peak {phase_name(self.peak.phase)}"
 
     def held(self, category: str) -> int:

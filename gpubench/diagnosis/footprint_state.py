@@ -2,7 +2,7 @@
 and memory that libraries and the allocator hold."""
 
 from gpubench import units
-from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, phase_name, severity
+from gpubench.diagnosis.case import Answers, Estimated, FootprintCase, describe_holder, of_peak, phase_name, severity
 from gpubench.findings import Finding, Saving, Unanswered
 from gpubench.hardware import AMPERE, HOPPER, capability
 from gpubench.memory.libraries import HANDLES, blas_workspace
@@ -33,6 +33,40 @@ EXAMPLES = 2
 SMALL = 8 * 16 * 1024
 """The bytes of a workspace under CUBLAS_WORKSPACE_CONFIG=:16:8, eight pieces of 16 KiB: the smaller one of the two
 settings that torch.use_deterministic_algorithms accepts."""
+
+
+def out_of_memory(case: FootprintCase) -> Answers:
+    """Finds a request that failed, and says what was held and what would have made it fit."""
+    short = case.footprint.out_of_memory
+    if short is None:
+        return
+    level = short.level
+    unused = 0 if level.reserved is None else level.reserved - level.allocated
+    asked = " ".join(filter(None, [short.operator and f"by {short.operator}", short.where and f"at {short.where}"]))
+    left = "" if short.left is None else f", and the driver had {units.size(short.left)} left"
+    free = "" if short.largest_free is None else f", the largest piece {units.size(short.largest_free)}"
+    missing = short.requested - (short.left or 0)
+    in_pieces = unused >= missing
+    other = f"{units.size(missing)} less in use would have made it fit (-v names what held most)"
+    found = Finding(
+        id="out-of-memory",
+        title=f"a request of {units.size(short.requested)} failed",
+        severity="high",
+        evidence=[
+            f"{units.size(short.requested)} were requested{asked and f' {asked}'}{left}; {units.size(level.allocated)} "
+            f"were in use, and the allocator held {units.size(unused)} unused{free}",
+            *(describe_holder(one) for one in short.holders),
+        ],
+        cause="what the allocator holds unused would suffice, but it is in pieces"
+        if in_pieces
+        else f"{units.size(missing)} are missing",
+        advice="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.10), so that "
+        f"unused memory is in one piece; or {other}"
+        if in_pieces
+        else f"{other}; a smaller batch makes activations smaller, and several GPUs share parameters and their states",
+        threshold="any request that failed",
+    )
+    yield Estimated(found, 1.0)  # before what merely holds much
 
 
 def fragmentation(case: FootprintCase) -> Answers:

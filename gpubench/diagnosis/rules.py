@@ -39,6 +39,7 @@ from gpubench.diagnosis.footprint_state import (
     gradients,
     growth,
     optimizer_state,
+    out_of_memory,
     parameters,
     workspaces,
 )
@@ -160,8 +161,8 @@ DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers, slowe
 """Rules that hold even if the work of the device was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (
-    growth, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix, foreach_temporaries,
-    optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
+    out_of_memory, growth, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix,
+    foreach_temporaries, optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
 )  # fmt: skip
 
 OF_TRAINING = frozenset({

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 Category = Literal[
@@ -77,6 +77,19 @@ class AllocatorReading(Struct, frozen=True, gc=False):
     peak_reserved: int
 
 
+class FailedRequest(Struct, frozen=True):
+    """A request for memory that failed because memory was short."""
+
+    size: int
+    left: int | None
+    """The bytes that the driver had left; None if they are unknown."""
+    operator: str = ""
+    where: str = ""
+    """The file:line of the innermost frame of the user's code."""
+    at: int = 0
+    """The position in the log before which it failed."""
+
+
 class Counts(Struct, frozen=True):
     """Totals of an allocator over a log. None means unknown."""
 
@@ -113,12 +126,15 @@ class AllocationLog(Struct):
     levels: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """The bytes that the allocator has given out, and those that it has from the driver: before the first event, and
     after each. None if they are known at the marks alone."""
+    failed: list[FailedRequest] = []
+    is_state: bool = False
+    """Whether it has no events, but only what is held at one moment."""
 
 
 LARGEST = 2**48
 """The largest size in bytes that is read from a file: as many of them as a file can hold sum to an int64."""
 
-_LASTING: dict[Phase, Category] = {
+LASTING: dict[Phase, Category] = {
     "model": "parameters",
     "data": "inputs",
     "forward": "activations",
@@ -149,11 +165,11 @@ def classify(log: AllocationLog) -> None:
     over = [*starts[1:], log.length]
     backward = _next_backward(log.marks, log.length)
     for one in log.allocations:
-        if one.category == "unknown" and one.phase in _LASTING:
+        if one.category == "unknown" and one.phase in LASTING:
             span = bisect_right(starts, one.begin) - 1
             following = backward if one.phase in ("forward", "loss") else over
             held = one.phase == "data" or one.end is None or one.end >= following[span]
-            one.category = _LASTING[one.phase] if held else "temporaries"
+            one.category = LASTING[one.phase] if held else "temporaries"
 
 
 def _next_backward(marks: Sequence[PhaseStart], length: int) -> list[int]:
@@ -255,16 +271,24 @@ Place = tuple[Phase, int | None]
 _START: Place = ("start", None)
 
 
-def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: int | None) -> AllocationLog:
+def assembled(
+    moves: Sequence[AllocatorMove],
+    there: Sequence[Held],
+    reserved: int | None,
+    failed: Sequence[tuple[int, FailedRequest]] = (),
+) -> AllocationLog:
     """Makes a log of `moves`.
 
     `there` is what was held before the moves and is not freed by them. What they free without having allocated it was
     held before, too. All of this begins in a phase "start" before the first move, when the allocator had `reserved`
     bytes from the driver; if that is None there are no readings. There is a reading at each mark and one at the end.
+    `failed` has the requests that failed, each with the number of moves before it.
     """
     builder = _LogBuilder(there)
+    places = [0]
     for move in moves:
         builder.add(move)
+        places.append(len(builder.phases))
     first = len(builder.before)
     for position, (one, _) in enumerate(builder.before):
         one.begin = position
@@ -277,6 +301,7 @@ def assembled(moves: Sequence[AllocatorMove], there: Sequence[Held], reserved: i
         marks=_marks([_START] * first + builder.phases),
         length=first + len(builder.phases),
         late=bool(builder.before),
+        failed=[structs.replace(one, at=first + places[number]) for number, one in failed],
     )
     if reserved is not None:
         changes = [*(block for _, block in builder.before), *builder.changes]

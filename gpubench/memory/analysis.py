@@ -35,6 +35,7 @@ from gpubench.memory.footprint import (
     FootprintPeak,
     Holder,
     Level,
+    MemoryShortage,
     MemoryTimeline,
     ModuleFootprint,
     PhaseFootprint,
@@ -313,6 +314,8 @@ def _marks(spans: Sequence[PhaseSpan], kept: Places) -> list[TimelineMark]:
 MODULES = 200
 HOLDERS = 30
 KEEPERS = 3
+HOLDERS_SHORT = 5
+"""The holders that are named where memory was short."""
 NOTABLE = 0.01
 """The fraction of the peak above which a note reports that readings are below the log."""
 
@@ -376,6 +379,26 @@ def footprint(
         kept=[sum(one.size for one in pieces) for pieces in kept.values()],
         keepers=_holders(keepers, [one.size for one in keepers])[:KEEPERS],
         notes=[*log.notes, *notes, *_doubts(log, found, rules)],
+        out_of_memory=_out_of_memory(log, found),
+        is_state=log.is_state,
+    )
+
+
+def _out_of_memory(log: AllocationLog, found: Moments) -> MemoryShortage | None:
+    """Returns the last request that failed, with what was held before it."""
+    if not log.failed:
+        return None
+    last = log.failed[-1]
+    moment = int(np.searchsorted(found.state, last.at))
+    held = found.held(moment)
+    return MemoryShortage(
+        requested=last.size,
+        left=last.left,
+        operator=last.operator,
+        where=last.where,
+        level=found.level(moment),
+        largest_free=found.counts.largest_free if last.at == log.length else None,
+        holders=_holders([log.allocations[place] for place in held], found.lives.size[held].tolist())[:HOLDERS_SHORT],
     )
 
 

@@ -82,6 +82,21 @@ class Holder(Struct, frozen=True):
     """The bytes of all of them together."""
 
 
+class MemoryShortage(Struct, frozen=True):
+    """A request that failed because memory was short, with what was held then."""
+
+    requested: int
+    left: int | None
+    """The bytes that the driver had left; None if they are unknown."""
+    operator: str
+    where: str
+    level: Level
+    largest_free: int | None
+    """The bytes of the allocator's largest unused block; None unless the log ends with the request."""
+    holders: list[Holder]
+    """What held most, the largest first."""
+
+
 class Correction(Struct, frozen=True):
     """Memory that tensors without memory do not show, and that a rule adds to a prediction."""
 
@@ -138,6 +153,10 @@ class Footprint(Struct, frozen=True, kw_only=True):
     keepers: list[Holder] = []
     """What these bytes are, the largest first; some of them."""
     notes: list[str] = []
+    out_of_memory: MemoryShortage | None = None
+    """The last request that failed; None if none did."""
+    is_state: bool = False
+    """Whether only what was held at one moment is known, so that the peak is that of this moment."""
 
     @property
     def most(self) -> int:

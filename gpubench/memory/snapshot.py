@@ -1,10 +1,12 @@
 """Reads allocations from a file of torch.cuda.memory._dump_snapshot.
 
 A snapshot holds the allocator's events since the recording began, as far back as its ring buffer of max_entries
-reaches, and its state at the end. What was allocated before the first event follows from both.
+reaches, and its state at the end. What was allocated before the first event follows from both. Without a recording
+there is only the state.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,18 +15,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from gpubench import units
 from gpubench.errors import DataError
 from gpubench.memory.allocation_log import (
     LARGEST,
+    LASTING,
     Allocation,
+    AllocationLog,
     AllocatorMove,
     Counts,
     DeviceLog,
+    FailedRequest,
     Held,
     Phase,
+    PhaseStart,
     assembled,
     classify,
     filled,
@@ -220,8 +227,8 @@ class Snapshot(Struct):
 def load(path: Path) -> Snapshot:
     """Raises DataError for a file that is not a snapshot, is damaged, holds code, or does not fit in memory."""
     found = plain(path)
-    if isinstance(found, list):
-        raise DataError(f"{path} has no history: it is a list of segments", HOW)
+    if isinstance(found, list):  # as torch.cuda.memory.memory_snapshot() returns it
+        found = {"segments": found}
     try:
         snapshot = msgspec.convert(found, Snapshot)
     except msgspec.ValidationError as error:
@@ -308,7 +315,7 @@ def read(path: Path) -> list[DeviceLog]:
 
     Sizes are those requested. Readings are of blocks: the sizes of blocks held at the end are known; others are the
     requested sizes, rounded up to 512 bytes. Raises DataError for a file that is not a snapshot, is damaged, holds
-    code, does not fit in memory, or has no history.
+    code, does not fit in memory, or in which nothing is allocated. Without events it has what is held.
     """
     found, stacks = load(path), StackCache(path)
     devices = [
@@ -316,9 +323,12 @@ def read(path: Path) -> list[DeviceLog]:
         for number, events in enumerate(found.device_traces)
         if any(event.action == _GIVEN for event in events)
     ]
-    if not devices:
-        raise DataError(f"{path} has no history: it has what is allocated, but no events", HOW)
-    return devices
+    if devices:
+        return devices
+    held = sorted({one.device for one in found.segments if any(True for _ in _held(one))})
+    if not held:
+        raise DataError(f"{path} has no history, and nothing is allocated", HOW)
+    return [_state(number, found, stacks) for number in held]
 
 
 def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stacks: StackCache) -> DeviceLog:
@@ -331,11 +341,16 @@ def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stac
     blocks = {last[address]: block.size for address, block in held.items() if address in last}
     phases = _phases([events[index] for index in moving], found, stacks)
     levels = _levels(events, reserved)
+    failed = [
+        (bisect_left(moving, index), _failed(event, stacks.info(event.frames)))
+        for index, event in enumerate(events)
+        if event.action == _FAILED
+    ]
     moves = [
         _move(events[index], phase, step, blocks.get(index), levels[index + 1], stacks)
         for index, phase, step in zip(moving, phases, steps(phases), strict=True)
     ]
-    log = assembled(moves, there, levels[0])
+    log = assembled(moves, there, levels[0], failed)
     classify(log)
     before = sum(one.size for one in log.allocations if one.category == "before")
     proof = _overwritten(number, found)
@@ -345,6 +360,37 @@ def _history(number: int, events: Sequence[SnapshotEvent], found: Snapshot, stac
     lost = sum(events[index].action == _GIVEN for address, index in last.items() if address not in held)
     log.notes = [*_beginning(number, found, before, loss), *_unreleased(lost), *_failures(events)]
     return DeviceLog(number, log)
+
+
+def _state(number: int, found: Snapshot, stacks: StackCache) -> DeviceLog:
+    """Makes the log of a device without events: what is held, each of a kind that its stack shows."""
+    segments = [one for one in found.segments if one.device == number]
+    blocks = [block for one in segments for _, block in _held(one)]
+    held = [_still_held(block, place, stacks.info(block.frames)) for place, block in enumerate(blocks)]
+    given = np.cumsum([0, *(block.size for block in blocks)], dtype=np.int64)
+    log = AllocationLog(
+        held,
+        [PhaseStart(0, "unknown")],
+        len(held),
+        counts=_counts([], segments),
+        levels=(given, np.full(len(given), sum(one.total_size for one in segments), np.int64)),
+        notes=[
+            "the file has no history, only what was held when it was taken: what the peak was, and what is temporary, "
+            "cannot be known; torch.cuda.memory._record_memory_history() before the model is built records it"
+        ],
+        is_state=True,
+    )
+    return DeviceLog(number, log)
+
+
+def _still_held(block: SnapshotBlock, place: int, stack: StackInfo) -> Allocation:
+    phase = stack.phase or ("model" if stack.builds else "unknown")
+    kind = "workspaces" if stack.workspace else LASTING.get(phase, "unknown")
+    return Allocation(block.asked, place, None, kind, "unknown", operator=stack.operator, where=stack.where)
+
+
+def _failed(event: SnapshotEvent, stack: StackInfo) -> FailedRequest:
+    return FailedRequest(event.size, event.device_free, stack.operator, stack.where)
 
 
 def _counts(events: Sequence[SnapshotEvent], segments: Sequence[Segment]) -> Counts:

@@ -32,9 +32,11 @@ from snapshots_made import (
 from traces_made import PUBLIC
 
 from gpubench import units
+from gpubench.diagnosis.rules import advise
 from gpubench.errors import DataError
 from gpubench.memory.allocation_log import AllocationLog, Counts, DeviceLog, PhaseStart
 from gpubench.memory.analysis import footprints
+from gpubench.memory.footprint import Level
 from gpubench.memory.snapshot import read
 
 MIB = 2**20
@@ -114,6 +116,47 @@ def test_what_is_unused_at_the_peak_is_what_was_reserved_at_that_very_event(file
     assert (found.peak.level.allocated, found.peak.level.reserved) == (2 * MIB, 2 * MIB)
     assert "fragmentation" not in found.peak.amounts
     assert found.most == 22 * MIB
+
+
+def test_without_a_history_what_is_held_is_known_with_the_kinds_that_stacks_show(file: Path) -> None:
+    moved = [frame("_apply", f"{TORCH}/nn/modules/module.py"), SCRIPT]
+    blocks = [
+        block(3 * MIB, 3 * MIB, frames=moved), block(MIB, 0, "inactive"), block(MIB, MIB, frames=FORWARD),
+        block(MIB, MIB, frames=[SCRIPT]),
+    ]  # fmt: skip
+    other = segment(8 * MIB, 2 * MIB, block(2 * MIB, 2 * MIB, frames=STEP), device=1)
+    segments = [segment(0, 6 * MIB, *blocks), other]
+    for content in (snapshot([], segments), segments):
+        first, second = footprints(read(write(file, content)), "snapshot")
+        amounts = {"parameters": 3 * MIB, "activations": MIB, "unknown": MIB, "fragmentation": MIB}
+        assert first.peak.amounts == amounts
+        assert second.peak.amounts == {"optimizer_state": 2 * MIB}
+        assert first.is_state
+        assert "the file has no history" in first.notes[0]
+        assert first.allocator
+        assert first.allocator.largest_free == MIB
+    free_alone = snapshot([], [segment(0, MIB, block(MIB, 0, "inactive"))])
+    assert "nothing is allocated" in refusal(write(file, free_alone)).message
+
+
+def test_a_request_that_failed_is_kept_with_what_was_held_then(file: Path) -> None:
+    events = flat(
+        event("segment_alloc", 0, 20 * MIB), alloc(0, 8 * MIB, FORWARD), alloc(8 * MIB, 6 * MIB, STEP),
+        free(8 * MIB, 6 * MIB, STEP), {**event("oom", 0, 30 * MIB, FORWARD), "device_free": 10 * MIB},
+    )  # fmt: skip
+    state = [segment(0, 20 * MIB, block(8 * MIB, 8 * MIB), block(12 * MIB, 0, "inactive"))]
+    (found,) = footprints(read(write(file, snapshot(events, state))), "snapshot")
+    short = found.out_of_memory
+    assert short
+    assert (short.requested, short.left, short.where) == (30 * MIB, 10 * MIB, "gpt/model.py:54")
+    assert (short.level.allocated, short.level.reserved, short.largest_free) == (8 * MIB, 20 * MIB, 12 * MIB)
+    assert [(one.size, one.where) for one in short.holders] == [(8 * MIB, "gpt/model.py:54")]
+    large = structs.replace(found, peak=structs.replace(found.peak, level=Level(2**30, 2**30, 2**30, 2**30)))
+    first, *_ = advise(large, None).findings
+    assert (first.id, first.cause) == ("out-of-memory", "20 MiB are missing")
+    assert "20 MiB less in use would have made it fit" in first.advice
+    in_pieces = structs.replace(large, out_of_memory=structs.replace(short, requested=22 * MIB))
+    assert "expandable_segments" in advise(in_pieces, None).findings[0].advice
 
 
 def test_segments_given_back_were_reserved_until_then(file: Path) -> None:
@@ -524,7 +567,7 @@ def test_what_stands_in_itself_or_in_many_places_is_not_unrolled(file: Path) -> 
         (b"\x80", "cut short", "copy it again"),
         (pickle.dumps({"a": 1}, 4), "a pickle of something else", "_dump_snapshot"),
         (pickle.dumps(7, 4), "a pickle of something else", "_dump_snapshot"),
-        (pickle.dumps([{"address": 0}], 4), "has no history: it is a list of segments", "_record_memory_history"),
+        (pickle.dumps([{"address": 0}], 4), "is a pickle of something else, or damaged", "_record_memory_history"),
         (pickle.dumps(snapshot([]), 4), "has no history", 'stacks="python"'),
         (pickle.dumps({"segments": []}, 4), "has no history", 'stacks="python"'),
         (pickle.dumps(snapshot([alloc(0, -1)]), 4), "`$.device_traces[0][0].size`", "_dump_snapshot"),

@@ -72,13 +72,23 @@ def headline(footprint: Footprint) -> str:
     A measured run is known to fit in the memory of its device, so that it is said only of a CPU, and of what does not.
     """
     peak = footprint.peak
-    said = [f"peak {units.size(peak.level.total)}", _place(footprint), _beside(footprint)]
+    what = "holds" if footprint.is_state else "peak"
+    said = [f"{what} {units.size(peak.level.total)}", _place(footprint), _beside(footprint)]
     told = " ".join(filter(None, said))
     if parts := _parts(peak):
         told = f"{told}: {parts}"
     asked = footprint.source == "predicted" or footprint.device == "cpu" or footprint.most > (footprint.capacity or 0)
     fitting = fits(footprint) if asked else ""
-    return "; ".join(filter(None, [told, _later(footprint), fitting]))
+    return "; ".join(filter(None, [_out_of_memory(footprint), told, _later(footprint), fitting]))
+
+
+def _out_of_memory(footprint: Footprint) -> str:
+    """Says which request failed; an empty string if none did."""
+    short = footprint.out_of_memory
+    if short is None:
+        return ""
+    where = f" at {short.where}" if short.where else ""
+    return f"out of memory at a request of {units.size(short.requested)}{where}"
 
 
 def fits(footprint: Footprint) -> str:
@@ -211,9 +221,18 @@ LETTERS = {
 """The letter of each category in the stacked bars of a terminal."""
 
 
-def document(footprint: Footprint, found: Findings | None, label: str = "", files: Sequence[str] = ()) -> Document:
-    """The report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept."""
-    made = raised(blocks(footprint, found, label, files))
+def document(
+    footprint: Footprint,
+    found: Findings | None,
+    label: str = "",
+    files: Sequence[str] = (),
+    beside: Sequence[Footprint] = (),
+) -> Document:
+    """The report of a footprint with its findings. `label`: the file, or what ran; `files`: files kept.
+
+    `beside` has the footprints of all GPUs in the file, if there are several.
+    """
+    made = raised([*blocks(footprint, found, label, files), *([_devices(footprint, beside)] if beside else [])])
     return Document(headline(footprint), made, context=f"Memory{' of' if label else ''}", path=label)
 
 
@@ -231,7 +250,7 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         Paragraph(allocator(footprint), "quiet", on=UNASKED),
         table("What corrects the prediction", _corrections(footprint), ("reason",), sentences=("reason",), on=UNASKED),
         *(findings.blocks(found, "peak") if found else []),
-        Breakdown("", "at the peak", "size", _largest(parts), on=Medium.BRIEF),
+        Breakdown("", _when(footprint), "size", _largest(parts), on=Medium.BRIEF),
         *figures.phases(footprint, STAGES),
         phase_table(footprint),
         replace(holders(footprint), on=UNASKED),
@@ -239,6 +258,24 @@ def blocks(footprint: Footprint, found: Findings | None, label: str = "", files:
         Paragraph(_more(footprint, found), "quiet", on=Medium.BRIEF),
         *(Command("kept", file) for file in files),
     ]
+
+
+def _when(footprint: Footprint) -> str:
+    return "when it was taken" if footprint.is_state else "at the peak"
+
+
+def _devices(shown: Footprint, every: Sequence[Footprint]) -> Table:
+    """The peak of each GPU in a file."""
+    rows = [
+        {
+            "GPU": one.device or "",
+            "held" if shown.is_state else "peak": units.size(one.peak.level.total),
+            "largest parts": _parts(one.peak),
+            "": "shown here" if one is shown else "",
+        }
+        for one in every
+    ]
+    return table("The GPUs of the file", rows, ("largest parts", ""), note="--gpu N shows another one")
 
 
 def _all(footprint: Footprint) -> list[tuple[str, int]]:
