@@ -3,9 +3,10 @@
 from typing import Any, NamedTuple
 
 from gpubench import units
-from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity
+from gpubench.diagnosis.case import NOTABLE, WORTH, Answers, ProfileCase, at_most, severity, shortened
 from gpubench.diagnosis.stragglers import every_rank_is_traced, exposed, slowest, waited_for
 from gpubench.findings import Finding
+from gpubench.trace.families import kernel_name
 from gpubench.trace.profile import Collective, CollectiveKind
 from gpubench.trace.ranks import kind_of
 
@@ -14,6 +15,8 @@ TOO_MANY = 8  # collectives a step: with more of them, the fixed cost of each co
 BUCKET_STEP = 4  # factor of the bucket's size: the effect of a smaller one is lost in noise
 MOST = 0.5  # of the cost
 NAMED = 0.1  # of the exposed communication: kinds of collectives with less are not named
+FEWEST_ALIKE = 4  # collectives of a kind that show what is usual
+OUTLYING = 5  # times the median: a collective that takes longer waits
 ADVISED = 2  # kinds of collectives: the fix names those with most time, and the evidence names all
 
 
@@ -125,7 +128,7 @@ def exposed_communication(case: ProfileCase) -> Answers:
         id="exposed-communication",
         title=f"{case.who()} waits for communication",
         severity=severity(cost),
-        evidence=[*_evidence(case), *_describe_kinds(case, shares)],
+        evidence=[*_evidence(case), *_outlying(case), *_describe_kinds(case, shares)],
         cause=cause,
         advice=advice,
         fix={} if factor is None else _bucket(case, factor),
@@ -185,6 +188,20 @@ def _describe_kinds(case: ProfileCase, shares: dict[_Kind, float]) -> list[str]:
             name = "of unknown kind" if kind is _UNKNOWN else kind.name
             evidence.append(f"{name}: {case.calls_per_step(calls)}, {case.time_per_step(visible)} exposed")
     return evidence
+
+
+def _outlying(case: ProfileCase) -> list[str]:
+    """Describes single collectives that take most of the time of their kind, as those that wait for a late rank do."""
+    every = sum(one.calls for one in case.rank.collectives)
+    return [
+        f"one {_KINDS[collective_kind(one)].name} takes {units.seconds(one.longest / 1e9)} of the "
+        f"{units.seconds(one.total / 1e9)} of {units.counted(one.calls, 'call')} (median "
+        f"{units.seconds(one.median / 1e9)}): number {one.place} of {every} collectives"
+        + (f", after {shortened(kernel_name(one.after))}" if one.after else "")
+        + "; a rank that comes late, or the first use of a group, makes one so long"
+        for one in case.rank.collectives
+        if one.calls >= FEWEST_ALIKE and 2 * one.longest > one.total and one.longest > OUTLYING * one.median
+    ]
 
 
 def _evidence(case: ProfileCase) -> list[str]:

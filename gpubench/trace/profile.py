@@ -274,6 +274,12 @@ class Collective(Struct, frozen=True):
     bytes: int | None
     kind: CollectiveKind | None = None
     """The kind that the program requested, or else that of the kernel's name; None in profiles without this field."""
+    median: int = 0
+    longest: int = 0
+    place: int = 0
+    """The number of the longest one among all collectives of the window, from 1; 0 in profiles without this field."""
+    after: str = ""
+    """The kernel that computed last before the longest one; an empty string if none did."""
 
 
 class Compiled(Struct, frozen=True):

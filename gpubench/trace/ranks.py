@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.errors import DataError
-from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, at, clip, intersect, union
+from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, WorkKind, at, clip, intersect, union
 from gpubench.trace.device import communication_work
 from gpubench.trace.launching import launchers, slices_around
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
-from gpubench.trace.slices import started_in
+from gpubench.trace.slices import NEVER, started_in
 
 KINDS: tuple[CollectiveKind, ...] = CollectiveKind.__args__  # type: ignore[attr-defined]
 _PATTERNS: tuple[tuple[CollectiveKind, str], ...] = (
@@ -82,10 +82,12 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
     device, kind = trace.device, kinds(trace, lexicon)
     works = np.flatnonzero(started_in(trace, window) & communication_work(trace, lexicon))
     visible = clip(exposed, window.start, window.end)
+    in_order = works[np.argsort(device.start[works], kind="stable")]
     found = []
     for name, of_kind in np.unique(np.stack((device.name[works], kind[works]), axis=1), axis=0).tolist():
         own = works[(device.name[works] == name) & (kind[works] == of_kind)]
         start, end, size = device.start[own], device.end[own], device.bytes[own]
+        longest = int(own[np.argmax(end - start)])
         found.append(
             Collective(
                 name=trace.names[name],
@@ -94,9 +96,23 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
                 exposed=intersect(union(start, end), visible).length,
                 bytes=None if (size == MISSING).any() else int(size.sum()),
                 kind=KINDS[of_kind],
+                median=int(np.median(end - start)),
+                longest=int((end - start).max()),
+                place=int(np.flatnonzero(in_order == longest)[0]) + 1,
+                after=_computed_before(trace, lexicon, longest),
             )
         )
     return sorted(found, key=lambda one: (-one.exposed, -one.total, one.name))
+
+
+def _computed_before(trace: Trace, lexicon: Lexicon, work: int) -> str:
+    """The name of the kernel that ended last before a work began, without those that communicate."""
+    device = trace.device
+    before = (device.kind == WorkKind.KERNEL) & ~communication_work(trace, lexicon) & (device.end <= device.start[work])
+    if not before.any():
+        return ""
+    last: str = trace.names[device.name[int(np.argmax(np.where(before, device.end, NEVER)))]]
+    return last
 
 
 def messages(trace: Trace) -> Ids:

@@ -3,11 +3,15 @@ from typing import Any
 
 import pytest
 from cases_made import PERCENT, STEPS, case, cpu, gpu, ids, only, phase, saving, training
+from traces_made import made, work
 
 from gpubench.diagnosis.case import ProfileCase
 from gpubench.diagnosis.rules import diagnose
 from gpubench.findings import Finding, Findings, Unanswered
+from gpubench.trace.analyse import analyse
 from gpubench.trace.profile import Collective, RankProfile, Straggler
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = None, **settings: Any) -> ProfileCase:
@@ -18,7 +22,7 @@ def reducing(exposed: int, calls: int = 4, stragglers: list[Straggler] | None = 
 
 
 def communicating(exposed: int, calls: int = 4, **parts: Any) -> RankProfile:
-    collectives = [Collective("ncclDevKernel_AllReduce_Sum_f32_RING_LL", calls * STEPS, 2 * exposed, exposed, None)]
+    collectives = [Collective(NCCL, calls * STEPS, 2 * exposed, exposed, None)]
     return gpu(exposed_communication=exposed, communication=2 * exposed, collectives=collectives, **parts)
 
 
@@ -251,3 +255,18 @@ def test_all_gathers_of_a_program_that_is_not_known_to_train_are_not_taken_for_f
 
     assert not re.search("FSDP|gradient|reshard", gathering("forward"))
     assert "FSDP" in gathering("forward", "backward")
+
+
+def test_a_single_collective_that_takes_most_of_the_time_is_named_with_its_place() -> None:
+    short = [work(NCCL, 20 * number, 20 * number + 4, 900 + number, stream=7) for number in range(9)]
+    computing = [work("gemm", 20 * number + 5, 20 * number + 19, 800 + number) for number in range(9)]
+    last = work(NCCL, 200, 645, 909, stream=7)
+    (found,) = [
+        one
+        for one in diagnose(ProfileCase(analyse([made(*short, *computing, last)]))).findings
+        if one.id == "exposed-communication"
+    ]
+    (line,) = [one for one in found.evidence if one.startswith("one all-reduce")]
+    assert "takes 445 us of the 481 us of 10 calls (median 4 us): number 10 of 10 collectives, after gemm" in line
+    alike = diagnose(ProfileCase(analyse([made(*short, *computing)]))).findings
+    assert not any("one all-reduce takes" in line for one in alike for line in one.evidence)
