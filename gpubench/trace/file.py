@@ -265,6 +265,8 @@ _PROTOCOL_BUFFERS = re.compile(rb"\n[^\s\[{\xef]")
 but continues as text."""
 
 
+_TAR = slice(257, 262)
+"""Where a tar archive says that it is one, after the name of its first file."""
 STANDARD_INPUT = Path("-")
 
 
@@ -392,21 +394,25 @@ class TraceDocument(Generic[E]):
             raise self._damaged(str(broken)) from None
 
     def _piece(self, file: IO[bytes]) -> bytes:
+        return self._read(file).translate(_PLAIN)
+
+    def _read(self, file: IO[bytes]) -> bytes:
         if psutil.virtual_memory().available < SPARE_MEMORY:
             raise self._too_large()
-        return file.read(PIECE).translate(_PLAIN)
+        return file.read(PIECE)
 
     def _head(self, file: IO[bytes]) -> bytes:
         """Goes to the first event, and returns the text of the events read so far."""
-        text = self._piece(file).removeprefix(b"\xef\xbb\xbf").lstrip()
+        first = self._read(file)
+        text = first.translate(_PLAIN).removeprefix(b"\xef\xbb\xbf").lstrip()
         if text.startswith(b"["):
             self._bare = True
             return text[1:]
         if not text.startswith(b"{"):
-            raise self._no_trace()
+            raise self._no_trace(first)
         while not (match := _BEGIN.search(text)):
             if len(text) > MOST_PENDING:
-                raise self._no_trace()
+                raise self._no_trace(text)
             if not (piece := self._piece(file)):
                 raise self._without_events(text)
             text += piece
@@ -488,9 +494,15 @@ class TraceDocument(Generic[E]):
                 return DataError(f"{self.path} ends before any traceEvents: it is cut short, or is not a trace", HOW)
         if b"www.speedscope.app" in text:
             return DataError(f"{self.path} is a profile in speedscope's format, as py-spy writes it, not a trace", HOW)
-        return self._no_trace()
+        return self._no_trace(text)
 
-    def _no_trace(self) -> DataError:
+    def _no_trace(self, text: bytes) -> DataError:
+        if text[_TAR].startswith(b"ustar"):
+            return DataError(f"{self.path} is a tar archive, not a trace", "unpack it first: tar xf")
+        if found := next((found for magic, found in _FOREIGN.items() if text.startswith(magic)), None):
+            return DataError(f"{self.path} is, once unpacked, {found[0]}", found[1])
+        if text.startswith(_GZIP):
+            return DataError(f"{self.path} was compressed twice", "unpack it once: gunzip")
         return DataError(f"{self.path} is not a trace: no traceEvents in it", HOW)
 
     def _too_large(self) -> DataError:

@@ -6,13 +6,14 @@ import json
 import lzma
 import os
 import random
+import tarfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -129,6 +130,16 @@ def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path,
         assert [trace.cpu.start[0] - began * 1000, trace.cpu.end[0] - began * 1000] == [999, 1_001]
 
 
+def archive(content: bytes, mode: Literal["w", "w:gz"]) -> bytes:
+    """A tar archive of one trace."""
+    made = BytesIO()
+    with tarfile.open(fileobj=made, mode=mode) as tar:
+        one = tarfile.TarInfo("trace.json")
+        one.size = len(content)
+        tar.addfile(one, BytesIO(content))
+    return made.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -143,6 +154,10 @@ def test_times_are_exact_to_the_nanosecond_since_whenever_they_count(file: Path,
         (b"PK\x03\x04\x14\x00", "a zip archive"),
         (b"PK\x05\x06" + b"\x00" * 18, "a zip archive"),
         (bz2.compress(document(EVENTS)), "bzip2, which is not supported"),
+        (archive(document(EVENTS), "w"), "is a tar archive, not a trace"),
+        (archive(document(EVENTS), "w:gz"), "is a tar archive, not a trace"),
+        (gzip.compress(gzip.compress(document(EVENTS))), "was compressed twice"),
+        (gzip.compress(bz2.compress(document(EVENTS))), "is, once unpacked, compressed by bzip2"),
         (lzma.compress(document(EVENTS)), "xz, which is not supported"),
         (b"\x28\xb5\x2f\xfd\x00", "zstd, which is not supported"),
         (document(EVENTS).decode().encode("utf-16"), "UTF-16, which is not supported"),
