@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench import units
-from gpubench.trace import ranks
+from gpubench.trace import ranks, serving
 from gpubench.trace.attention import attention
 from gpubench.trace.columns import EMPTY, MISSING, SliceKind, Spans, Trace, WorkKind, clip, union
 from gpubench.trace.copies import copies, synchronisations
@@ -106,6 +106,8 @@ def notes(program: ProgramSlices) -> Iterator[str]:
     yield from _of_recording(program)
     if len(np.unique(trace.device.device)) > 1:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} were used: their times are combined"
+    if found := serving.passes(program):
+        yield serving.in_words(found)
     yield from _of_unknown_kernels(program)
     yield from _not_described(trace)
     yield from _of_events(trace)
