@@ -23,6 +23,7 @@ from gpubench.diagnosis.conversions import casts, layout_in_model, layout_of_bat
 from gpubench.diagnosis.copies import blocking_copies, device_to_host, host_tensors, pinning
 from gpubench.diagnosis.cpu_time import dispatch_bound, launch_bound, python_bound
 from gpubench.diagnosis.data_loading import data_loading, restarted_workers
+from gpubench.diagnosis.debugging import debugging_modes
 from gpubench.diagnosis.double_precision import double_precision
 from gpubench.diagnosis.first_calls import not_warmed_up
 from gpubench.diagnosis.footprint_activations import (
@@ -149,7 +150,8 @@ TimeRule = Callable[[ProfileCase], Answers]
 MemoryRule = Callable[[FootprintCase], Answers]
 
 TIME_RULES: tuple[TimeRule, ...] = (
-    not_warmed_up, data_loading, restarted_workers, pinning, blocking_copies, device_to_host, host_tensors, casts,
+    debugging_modes, not_warmed_up, data_loading, restarted_workers, pinning, blocking_copies, device_to_host,
+    host_tensors, casts,
     layout_of_batches, layout_in_model, needless_clones, nchw_convolutions, synchronisation, gradient_scaler,
     blocking_launches, launch_bound, python_bound, dispatch_bound, small_batch, small_batch_on_cpu, double_precision,
     slow_reduced_type, fp32_products, unfused_attention, odd_shapes, below_ceiling, memory_bound,
@@ -157,7 +159,7 @@ TIME_RULES: tuple[TimeRule, ...] = (
     unused_gradients, allocator, graph_breaks, recompilation, too_few_threads, too_many_threads, slower_from_a_step_on,
 )  # fmt: skip
 
-DEVICELESS_RULES: tuple[TimeRule, ...] = (data_loading, restarted_workers, slower_from_a_step_on)
+DEVICELESS_RULES: tuple[TimeRule, ...] = (debugging_modes, data_loading, restarted_workers, slower_from_a_step_on)
 """Rules that hold even if the work of the device was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (

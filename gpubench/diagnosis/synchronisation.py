@@ -4,6 +4,7 @@ from gpubench import units
 from gpubench.diagnosis import code
 from gpubench.diagnosis.case import WORTH, Answers, ProfileCase, at_most, at_place, severity
 from gpubench.diagnosis.copies import direction
+from gpubench.diagnosis.debugging import checks_gradients
 from gpubench.findings import Finding, Unanswered
 from gpubench.sampled import SeenCall
 from gpubench.trace.profile import Synchronisation
@@ -137,6 +138,7 @@ def _waits(case: ProfileCase) -> list[Synchronisation]:
         if direction(case, wait) is None
         and not (case.on_cpu and wait.phase == "optimizer")
         and not _for_result(case, wait)
+        and not (wait.phase == "backward" and wait.operator in READS and checks_gradients(case))
         and _costs(case, [wait])
     ]
     return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)

@@ -133,11 +133,20 @@ def _math() -> dict[str, Any]:
         cudnn_benchmark=_try(lambda: cudnn.benchmark),
         cudnn_deterministic=_try(lambda: cudnn.deterministic),
         deterministic_algorithms=torch.are_deterministic_algorithms_enabled(),
+        detect_anomaly=_try(torch.is_anomaly_enabled),
+        cuda_sync_debug_mode=_try(_sync_debug_mode),
+        profiler=_try(torch.autograd._profiler_enabled),  # type: ignore[attr-defined]
+        flush_denormal=sys.float_info.min / 2 == 0,
         sdp_flash=_try(lambda: cuda.flash_sdp_enabled()),
         sdp_mem_efficient=_try(lambda: cuda.mem_efficient_sdp_enabled()),
         sdp_cudnn=_try(lambda: cuda.cudnn_sdp_enabled()),
         sdp_math=_try(lambda: cuda.math_sdp_enabled()),
     )
+
+
+def _sync_debug_mode() -> int | None:
+    """Returns the mode in which torch.cuda reports waits; None before CUDA is used, which asking would initialise."""
+    return torch._C._cuda_get_sync_debug_mode() if torch.cuda.is_initialized() else None
 
 
 def _known(**facts: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from gpubench import units
 from gpubench.trace import ranks, serving
+from gpubench.trace.anomaly import anomaly_checks
 from gpubench.trace.attention import attention
 from gpubench.trace.columns import EMPTY, MISSING, SliceKind, Spans, Trace, WorkKind, clip, union
 from gpubench.trace.copies import copies, synchronisations
@@ -355,6 +356,7 @@ def _rank(program: ProgramSlices, beside: Sequence[str]) -> RankProfile:
         first_calls=described(program, first_calls(program, drivers(program))) if sets else [],
         held=held(program, causes["python_and_launch"]) if sets else [],
         python=stretches(program, known),
+        anomaly=anomaly_checks(program),
         loads_in_workers=loads_in_workers(program),
         threads=len(set(trace.cpu.thread[program.operators & program.inside].tolist())),
         unread=unread_of_devices(trace),

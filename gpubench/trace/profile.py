@@ -266,6 +266,14 @@ class Synchronisation(Struct, frozen=True):
     phase: str
 
 
+class AnomalyChecks(Struct, frozen=True):
+    """The checks for NaN that torch.autograd.detect_anomaly makes in a backward pass."""
+
+    calls: int
+    host: int
+    """The CPU time of the checks, which on a GPU contains the waits for it."""
+
+
 class Collective(Struct, frozen=True):
     name: str
     calls: int
@@ -444,6 +452,8 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     """The long waits that count as python_and_launch, by what the CPU was in, most time first."""
     python: Python | None = None
     """The time outside operators; None without slices of the CPU."""
+    anomaly: AnomalyChecks | None = None
+    """None if anomaly detection is off."""
     loads_in_workers: bool | None = None
     """Whether most waits for batches are for worker processes of a DataLoader; None if the trace does not say it."""
     code: SampledCode | None = None
