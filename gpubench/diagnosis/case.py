@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered
 from gpubench.hardware import ACCELERATORS, Accelerator, computes_in, find_accelerator
@@ -404,6 +406,9 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
 
 
+WORTH_SAVING = 16 * 2**20  # bytes: what is smaller is worth no change
+
+
 @dataclass(frozen=True)
 class FootprintCase(Case):
     """The footprint of a program's memory, and the settings of its run if they are known."""
@@ -456,7 +461,9 @@ class FootprintCase(Case):
         return f"{units.size(size)} ({units.percent(self.share(size))})"
 
     def estimated(self, finding: Finding, freed: int) -> Estimated:
-        """Returns a finding whose advice frees at most `freed` bytes of the peak."""
+        """Returns a finding whose advice frees at most `freed` bytes of the peak; a few of them are of low severity."""
+        if freed < WORTH_SAVING:
+            finding = msgspec.structs.replace(finding, severity="low")
         return Estimated(finding, self.share(freed))
 
     def sharding_fix(self) -> dict[str, Any]:

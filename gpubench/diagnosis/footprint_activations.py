@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from gpubench import units
-from gpubench.diagnosis.case import Answers, FootprintCase, describe_holder, of_peak, severity
+from gpubench.diagnosis.case import LEARNING, Answers, FootprintCase, describe_holder, of_peak, severity
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import AMPERE, capability
 from gpubench.memory.footprint import OTHERS, Holder
@@ -20,6 +20,8 @@ KEPT = 0.25
 """The threshold as a fraction of the peak. Keeping less costs time or accuracy, which a smaller saving is not worth."""
 INPUTS = 0.1
 """The threshold as a fraction of the peak. A batch is small, unless several batches are held."""
+OF_EVALUATION = 0.2
+"""The threshold as a fraction of the peak. Evaluating without gradients costs nothing."""
 EXAMPLES = 3
 FAMILIES = 2
 EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
@@ -142,6 +144,31 @@ def _square(holder: Holder) -> int:
 def _shape(holder: Holder) -> tuple[int, ...]:
     found = _SHAPE.fullmatch(holder.shape)
     return tuple(int(size) for size in found["sizes"].split(",")) if found else ()
+
+
+def evaluation(case: FootprintCase) -> Answers:
+    """Finds a peak in the evaluation, which needs nothing of what a backward pass needs."""
+    size = case.held("activations") + case.held("temporaries")
+    if case.peak.phase != "evaluation" or case.share(size) < OF_EVALUATION:
+        return
+    others = (one.level.allocated for one in case.footprint.phases if one.phase in LEARNING)
+    training = max(others, default=0)
+    yield case.estimated(
+        Finding(
+            id="evaluation-memory",
+            title="the evaluation needs more memory than a training step",
+            severity=severity(case.share(size)),
+            evidence=[
+                f"activations and temporaries hold {case.format_size(size)} {case.at_peak}",
+                *([f"training needs up to {units.size(training)}"] if training else []),
+            ],
+            cause="it runs with gradients, which keeps every activation, or with larger batches than training",
+            advice="evaluate under torch.no_grad() or torch.inference_mode(), and with smaller batches: its results do "
+            "not depend on them",
+            threshold=of_peak(OF_EVALUATION, "without gradients a forward pass holds few activations at a time"),
+        ),
+        freed=max(0, case.peak.level.allocated - training) if training else size,
+    )
 
 
 def activations_kept(case: FootprintCase) -> Answers:

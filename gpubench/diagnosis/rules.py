@@ -14,7 +14,7 @@ from gpubench.data_cost import DataCost
 from gpubench.diagnosis import data_making
 from gpubench.diagnosis.attention import is_restricted, unfused_attention
 from gpubench.diagnosis.batch_size import small_batch, small_batch_on_cpu
-from gpubench.diagnosis.case import Answers, Case, Estimated, FootprintCase, ProfileCase, ReadyData
+from gpubench.diagnosis.case import WORTH_SAVING, Answers, Case, Estimated, FootprintCase, ProfileCase, ReadyData
 from gpubench.diagnosis.changed_level import slower_from_a_step_on
 from gpubench.diagnosis.cloned import needless_clones
 from gpubench.diagnosis.communication import exposed_communication, repeated_reduction
@@ -29,6 +29,7 @@ from gpubench.diagnosis.first_calls import not_warmed_up
 from gpubench.diagnosis.footprint_activations import (
     activations_kept,
     attention_matrix,
+    evaluation,
     inputs,
     large_logits,
     micro_batch,
@@ -163,7 +164,7 @@ DEVICELESS_RULES: tuple[TimeRule, ...] = (debugging_modes, data_loading, restart
 """Rules that hold even if the work of the device was not read or not recorded."""
 
 MEMORY_RULES: tuple[MemoryRule, ...] = (
-    out_of_memory, growth, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix,
+    out_of_memory, growth, evaluation, activations_kept, micro_batch, wide_activations, large_logits, attention_matrix,
     foreach_temporaries, optimizer_state, gradients, parameters, inputs, fragmentation, workspaces,
 )  # fmt: skip
 
@@ -175,8 +176,6 @@ OF_TRAINING = frozenset({
 
 OF_STEADY_CPU = frozenset({launch_bound, python_bound, synchronisation, allocator, graph_breaks})
 """Rules about delays of the CPU, which a program that is still warming up has anyway."""
-
-WORTH_SAVING = 16 * 2**20  # bytes: what a smaller peak could save is worth no change
 
 _BY_SEVERITY = {"high": 0, "medium": 1, "low": 2}
 

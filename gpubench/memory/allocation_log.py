@@ -16,7 +16,9 @@ Category = Literal[
 ]  # fmt: skip
 """The contents of an allocation. `before`: it existed when the recording began. `unknown`: nothing shows it."""
 
-Phase = Literal["start", "model", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "unknown"]
+Phase = Literal[
+    "start", "model", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "evaluation", "unknown"
+]
 """The activity of the program. Forward is the model's own pass; the loss is between it and the backward pass."""
 PLACES: dict[Phase, str] = {
     "start": "at the start",
@@ -27,6 +29,7 @@ PLACES: dict[Phase, str] = {
     "backward": "in the {}backward pass",
     "optimizer": "in the {}optimizer step",
     "zero_grad": "in the {}zero_grad",
+    "evaluation": "in the {}evaluation",
     "unknown": "",
 }
 """The wording of each phase in a sentence, with a place for "first "; empty for an unknown phase."""
@@ -141,6 +144,7 @@ LASTING: dict[Phase, Category] = {
     "loss": "activations",
     "backward": "gradients",
     "optimizer": "optimizer_state",
+    "evaluation": "activations",
 }
 """The category of what is still held when the phase that requested it is over."""
 
@@ -155,6 +159,7 @@ def classify(log: AllocationLog) -> None:
       next step. Recomputed activations are freed within the backward pass, and so temporaries.
     - Requested in the optimizer and held when it is over: optimizer state. With the model: parameters, which includes
       buffers.
+    - Requested in an evaluation and held when it is over: activations, as outputs that are kept.
     - Requested with the data: inputs, however long they live, because a loop may free a batch after it has the next.
     - In an unknown phase: unknown.
 

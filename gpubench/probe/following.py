@@ -30,7 +30,7 @@ MOST = 2_000_000
 _PHASES = {"data_wait": "data"}
 """The phases of memory that have another name on the timeline."""
 BATCH, PREPARATION, REST = "after data", "after backward", "after update"
-_THEN = {"data": BATCH, "forward": "loss", "backward": PREPARATION}
+_THEN = {"data": BATCH, "forward": "loss", "backward": PREPARATION, EVALUATION: REST}
 """The phase after one of the timeline, until the next one begins."""
 NAMES = {BATCH: "data", PREPARATION: "optimizer", REST: "unknown"}
 """The phases that have another name in the history: moving a batch, clipping gradients, and what follows an update."""
@@ -60,7 +60,7 @@ class Following(TorchDispatchMode):
         self._thread = threading.get_ident()
         self._phase = self._resumed = "start"
         self._round: int | None = None
-        self._ended = self._forwarded = self._closed = self._compiles = False
+        self._ended = self._forwarded = self._closed = self._compiles = self._evaluates = False
         self._optimizers: list[list[int]] = []
         """The optimizers that update in each round."""
         self._updates: Counter[int] = Counter()
@@ -114,9 +114,11 @@ class Following(TorchDispatchMode):
         return result
 
     def enter(self, name: str) -> None:
-        """Notes a phase of the timeline. OTHER and EVALUATION stand for the time outside of all others."""
+        """Notes a phase of the timeline. OTHER stands for the time outside of all others."""
         before, phase = self._phase, _PHASES.get(name, name)
-        if name in (OTHER, EVALUATION):
+        if name == EVALUATION:
+            self._evaluates = True
+        elif name == OTHER:
             phase = self._resumed if before in _UPDATING else _THEN.get(before, before)
         elif phase in _UPDATING and before not in _UPDATING:
             self._resumed = before
@@ -207,6 +209,9 @@ class Following(TorchDispatchMode):
     def _notes(self, device: torch.device, found: Mapping[torch.device, int], wanted: int) -> Iterator[str]:
         if self.updates < wanted:
             yield f"the program ended after {self.updates} of {wanted} optimizer steps"
+        if not self._evaluates:
+            seen = f"{self.updates} recorded optimizer steps"
+            yield f"no evaluation was seen in the {seen}, so that its memory is unknown"
         if self._compiles:
             yield "torch.compile was off during the recording; compiled code fuses operators, and so needs less memory"
         for other, peak in found.items():

@@ -527,7 +527,7 @@ def test_training_with_many_activations_peaks_in_the_passes_and_a_large_model_in
 
 
 def test_under_an_allocator_half_empty_segments_are_told_of() -> None:
-    history = with_readings(adamw(400_000, activations=5_000_000), Rules())
+    history = with_readings(adamw(6_400_000, activations=80_000_000), Rules())
     made = footprint(history, source="measured", device=None, capacity=None)
     size = made.peak.amounts["fragmentation"]
     assert size >= 0.05 * made.peak.level.total
@@ -561,3 +561,23 @@ def test_growth_is_a_finding_if_several_steps_keep_enough() -> None:
     assert keeping(least - 1, least) == set()
     assert keeping(least) == set()
     assert keeping(least, 0, least) == set()
+
+
+def test_a_peak_in_the_evaluation_is_a_finding_that_says_what_training_needs() -> None:
+    phases = [
+        phase("steady", "backward", {"parameters": 2 * GIB, "activations": GIB}),
+        phase("steady", "evaluation", {"parameters": 2 * GIB, "activations": 4 * GIB, "temporaries": 2 * GIB}),
+    ]
+    made = of_phases(on_cpu(), phases, "steady", "evaluation")
+    first = found(made, "evaluation-memory", settings(device="cpu"))
+    assert first.severity == "high"
+    assert first.evidence[1] == "training needs up to 3 GiB"
+    assert "no_grad" in first.advice
+    assert "evaluation-memory" not in ids(of_phases(on_cpu(), phases, "steady", "backward"), settings(device="cpu"))
+
+
+def test_what_frees_little_is_of_low_severity_however_large_its_share_is() -> None:
+    made = of_phases(
+        on_cpu(), [phase("steady", "backward", {"gradients": 8 * MIB, "unknown": 16 * MIB})], "steady", "backward"
+    )
+    assert found(made, "gradients", settings(device="cpu")).severity == "low"

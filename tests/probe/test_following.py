@@ -1,6 +1,7 @@
 """The memory of programs as the probe follows it: loops of known sizes, each in a fork with the probe in it."""
 
 import base64
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -62,7 +63,10 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
 
-def train(loss_of: Callable[[nn.Module, Tensor], Tensor], steps: int = 9) -> None:
+def train(
+    loss_of: Callable[[nn.Module, Tensor], Tensor], steps: int = 9, after: Callable[[nn.Module], object] = id
+) -> None:
+    """Trains a model, and calls `after` with it after each update."""
     own = model()
     adam = torch.optim.Adam(own.parameters())
     for _ in range(steps):
@@ -70,6 +74,7 @@ def train(loss_of: Callable[[nn.Module, Tensor], Tensor], steps: int = 9) -> Non
         loss.backward()
         adam.step()
         adam.zero_grad()
+        after(own)
 
 
 def test_the_parameters_of_a_teacher_are_parameters(tmp_path: Path) -> None:
@@ -202,7 +207,30 @@ def test_what_is_kept_for_one_step_more_is_no_growth(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_early_says_how_far_it_got(tmp_path: Path) -> None:
     history = followed(tmp_path, lambda: train(lambda own, batch: own(batch).sum(), steps=2))
-    assert history.notes == ["the program ended after 2 of 5 optimizer steps"]
+    assert history.notes == [
+        "the program ended after 2 of 5 optimizer steps",
+        "no evaluation was seen in the 2 recorded optimizer steps, so that its memory is unknown",
+    ]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_evaluation_is_a_phase_of_its_own(tmp_path: Path, gradients: bool) -> None:
+    updates = itertools.count(1)
+
+    def evaluate(model: nn.Module) -> None:
+        if next(updates) % 3:
+            return
+        model.eval()
+        with torch.set_grad_enabled(gradients):
+            for (batch,) in DataLoader(TensorDataset(torch.randn(100 * BATCH, WIDTH)), 50 * BATCH):
+                model(batch).sum().item()
+        model.train()
+
+    history = followed(tmp_path, lambda: train(lambda own, batch: own(batch).sum(), after=evaluate))
+    assert not any("no evaluation" in note for note in history.notes)
+    found = table(history)
+    assert found.peak.phase == "evaluation"
+    assert {one.phase for one in found.phases} >= {"forward", "backward", "optimizer", "evaluation"}
 
 
 def test_a_program_that_fails_before_its_first_update_shows_what_it_held(
