@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from gpubench import units
-from gpubench.diagnosis.case import LEARNING, Answers, FootprintCase, describe_holder, of_peak, severity
+from gpubench.diagnosis.case import LEARNING, Answers, Estimated, FootprintCase, describe_holder, of_peak, severity
 from gpubench.findings import Finding, Unanswered
 from gpubench.hardware import AMPERE, capability
 from gpubench.memory.footprint import OTHERS, Holder
@@ -23,6 +23,7 @@ INPUTS = 0.1
 OF_EVALUATION = 0.2
 """The threshold as a fraction of the peak. Evaluating without gradients costs nothing."""
 EXAMPLES = 3
+SEVERAL = 2  # pieces: layers have one each, and a classifier has a single one
 FAMILIES = 2
 EVIDENCE_MINIMUM = 0.05  # of the peak: the evidence leaves out smaller families of modules
 WIDE = ("fp32", "tf32")
@@ -71,6 +72,9 @@ def large_logits(case: FootprintCase) -> Answers:
 
 
 def attention_matrix(case: FootprintCase) -> Answers:
+    if of_softmax := _softmax_without_shapes(case):
+        yield of_softmax
+        return
     unanswered = _unanswered(case, "attention-matrix", MATRIX)
     yield from unanswered
     if not unanswered and _lacks_shapes(case, MATRIX):
@@ -100,12 +104,38 @@ def attention_matrix(case: FootprintCase) -> Answers:
     )
 
 
+def _softmax_without_shapes(case: FootprintCase) -> Estimated | None:
+    """Finds what softmax holds in a file without shapes, which would show whether it is attention's."""
+    if any(one.shape for one in case.footprint.holders):
+        return None
+    found = [one for one in case.holders("activations", "temporaries") if _is_softmax(one)] if case.in_passes else []
+    size, pieces = sum(one.size for one in found), sum(one.count for one in found)
+    if pieces < SEVERAL or case.share(size) < MATRIX:
+        return None
+    return case.estimated(
+        Finding(
+            id="attention-matrix",
+            title="softmax keeps much memory, as attention in separate operators does",
+            severity=severity(case.share(size)),
+            evidence=[
+                f"what softmax makes holds {case.format_size(size)} {case.at_peak}",
+                *(describe_holder(one) for one in found[:EXAMPLES]),
+            ],
+            cause="attention in separate operators stores a weight for each pair of tokens, in several copies",
+            advice="if it is attention's, use torch.nn.functional.scaled_dot_product_attention, which recomputes the "
+            'weights block by block; in transformers, attn_implementation="sdpa"',
+            threshold=of_peak(MATRIX, "there is more to gain elsewhere"),
+        ),
+        freed=size,
+    )
+
+
 def _unanswered(case: FootprintCase, rule: str, share: float) -> list[Unanswered]:
     """Returns what a rule lacks to judge the activations; nothing if they are too small to matter."""
     if case.peak.phase == "unknown":
         return [case.unknown_phase(rule)]
     held = case.held("activations") + case.held("temporaries")
-    named = any(one.operator for one in case.holders("activations", "temporaries"))
+    named = any("::" in one.operator for one in case.holders("activations", "temporaries"))
     return [case.unknown_operators(rule)] if case.in_passes and case.share(held) >= share and not named else []
 
 

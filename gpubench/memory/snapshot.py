@@ -69,6 +69,8 @@ class FrameInfo(Struct, frozen=True, gc=False):
     """Whether it is a C++ frame of autograd's engine."""
     operator: str = ""
     workspace: bool = False
+    softmax: bool = False
+    """Whether it is a Python frame of a softmax, of PyTorch's or written out, other than one of a loss."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class StackInfo:
     phase: Phase | None = None
     """The phase; None if no frame shows it."""
     operator: str = ""
-    """The operator, such as "aten::mm", if C++ frames were recorded."""
+    """The operator, such as "aten::mm", if C++ frames were recorded, and whether a softmax called it."""
     where: str = ""
     """The innermost frame of the user's code, such as "gpt/model.py:54", or else the innermost Python frame."""
     workspace: bool = False
@@ -111,6 +113,7 @@ _PATTERNS = [
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::|THPEngine_run_backward")
 _CALLED = re.compile(r"(?:.*/)?torch/(autograd/function|_compile)\.py$")
 _MODE = re.compile(rf"{_CLASS}__torch_dispatch__$")
+_SOFTMAX = re.compile(rf"{_CLASS}(?!log_)\w*(?<!log_)softmax\w*$")
 _WORKSPACE = re.compile(r"getCUDABlasLtWorkspace|getNewWorkspace|cublasSetWorkspace|getCurrentCUDABlasHandle")
 _OPERATOR = re.compile(r"at::_ops::(?!(?:new_)?empty|resize)(?P<name>\w+?)(?:_[A-Z]\w*|_out)?::(?:call|redispatch)\b")
 _LIBRARY = re.compile(
@@ -147,6 +150,7 @@ def frame_info(frame: Frame) -> FrameInfo:
         called=_CALLED.match(file) is not None or _MODE.match(name) is not None,
         place=f"{'/'.join(file.split('/')[-2:])}{f':{frame.line}' if 0 < frame.line <= LAST_LINE else ''}",
         users=_LIBRARY.match(file) is None,
+        softmax=_SOFTMAX.match(name) is not None,
     )
 
 
@@ -157,9 +161,12 @@ def stack_info(stack: Sequence[FrameInfo]) -> StackInfo:
     """
     python = [one for one in stack if one.python]
     users = (one.place for one in python if one.users)
+    operator = next((one.operator for one in stack if one.operator), "")
+    if "softmax" not in operator and any(one.softmax for one in python):
+        operator = f"{operator} in softmax".lstrip()
     return StackInfo(
         phase=_phase(python, any(one.engine for one in stack)),
-        operator=next((one.operator for one in stack if one.operator), ""),
+        operator=operator,
         where=next(users, python[0].place if python else ""),
         workspace=any(one.workspace for one in stack),
         builds=any(one.builds for one in python),

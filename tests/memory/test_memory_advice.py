@@ -442,9 +442,10 @@ def test_shapes_of_attention_are_in_no_snapshot() -> None:
 def test_a_real_snapshot_of_a_transformer_is_full_of_activations_at_named_lines() -> None:
     (made,) = of_snapshot_file(PUBLIC / "snapshot_magma27_small.pickle")
     advised = advise(made, None)
-    assert [finding.id for finding in advised.findings] == ["activations-kept", "micro-batch"]
+    assert [finding.id for finding in advised.findings] == ["activations-kept", "micro-batch", "attention-matrix"]
+    assert advised.findings[2].evidence[0] == "what softmax makes holds 2.26 GiB (17.1 %) at the peak in the loss"
     assert "at cs336_basics/model.py:39: 2.56 GiB in 25 pieces" in advised.findings[0].evidence
-    assert missing(advised).keys() == {"logits", "attention-matrix"}  # only Python's stacks were recorded
+    assert missing(advised).keys() == {"logits"}  # only Python's stacks were recorded
 
 
 @public

@@ -310,6 +310,16 @@ def test_what_is_made_beside_parts_of_the_model_is_no_parameter_without_a_reason
     assert [one.category for one in found.allocations] == kinds
 
 
+def test_a_softmax_that_is_written_out_is_known_by_the_name_of_its_function(file: Path) -> None:
+    def calls(function: str) -> list[Record]:
+        return [frame(function, "/home/me/gpt/ops.py", 7), *FORWARD]
+
+    exp = [native("at::_ops::exp::call(at::Tensor const&)")]
+    stacks = [calls("softmax"), [*exp, *calls("Ops.masked_softmax")], calls("log_softmax"), calls("normalise")]
+    found = one(file, snapshot([alloc(512 * place, 8, stack) for place, stack in enumerate(stacks)])).history
+    assert [one.operator for one in found.allocations] == ["in softmax", "aten::exp in softmax", "", ""]
+
+
 def test_stacks_of_c_tell_the_engine_the_operator_and_workspaces(file: Path) -> None:
     mm = [
         native("at::_ops::empty_memory_format::redispatch(c10::DispatchKeySet)"),
