@@ -1,26 +1,45 @@
 """Runs git on the repository of a folder: what it has checked out, and a copy of one of its commits.
 
-Nothing here changes that repository or runs its hooks. Git's own variables, which hooks, `git rebase --exec` and
-aliases set, would name another repository or another index than those of the folder. They are removed.
+A repository may come from somebody else, and many keys of its configuration name programs, which git runs as it looks
+for changes, shows a signature or lacks an object. Git therefore reads another configuration in place of it, which has
+those keys alone that say how the repository is stored (`_STORAGE`), and no hooks. It fetches nothing, and at the time
+limit all that it has started ends.
+
+Nothing here changes that repository. Git's own variables, which hooks, `git rebase --exec` and aliases set, would name
+another repository or another index than those of the folder. They are removed.
 """
 
 import hashlib
 import os
+import re
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from gpubench import foreign_files
 from gpubench.errors import FEW, UsageError, alike, offer
+from gpubench.temporary import OwnedFolder
 
 LONGEST_SUBJECT = 100
 """The characters of a commit's subject that are kept."""
 TIMEOUT = 2.0
-"""The seconds that `state` waits for git."""
+"""The seconds in which git is to say what is checked out; if it does not, that is unknown."""
+PATIENCE = 30.0
+"""The seconds in which git is to answer what a command depends on."""
+LONGEST_CHECK_OUT = 600.0
+"""The seconds in which git is to write the files of a commit, which a filter such as Git LFS may have to fetch."""
+SLOW = "it may wait for a file of the repository that is a pipe, or for a slow disk: try git status there"
+"""The hint if git has not answered in time."""
 DIGITS = 12
 """The length of the digest of an edit."""
+MOST_SHALLOW = 2**24
+"""The largest size of the file with the oldest commits of a shallow clone."""
 LOCAL = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -48,10 +67,29 @@ _QUIET = {
     "GIT_OPTIONAL_LOCKS": "0",  # nothing is written into the user's repository
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_NO_LAZY_FETCH": "1",  # what a partial clone lacks stays unknown
+    "GIT_ALLOW_PROTOCOL": "",  # the same for releases of git that do not know it
     "LANGUAGE": "C",  # the messages are read
 }
-_HARMLESS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false", "advice.detachedHead=false")
+_HARMLESS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "submodule.recurse=false",
+    "advice.detachedHead=false",
+    "init.defaultRefFormat=files",
+)
 """The configuration of every call: no hook of the user runs, nor a monitor of the file system, which is a hook too."""
+_STORAGE = re.compile(
+    r"core\.(repositoryformatversion|filemode|symlinks|ignorecase|precomposeunicode|trustctime|checkstat"
+    r"|autocrlf|eol|sparsecheckout|sparsecheckoutcone)"
+    r"|extensions\.(objectformat|compatobjectformat|refstorage)"
+    r"|branch\..+\.(remote|merge)|remote\..+\.fetch"  # for names such as main@{upstream}
+)
+"""The keys of a repository's own configuration that git reads. None of them names a program, a file or an address that
+git uses here."""
+_SHARED = ("objects", "refs", "packed-refs", "reftable", "logs", "info", "shallow")
+"""What all working trees of a repository have in common, besides its configuration, and is read."""
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:
@@ -59,39 +97,35 @@ def variables(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in LOCAL}
 
 
-def state(folder: Path, seconds: float = TIMEOUT) -> dict[str, Any] | None:
+def state(folder: Path, seconds: float | None = None) -> dict[str, Any] | None:
     """The `commit`, its `subject` and the `branch` that `folder` has checked out, and whether tracked files differ
     (`dirty`).
 
     Before the first commit there is no `commit`, on a detached HEAD no `branch`. Untracked files do not count, as in
     `git describe --dirty`, because results and scratch files are not part of the code. A file with a filter of the
     repository's own configuration differs if its time has changed. Files of submodules count. None if `folder` is in no
-    repository, git is missing, or git takes longer than `seconds`.
+    repository, git is missing, or git takes longer than `seconds` (default: `TIMEOUT`).
     """
-    end = time.monotonic() + seconds
-    try:
+    with suppress(OSError, UsageError), _opened(folder, TIMEOUT if seconds is None else seconds) as repository:
         command = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
-        status = _run(folder, *command, timeout=seconds, settings=_without_own_filters(folder))
-        submodules = _submodules(folder)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = status.decode(errors="replace").splitlines()
-    headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit, branch = headers.get("oid"), headers.get("head")
-    found: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
-    for submodule in submodules if not found["dirty"] else ():
-        within = state(submodule, end - time.monotonic())
-        if within is None:
-            return None
-        found["dirty"] = found["dirty"] or within["dirty"]
-    if commit and commit != "(initial)":
-        found["commit"] = commit
-        with suppress(OSError, subprocess.SubprocessError):
-            said = _run(folder, "log", "-1", "--format=%s", commit, timeout=max(0.1, end - time.monotonic()))
-            found["subject"] = said.decode(errors="replace").strip()[:LONGEST_SUBJECT]
-    if branch and branch != "(detached)":
-        found["branch"] = branch
-    return found
+        lines = repository.ask(*command).decode(errors="replace").splitlines()
+        headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+        commit, branch = headers.get("oid"), headers.get("head")
+        found: dict[str, Any] = {"dirty": any(not line.startswith("#") for line in lines)}
+        for submodule in repository.submodules() if not found["dirty"] else ():
+            within = state(submodule, repository.left)
+            if within is None:
+                return None
+            found["dirty"] = found["dirty"] or within["dirty"]
+        if commit and commit != "(initial)":
+            found["commit"] = commit
+            with suppress(UsageError):
+                said = repository.ask("rev-list", "--max-count=1", "--format=%s", "--encoding=UTF-8", commit)
+                found["subject"] = said.partition(b"\n")[2].decode(errors="replace").strip()[:LONGEST_SUBJECT]
+        if branch and branch != "(detached)":
+            found["branch"] = branch
+        return found
+    return None
 
 
 def changes_since(ref: str, folder: Path) -> str:
@@ -99,74 +133,44 @@ def changes_since(ref: str, folder: Path) -> str:
 
     "" if they do not differ, or if git does not say.
     """
-    try:
-        command = ("diff", "--shortstat", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
-        filters = _without_own_filters(folder)
-        found = _run(folder, *command, "--end-of-options", ref, "--", ".", timeout=TIMEOUT, settings=filters)
-        return found.decode().strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    with suppress(OSError, UsageError), _opened(folder, TIMEOUT) as repository:
+        options = ("--shortstat", "--ignore-submodules=all", "--end-of-options", ref, "--", ".")
+        return repository.ask(*_DIFF, *options).decode().strip()
+    return ""
 
 
-def edit(folder: Path) -> str | None:
+def edit(folder: Path, seconds: float | None = None) -> str | None:
     """Returns a digest of what the tracked files have beyond the commit that is checked out; "" if they are the same.
 
-    Returns None if git does not say.
+    Returns None if git does not say within `seconds` (default: `TIMEOUT`).
     """
-    try:
-        command = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
-        found = _run(folder, *command, timeout=TIMEOUT, settings=_without_own_filters(folder))
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return hashlib.sha256(found).hexdigest()[:DIGITS] if found else ""
-
-
-def _submodules(folder: Path) -> list[Path]:
-    """The submodules that are checked out in the repository of a folder.
-
-    `git status` would look for changed files in them with the filters of their own configurations.
-    """
-    top = Path(os.fsdecode(_run(folder, "rev-parse", "--show-toplevel", timeout=TIMEOUT).removesuffix(b"\n")))
-    if not os.path.lexists(top / ".gitmodules"):
-        return []
-    entries = _run(top, "ls-files", "--stage", "-z", timeout=TIMEOUT).split(b"\0")
-    paths = [top / os.fsdecode(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
-    return [path for path in paths if os.path.lexists(path / ".git")]
-
-
-def _without_own_filters(folder: Path) -> list[str]:
-    """The configuration with which git runs no filter that the repository's own configuration defines.
-
-    To compare a file whose time has changed, git runs its filter, which is a command. That of a repository from
-    somebody else may be any. Raises CalledProcessError for one that cannot be named on a command line.
-    """
-    found = set[str]()
-    for place in ("--local", "--worktree"):
-        command = ("config", place, "--includes", "--null", "--name-only", "--get-regexp", r"^filter\.")
-        with suppress(subprocess.CalledProcessError):  # it has none
-            keys = os.fsdecode(_run(folder, *command, timeout=TIMEOUT)).split("\0")
-            found |= {key.removeprefix("filter.").rpartition(".")[0] for key in keys if key}
-    if any("=" in name for name in found):
-        raise subprocess.CalledProcessError(1, "git", stderr=b"a filter has '=' in its name")
-    return [f"filter.{name}.{off}" for name in sorted(found) for off in ("clean=", "process=", "required=false")]
+    with suppress(OSError, UsageError), _opened(folder, TIMEOUT if seconds is None else seconds) as repository:
+        found = repository.ask(*_DIFF, "--binary", "--ignore-submodules=dirty", "HEAD")
+        for submodule in repository.submodules():
+            within = edit(submodule, repository.left)
+            if within is None:
+                return None
+            found += os.fsencode(f"{os.path.relpath(submodule, repository.top)} {within}\n") if within else b""
+        return hashlib.sha256(found).hexdigest()[:DIGITS] if found else ""
+    return None
 
 
 def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     """Makes a copy of the repository that `folder` is in, at the commit `ref`, in the empty folder `copy`.
 
-    Returns the top folder of the working tree, and the counterpart of `folder` in the copy. The copy is a clone, which,
-    unlike a worktree, leaves nothing in the user's repository. It reads the objects there. Its files pass the filters
-    of the user's own configuration, such as those of Git LFS, as in any other clone. Raises UsageError with git's
+    Returns the top folder of the working tree, and the counterpart of `folder` in the copy. The copy is a repository of
+    its own, which, unlike a worktree, leaves nothing in the user's. It reads the objects there. Its files pass the
+    filters of the user's own configuration, such as those of Git LFS, as in any clone. Raises UsageError with git's
     reason.
     """
-    top = _path(folder, "rev-parse", "--show-toplevel")
-    commit_hash = commit(folder, ref)
-    repository = folder / _path(folder, "rev-parse", "--git-common-dir")
-    # without a template the copy has no hook either
-    cloning = ("clone", "--quiet", "--shared", "--no-checkout", "--no-recurse-submodules", "--template=")
-    _said(folder, *cloning, "--", str(repository.absolute()), str(copy.absolute()))
-    _said(copy, "checkout", "--quiet", "--detach", commit_hash)
-    if missing := _said(copy, "ls-files", "--deleted"):  # git reports them, and exits with 0
+    with _opened(folder, PATIENCE) as repository:
+        commit_hash = repository.commit(ref)
+        top = repository.top
+        _branch_off(repository, copy)
+    _run("-C", str(copy), "checkout", "--quiet", "--detach", commit_hash, seconds=LONGEST_CHECK_OUT)
+    if missing := _run(
+        "-C", str(copy), "ls-files", "--deleted", seconds=PATIENCE
+    ):  # git reports them, and exits with 0
         name = os.fsdecode(missing.partition(b"\n")[0])
         raise UsageError(
             f"the repository does not have all files of commit {ref}, such as {name}",
@@ -180,6 +184,31 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     if not there.is_dir():
         raise UsageError(f"commit {ref} has no directory {there.relative_to(copy)}", "name a commit that has it")
     return top, there
+
+
+def _branch_off(repository: "_Repository", copy: Path) -> None:
+    """Makes a repository in `copy` that has the branches and tags of another one, as a clone has them.
+
+    `git clone` would start git in the other repository, with its configuration.
+    """
+    _run(
+        "init",
+        "--quiet",
+        "--template=",
+        f"--object-format={repository.hashes}",
+        "--",
+        str(copy.absolute()),
+        seconds=PATIENCE,
+    )
+    own = copy / ".git"
+    (own / "objects" / "info").mkdir(exist_ok=True)
+    (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(repository.common / "objects") + b"\n")
+    refs = repository.ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
+    if refs:
+        (own / "packed-refs").write_bytes(refs.replace(b" refs/heads/", b" refs/remotes/origin/") + b"\n")
+    if (repository.common / "shallow").exists():
+        (own / "shallow").write_bytes(foreign_files.content(repository.common / "shallow", MOST_SHALLOW))
+    _run("-C", str(copy), "config", "remote.origin.url", str(repository.common), seconds=PATIENCE)
 
 
 def is_at(ref: str, folder: Path) -> bool:
@@ -198,38 +227,21 @@ def commit(folder: Path, ref: str) -> str:
 
     Raises UsageError with git's reason, and with the nearest branches and tags if there is no such commit.
     """
-    _path(folder, "rev-parse", "--show-toplevel")
-    try:
-        return (
-            _run(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").decode().strip()
-        )
-    except subprocess.CalledProcessError:
-        raise _no_commit(folder, ref) from None
+    with _opened(folder, PATIENCE) as repository:
+        return repository.commit(ref)
 
 
-def _no_commit(folder: Path, ref: str) -> UsageError:
-    """Says that a repository does not have a commit, and which it has that may be meant."""
-    place = folder.absolute()
-    named = _said(folder, "for-each-ref", "--format=%(refname:short)", "--sort=-creatordate").decode(errors="replace")
-    names = named.splitlines()
-    has_head = is_commit(folder, "HEAD")
-    if not (names or has_head):
-        return UsageError(
-            f"the repository of {place} has no commit yet",
-            "commit the version to compare with, and edit it after that: git add FILES && git commit",
-        )
-    known = ["HEAD"] * has_head + names
-    name, sign, back = ref.partition("~") if "~" in ref else ref.partition("^")
-    if sign and name in known:
-        hint = f"{name} has not as many commits before it: git log --oneline {name} lists them"
-        if _said(folder, "rev-parse", "--is-shallow-repository") == b"true":
-            hint = "the clone is shallow, and lacks older commits: git fetch --unshallow"
-    else:
-        near = offer([f"{one}{sign}{back}" for one in alike(name, known, most=3)])
-        hint = near or f"its branches and tags are {listed(names)}"
-        if name == "HEAD":
-            hint = f"the branch that is checked out has no commit yet; others are {listed(names)}"
-    return UsageError(f"there is no commit {ref!r} in the repository of {place}", hint)
+def is_commit(folder: Path, name: str) -> bool:
+    """Whether a branch, a tag or another name stands for a commit of the repository of a folder."""
+    with suppress(OSError, UsageError), _opened(folder, TIMEOUT) as repository:
+        return bool(repository.hash_of(name))
+    return False
+
+
+def is_tracked(folder: Path, file: Path) -> bool:
+    """Whether a file is in the index of the repository of a folder. Raises UsageError with git's reason."""
+    with _opened(folder, PATIENCE) as repository:
+        return bool(repository.ask("ls-files", "--", str(file)))
 
 
 def repository(folder: Path) -> Path | None:
@@ -238,53 +250,172 @@ def repository(folder: Path) -> Path | None:
     return next((one for one in (here, *here.parents) if os.path.lexists(one / ".git")), None)
 
 
-def is_commit(folder: Path, name: str) -> bool:
-    """Whether a branch, a tag or another name stands for a commit of the repository of a folder."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-        return bool(_run(folder, *command, timeout=TIMEOUT))
-    return False
-
-
 def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:FEW]) + (", ..., as git branch --all and git tag list them" if len(names) > FEW else "")
 
 
-def is_tracked(top: Path, file: Path) -> bool:
-    """Whether a file is in the index of the working tree `top`. Raises UsageError with git's reason."""
-    return bool(_said(top, "ls-files", "--", str(file)))
+@dataclass(frozen=True)
+class _Repository:
+    """The repository of a folder, as git reads it with the configuration that `_opened` has made for it."""
+
+    folder: Path
+    top: Path
+    """The top folder of the working tree."""
+    common: Path
+    """The folder with what all working trees of the repository have in common, such as its objects."""
+    hashes: str
+    """The name of the function that computes the names of its objects."""
+    places: Mapping[str, str]
+    """The environment variables that lead git to it."""
+    until: float
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left for further questions."""
+        return self.until - time.monotonic()
+
+    def ask(self, *words: str) -> bytes:
+        """What git prints, without the end of the last line. Raises UsageError with git's reason."""
+        return _run("-C", str(self.folder), *words, seconds=self.left, places=self.places).removesuffix(b"\n")
+
+    def hash_of(self, name: str) -> str:
+        """The hash of the commit that a name stands for; "" if there is none."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        said = _run("-C", str(self.folder), *words, seconds=self.left, places=self.places, may_fail=True)
+        return said.decode().strip()
+
+    def commit(self, ref: str) -> str:
+        if found := self.hash_of(ref):
+            return found
+        raise self._no_commit(ref)
+
+    def submodules(self) -> list[Path]:
+        """The submodules that are checked out.
+
+        `git status` would look for changed files in them with their own configurations.
+        """
+        if not os.path.lexists(self.top / ".gitmodules"):
+            return []
+        words = ("-C", str(self.top), "ls-files", "--stage", "-z")
+        entries = _run(*words, seconds=self.left, places=self.places).split(b"\0")
+        paths = [self.top / os.fsdecode(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
+        return [path for path in paths if os.path.lexists(path / ".git")]
+
+    def _no_commit(self, ref: str) -> UsageError:
+        """Says that the repository does not have a commit, and which it has that may be meant."""
+        place = self.folder.absolute()
+        named = self.ask("for-each-ref", "--format=%(refname:short)", "--sort=-creatordate").decode(errors="replace")
+        names = named.splitlines()
+        has_head = bool(self.hash_of("HEAD"))
+        if not (names or has_head):
+            return UsageError(
+                f"the repository of {place} has no commit yet",
+                "commit the version to compare with, and edit it after that: git add FILES && git commit",
+            )
+        known = ["HEAD"] * has_head + names
+        name, sign, back = ref.partition("~") if "~" in ref else ref.partition("^")
+        if sign and name in known:
+            hint = f"{name} has not as many commits before it: git log --oneline {name} lists them"
+            if self.ask("rev-parse", "--is-shallow-repository") == b"true":
+                hint = "the clone is shallow, and lacks older commits: git fetch --unshallow"
+        else:
+            near = offer([f"{one}{sign}{back}" for one in alike(name, known, most=3)])
+            hint = near or f"its branches and tags are {listed(names)}"
+            if name == "HEAD":
+                hint = f"the branch that is checked out has no commit yet; others are {listed(names)}"
+        return UsageError(f"there is no commit {ref!r} in the repository of {place}", hint)
 
 
-def _path(folder: Path, *arguments: str) -> Path:
-    """The path that git prints. Its name may have any bytes."""
-    return Path(os.fsdecode(_said(folder, *arguments)))
+@contextmanager
+def _opened(folder: Path, seconds: float) -> Iterator[_Repository]:
+    """Finds the repository of a folder, and makes a configuration for it that lasts as long as the context.
+
+    It lies in a folder that takes the place of the repository's common one, and has links to what else is in that. So
+    no key of the repository's own configuration acts that is not in `_STORAGE`, whichever keys a release of git knows.
+    Raises UsageError with git's reason if `folder` is in no repository, or git does not answer within `seconds`.
+    """
+    until = time.monotonic() + seconds
+    words = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    # the first question is asked with the repository's own configuration, which this command takes no program from
+    said = _run("-C", str(folder), *words, seconds=seconds).removesuffix(b"\n").split(b"\n")
+    if len(said) != len(words) - 1:
+        raise UsageError(f"the path of the repository of {folder} has a line break", "move it, or use compare")
+    top, own, common = (Path(os.path.normpath(folder.resolve() / os.fsdecode(each))) for each in said)
+    with OwnedFolder() as name:
+        made = Path(name)
+        entries = _entries(common / "config", until)
+        if (b"extensions.worktreeconfig", b"true") in entries and os.path.lexists(own / "config.worktree"):
+            entries += _entries(own / "config.worktree", until)
+        entries = [(key, value) for key, value in entries if _STORAGE.fullmatch(os.fsdecode(key))]
+        (made / "config").write_bytes(b"".join(starmap(_entry, entries)))
+        for each in _SHARED:
+            if os.path.lexists(common / each):
+                (made / each).symlink_to(common / each)
+        places = {"GIT_DIR": str(own), "GIT_COMMON_DIR": str(made), "GIT_WORK_TREE": str(top)}
+        hashes = os.fsdecode(dict(entries).get(b"extensions.objectformat", b"sha1"))
+        yield _Repository(folder, top, common, hashes, places, until)
 
 
-def _said(folder: Path, *arguments: str) -> bytes:
-    """What git prints, without the end of the last line. Raises UsageError with git's reason."""
+def _entries(file: Path, until: float) -> list[tuple[bytes, bytes]]:
+    """The keys of a file of git's configuration and their values, without those of the files that it includes."""
+    words = ("config", "--file", str(file), "--no-includes", "--null", "--list")
+    found = _run(*words, seconds=until - time.monotonic()).split(b"\0")
+    parts = (entry.partition(b"\n") for entry in found if entry)
+    return [(key, value if sign else b"true") for key, sign, value in parts]
+
+
+def _entry(key: bytes, value: bytes) -> bytes:
+    """A key with its value, as a file of git's configuration has them."""
+    section, _, rest = key.partition(b".")
+    part, dot, name = rest.rpartition(b".")
+    head = section + (b' "%s"' % _escaped(part) if dot else b"")
+    return b'[%s]\n\t%s = "%s"\n' % (head, name, _escaped(value).replace(b"\n", b"\\n"))
+
+
+def _escaped(text: bytes) -> bytes:
+    return text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+
+
+def _run(*words: str, seconds: float, places: Mapping[str, str] | None = None, may_fail: bool = False) -> bytes:
+    """Runs git and returns what it prints. Nothing else in this package may run git.
+
+    `places` are the variables that lead it to a repository. Raises UsageError with git's reason if it fails, unless it
+    `may_fail`, and if it takes longer than `seconds`; all that it has started is ended then.
+    """
+    options = [word for setting in _HARMLESS for word in ("-c", setting)]
     try:
-        return _run(folder, *arguments).removesuffix(b"\n")
+        process = subprocess.Popen(
+            ["git", *options, *words],
+            env=variables(os.environ) | _QUIET | dict(places or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # its children are known by it
+        )
     except FileNotFoundError:
         raise UsageError("git is not installed", "install it, or measure both versions and use compare") from None
-    except subprocess.CalledProcessError as error:
-        reason = _reason(os.fsdecode(error.stderr))
-        raise UsageError(f"the program cannot be checked out: {reason}", _hint(reason)) from None
+    try:
+        said, errors = process.communicate(timeout=max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        raise UsageError("git has not answered in time", SLOW) from None
+    finally:
+        if process.returncode is None:
+            _end(process)
+    if process.returncode and not may_fail:
+        reason = _reason(os.fsdecode(errors))
+        raise UsageError(f"the program cannot be checked out: {reason}", _hint(reason))
+    return said
 
 
-def _run(folder: Path, *arguments: str, timeout: float | None = None, settings: Sequence[str] = ()) -> bytes:
-    """Runs git in a folder and returns what it prints. Nothing else in this package may run git.
-
-    `settings` are more of its configuration, as NAME=VALUE.
-    """
-    options = [word for setting in (*_HARMLESS, *settings) for word in ("-c", setting)]
-    return subprocess.run(
-        ["git", *options, "-C", str(folder), *arguments],
-        env=variables(os.environ) | _QUIET,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=timeout,
-        check=True,
-    ).stdout
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a git that has not ended, with its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        assert stream
+        stream.close()
+    with suppress(subprocess.TimeoutExpired):  # a file system that does not answer keeps it
+        process.wait(TIMEOUT)
 
 
 def _reason(errors: str) -> str:

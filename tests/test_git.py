@@ -204,7 +204,7 @@ def test_no_hook_runs_and_no_monitor(repository: Path, tmp_path: Path, monkeypat
     run(repository, "config", "filter.not=other.process", str(hooks / "fsmonitor"))
     (repository / ".gitattributes").write_text("*.py filter=not=other\n")
     os.utime(repository / "deep" / "train.py", (2, 2))
-    assert git.state(repository) is None
+    assert (git.state(repository) or {})["dirty"]
     assert not (tmp_path / "ran").exists()
 
 
@@ -241,6 +241,51 @@ def test_a_commit_whose_files_a_partial_clone_lacks_is_refused_until_git_has_fet
     run(partial, "archive", "--output", os.devnull, "--format", "tar", "HEAD~1")
     _, there = git.check_out("HEAD~1", partial, tmp_path / "second")
     assert (there / "deep" / "train.py").read_text() == "first"
+
+
+def test_a_copy_has_the_branches_and_tags_of_its_repository(repository: Path, tmp_path: Path) -> None:
+    run(repository, "tag", "-am", "release", "v1", "HEAD~1")
+    _, there = git.check_out("topic", repository, tmp_path / "copy")
+    assert run(there, "describe", "--tags").startswith(b"v1-1-g")
+    assert run(there, "rev-parse", "origin/topic") == run(repository, "rev-parse", "topic")
+    assert run(there, "remote") == b"origin"
+
+
+def test_repositories_are_read_however_they_are_stored(repository: Path, tmp_path: Path) -> None:
+    text = repository / "deep" / "train.py"
+    run(repository, "checkout", "--quiet", "--force", "--detach")
+    run(repository, "config", "core.autocrlf", "true")
+    text.write_bytes(b"second\r\n")
+    run(repository, "commit", "--quiet", "--all", "--message", "lines")
+    os.utime(text, (1, 1))
+    run(repository, "sparse-checkout", "set", "deep")
+    shallow, other = tmp_path / "shallow", tmp_path / "other"
+    run(repository, "checkout", "--quiet", "-B", "new", "--track", "topic")
+    run(tmp_path, "clone", "--quiet", "--depth", "1", repository.as_uri(), str(shallow))
+    run(tmp_path, "init", "--quiet", "--object-format", "sha256", "--initial-branch", "topic", str(other))
+    (other / "train.py").write_text("other")
+    run(other, "add", ".")
+    run(other, "commit", "--quiet", "--message", "third")
+    for number, (folder, name) in enumerate([(repository, "HEAD@{upstream}"), (shallow, "HEAD"), (other, "@")]):
+        assert not (git.state(folder) or {"dirty": True})["dirty"]
+        assert git.edit(folder) == ""
+        _, there = git.check_out(name, folder, tmp_path / f"copy{number}")
+        assert run(there, "log", "--format=%H").split()[0].decode() == git.commit(folder, name)
+    with pytest.raises(UsageError, match="there is no commit 'HEAD~1'") as refused:
+        git.commit(shallow, "HEAD~1")
+    assert "git fetch --unshallow" in str(refused.value.hint)
+
+
+def test_filters_of_the_users_own_configuration_make_the_files(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "home" / ".gitconfig").write_text('[filter "up"]\n\tclean = tr A-Z a-z\n\tsmudge = tr a-z A-Z\n')
+    (repository / ".gitattributes").write_text("*.txt filter=up\n")
+    (repository / "words.txt").write_text("WORDS")
+    run(repository, "add", ".")
+    run(repository, "commit", "--quiet", "--all", "--message", "filtered")
+    os.utime(repository / "words.txt", (1, 1))
+    assert not (git.state(repository) or {"dirty": True})["dirty"]
+    _, there = git.check_out("HEAD", repository, tmp_path / "copy")
+    assert (there / "words.txt").read_text() == "WORDS"
 
 
 def test_a_folder_without_a_repository_is_named_with_what_to_do(
