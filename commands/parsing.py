@@ -1,5 +1,6 @@
 """How the commands read their words: what users of other tools type is understood, or answered with what to type."""
 
+import os
 import re
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import typer
 from gpubench.commands import wrong_words
 from gpubench.commands.plain_help import PlainCommand, PlainGroup, usage
 from gpubench.errors import UsageError, did_you_mean
+from gpubench.settings.keys import ENVIRONMENT_PREFIX, RESULTS_VARIABLE
 
 CHOICES = re.compile(
     r"Invalid value for '(?P<option>.*?)': (?:Value error, )?(?P<value>'.*') is not one of (?P<known>.*)\."
@@ -27,7 +29,10 @@ class ParsedCommand(PlainCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             refuse_one_dash(self, ctx, args, takes_settings=self.takes_settings)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            refuse_unknown_variables(str(ctx.info_name))
+        return rest
 
 
 class AllCommands(PlainGroup):
@@ -54,13 +59,17 @@ class OfRuns(PlainGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = next((at for at, _, is_option in wrong_words.positions(self, args) if not is_option), None)
-        if first is not None and args[first] in wrong_words.LISTING:
+        lists = first is None or args[first] in wrong_words.LISTING
+        if first is not None and lists:
             args = [*args[:first], *args[first + 1 :]]
         elif first is not None and args[first] == wrong_words.HELP:
             args = [*args[first + 1 :], "--help"]
         if not ctx.resilient_parsing:
             refuse_one_dash(self, ctx, args[:first])
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if lists and not ctx.resilient_parsing:  # a command for single runs does it itself
+            refuse_unknown_variables(str(ctx.info_name))
+        return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in self.commands or ctx.resilient_parsing:
@@ -68,6 +77,16 @@ class OfRuns(PlainGroup):
         commands = list(ctx.find_root().command.commands)
         hint = wrong_words.unknown_of_runs(args[0], args[1:], list(self.commands), commands)
         raise UsageError(f"gpubench runs has no command {args[0]!r}", hint)
+
+
+def refuse_unknown_variables(command: str) -> None:
+    """Raises SettingsError for a `GPUBENCH_*` variable that no command knows, also if this one has no settings."""
+    if any(name.upper().startswith(ENVIRONMENT_PREFIX) and name != RESULTS_VARIABLE for name in os.environ):
+        # imported here, because most environments have none
+        from gpubench.settings.commands import COMMANDS
+        from gpubench.settings.loading import variables_of_settings
+
+        variables_of_settings(*([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()))
 
 
 def refuse_one_dash(

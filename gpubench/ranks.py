@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-STORE_SOCKET = "GPUBENCH_STORE_SOCKET"
+STORE_SOCKET = "_GPUBENCH_STORE_SOCKET"
 """The variable with the file descriptor of the socket that the host has bound for the rendezvous store of rank 0."""
 
 

@@ -6,6 +6,10 @@ from typing import Any
 
 from gpubench.errors import UsageError
 
+ENVIRONMENT_PREFIX = "GPUBENCH_"
+"""What the names of the environment variables begin with that set a setting."""
+RESULTS_VARIABLE = f"{ENVIRONMENT_PREFIX}RESULTS"
+"""The variable that sets the folder of the results, which every command has."""
 VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

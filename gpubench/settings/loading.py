@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +34,7 @@ from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import Conflict, aliases, declared_key, fields, is_switch, setting
 from gpubench.settings.keys import (
     COMMAND_LINE,
+    ENVIRONMENT_PREFIX,
     FILLED_IN,
     flatten,
     in_words,
@@ -202,7 +203,6 @@ def _is_default(writer: type[RunSettings], reader: type[RunSettings], key: str, 
     return bool(value == theirs.get_default() != ours.get_default())
 
 
-ENVIRONMENT_PREFIX = "GPUBENCH_"
 VS = "--vs"
 OPPOSITE = {"true": "false", "false": "true"}
 MOST_BYTES = 2**20  # largest size of a file of settings
@@ -714,27 +714,41 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
-    """Maps each `GPUBENCH_SECTION__KEY` variable that concerns the command to the dot-key that it sets, with its value.
+def variables_of_settings(*classes: type[RunSettings]) -> dict[str, str]:
+    """Maps the dot-key that each `GPUBENCH_*` variable sets to the variable.
 
-    Case does not matter. Raises SettingsError for a variable that names no setting of any command, which
-    pydantic-settings would ignore.
+    Raises SettingsError for a variable that names no setting of any command, because one with an error would be
+    ignored. Its hint is the nearest setting of the first of `classes` that has one alike.
     """
-    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
-    from pydantic_settings import SettingsError as SourceError
-
     variables = {}
     for name in os.environ:
         if name.upper().startswith(ENVIRONMENT_PREFIX):
             key = name[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".")
             # the environment may serve several commands
             if not any(declared_key(command, key) for command in COMMANDS.values()):
-                offered = nearest(cls, key)
-                hint = suggestion(variable_of(canonical(cls, offered)) if offered else None)
-                if offered and canonical(cls, offered) == key:  # a mapping, which takes no value itself
-                    hint = f"it has no value itself; for example {variable_of(inside(cls, key)[0])}"
-                raise SettingsError(f"unknown setting in environment variable {name}", hint)
+                raise SettingsError(f"unknown setting in environment variable {name}", _nearest_variable(classes, key))
             variables[key] = name
+    return variables
+
+
+def _nearest_variable(classes: Iterable[type[RunSettings]], key: str) -> str:
+    for cls in classes:
+        if offered := nearest(cls, key):
+            if canonical(cls, offered) == key:  # a mapping, which takes no value itself
+                return f"it has no value itself; for example {variable_of(inside(cls, key)[0])}"
+            return suggestion(variable_of(canonical(cls, offered)))
+    return suggestion(None)
+
+
+def environment(cls: type[RunSettings]) -> dict[str, dict[str, Any]]:
+    """Maps each `GPUBENCH_SECTION__KEY` variable that concerns the command to the dot-key that it sets, with its value.
+
+    Case does not matter. Raises SettingsError as `variables_of_settings` does.
+    """
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+    from pydantic_settings import SettingsError as SourceError
+
+    variables = variables_of_settings(cls)
 
     class Sources(BaseSettings, cls):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")

@@ -141,6 +141,35 @@ def test_a_file_that_does_not_configure_is_named(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "runs", "runs list", "runs show latest", "runs open latest", "runs tag latest one", "runs remove latest",
+        "runs prune --failed", "compare latest latest~1", "history", "mcp", "judge --ledger edits.jsonl",
+        "tune --apply folder", "tune -- python train.py", "profile --trace trace.json", "loader -- python train.py",
+        "memory --snapshot snapshot.pickle", "train-bench --config results/run/config.yaml",
+        "train-bench --print-config", "pipe-infer --print-config",
+    ],
+)  # fmt: skip
+def test_a_variable_that_names_no_setting_is_refused_by_every_command(
+    command_line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("GPUBENCH_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("GPUBENCH_RESULT", "results")
+    assert complaint(command_line(*words.split())) == (
+        "unknown setting in environment variable GPUBENCH_RESULT",
+        "did you mean 'GPUBENCH_RESULTS'?",
+    )
+
+
+@pytest.mark.parametrize("words", ["--version", "runs --help", "runs show --help", "train-bench -h"])
+def test_a_variable_that_names_no_setting_does_not_keep_help_away(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("GPUBENCH_RESULT", "results")
+    assert command_line(*words.split()).code == 0
+
+
+@pytest.mark.parametrize(
     ("variable", "value", "error"),
     [
         ("GPUBENCH_TRAINING__EPOCHS", "x", "training.epochs = 'x': input should be a valid integer"),

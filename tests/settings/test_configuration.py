@@ -1,5 +1,6 @@
 """Where a setting comes from: defaults < preset or file < environment < command line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_settings import BaseSettings
 
+import gpubench
 from gpubench.commands import app
 from gpubench.errors import SettingsError, UsageError
 from gpubench.kinds.pipeline.settings import PipeSettings
 from gpubench.registry import LOADER, OF_PROGRAMS, kind_of
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import aliases, fields
+from gpubench.settings.keys import ENVIRONMENT_PREFIX
 from gpubench.settings.loading import (
     Configuration,
     apply_overrides,
@@ -246,6 +249,13 @@ def test_an_unknown_variable_is_answered_with_the_nearest(
         load(TrainSettings)
     assert refusal.value.message == f"unknown setting in environment variable {variable}"
     assert refusal.value.hint == f"did you mean '{offered}'?"
+
+
+def test_no_variable_that_gpubench_sets_for_its_children_is_like_that_of_a_setting() -> None:
+    package = Path(gpubench.__file__).parent
+    named = {name for file in package.rglob("*.py") for name in re.findall(r'= "(_?GPUBENCH_\w*)"', file.read_text())}
+    assert {name for name in named if not name.startswith("_")} == {ENVIRONMENT_PREFIX}
+    assert "_GPUBENCH_STORE_SOCKET" in named
 
 
 @pytest.mark.parametrize("null", [":", ": null", ": {}", ": ~"])
