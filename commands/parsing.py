@@ -31,7 +31,7 @@ class ParsedCommand(PlainCommand):
             refuse_one_dash(self, ctx, args, takes_settings=self.takes_settings)
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
-            refuse_unknown_variables(str(ctx.info_name))
+            check_surroundings(str(ctx.info_name))
         return rest
 
 
@@ -68,7 +68,7 @@ class OfRuns(PlainGroup):
             refuse_one_dash(self, ctx, args[:first])
         rest = super().parse_args(ctx, args)
         if lists and not ctx.resilient_parsing:  # a command for single runs does it itself
-            refuse_unknown_variables(str(ctx.info_name))
+            check_surroundings(str(ctx.info_name))
         return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -79,8 +79,13 @@ class OfRuns(PlainGroup):
         raise UsageError(f"gpubench runs has no command {args[0]!r}", hint)
 
 
-def refuse_unknown_variables(command: str) -> None:
-    """Raises SettingsError for a `GPUBENCH_*` variable that no command knows, also if this one has no settings."""
+def check_surroundings(command: str) -> None:
+    """Raises an error for what would be wrong for every command, whether this one would notice it or not.
+
+    That is SettingsError for a `GPUBENCH_*` variable that no command knows, and FileNotFoundError, which
+    `gpubench.__main__` explains, if the current directory was removed.
+    """
+    os.getcwd()  # noqa: PTH109
     if any(name.upper().startswith(ENVIRONMENT_PREFIX) and name != RESULTS_VARIABLE for name in os.environ):
         # imported here, because most environments have none
         from gpubench.settings.commands import COMMANDS

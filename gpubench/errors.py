@@ -22,7 +22,8 @@ GpubenchError                 1  the base class
 └── Interrupted             130  the user pressed Ctrl-C
 
 The number is the exit code. `gpubench.commands` catches these errors and prints them as `error:` and `hint:` lines.
-Any other exception is a bug and keeps its traceback.
+Without memory or a current directory any program fails, which `gpubench.__main__` explains. Any other exception is a
+bug and keeps its traceback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

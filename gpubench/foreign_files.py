@@ -33,6 +33,8 @@ TRIALS = "-verify"
 
 MOST = 256 * 2**20
 """The largest size of a document in bytes: a hundred times that of the largest document that gpubench writes."""
+MARGIN = 2**16
+"""The bytes by which a document may grow while it is read."""
 LONGEST = 16 * 2**20
 """The largest length of a line in bytes. A line of steps.jsonl has about 300."""
 
@@ -177,9 +179,10 @@ def _no_file(path: Path, mode: int) -> OSError:
 def content(path: Path, most: int = MOST) -> bytes:
     """Reads the whole file. Raises OSError if it is not a regular file or has more than `most` bytes."""
     with opened(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
-        return file.read(most)
+        return file.read(min(most, size + MARGIN))  # which takes as much memory as it may read
 
 
 def lines(path: Path) -> Iterator[bytes]:

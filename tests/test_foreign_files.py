@@ -231,9 +231,11 @@ OPENING = re.compile(
     r"|\.(read|write)_(text|bytes)\(|\bflock\(|\bos\.open\("
 )
 OWN = {
+    "__main__.py": "/dev/null",
     "commands/output.py": "/dev/null",
     "devices.py": "files of the kernel and of the installed torch",
     "foreign_files.py": "the one way",
+    "git.py": "new files in a new folder",
     "kinds/pipeline/schedulers.py": "files of the installed diffusers",
     "kinds/program/endings.py": "files of the kernel",
     "kinds/program/standard_input.py": "what is standard input already",
