@@ -166,6 +166,7 @@ def check_out(ref: str, folder: Path, copy: Path) -> tuple[Path, Path]:
     with _opened(folder, PATIENCE) as repository:
         commit_hash = repository.commit(ref)
         top = repository.top
+        repository.refuse_pipes()
         _branch_off(repository, copy)
     _run("-C", str(copy), "checkout", "--quiet", "--detach", commit_hash, seconds=LONGEST_CHECK_OUT)
     if missing := _run(
@@ -206,7 +207,7 @@ def _branch_off(repository: "_Repository", copy: Path) -> None:
     refs = repository.ask("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
     if refs:
         (own / "packed-refs").write_bytes(refs.replace(b" refs/heads/", b" refs/remotes/origin/") + b"\n")
-    if (repository.common / "shallow").exists():
+    if (repository.common / "shallow").is_file():
         (own / "shallow").write_bytes(foreign_files.content(repository.common / "shallow", MOST_SHALLOW))
     _run("-C", str(copy), "config", "remote.origin.url", str(repository.common), seconds=PATIENCE)
 
@@ -300,6 +301,19 @@ class _Repository:
         entries = _run(*words, seconds=self.left, places=self.places).split(b"\0")
         paths = [self.top / os.fsdecode(entry.partition(b"\t")[2]) for entry in entries if entry.startswith(b"160000 ")]
         return [path for path in paths if os.path.lexists(path / ".git")]
+
+    def refuse_pipes(self) -> None:
+        """Raises UsageError if an object is no file.
+
+        Git would wait for a pipe as long as it may take to write all files. `git count-objects` names the other
+        repositories that this one has objects of.
+        """
+        lines = self.ask("-c", "core.quotePath=false", "count-objects", "-v").splitlines()
+        others = [Path(os.fsdecode(line.removeprefix(b"alternate: "))) for line in lines if line.startswith(b"alt")]
+        for folder in (found for objects in (self.common / "objects", *others) for found in objects.glob("??")):
+            with suppress(OSError), os.scandir(folder) as entries:
+                if wrong := next((entry.path for entry in entries if not entry.is_file()), None):
+                    raise UsageError(f"{wrong} is no file, but an object of git is", "clone the repository again")
 
     def _no_commit(self, ref: str) -> UsageError:
         """Says that the repository does not have a commit, and which it has that may be meant."""

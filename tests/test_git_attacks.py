@@ -150,7 +150,7 @@ def plant(repository: Path, tmp_path: Path) -> tuple[Path, Callable[[], set[str]
         text = f'[include]\n\tpath = more\n[includeIf "gitdir:**"]\n\tpath = more\n{text}'
         with (folder / ".git" / "config").open("a") as file:
             file.write(f"[extensions]\n\tworktreeConfig = true\n[core]\n\trepositoryFormatVersion = 1\n{text}")
-        (folder / "train.py").write_text("print('changed')\n")
+        (folder / "train.py").write_text("print('edited')\n")
         os.utime(folder / "data.bin", (1, 1))
     (repository / ".gitmodules").write_text("")
 
@@ -233,7 +233,7 @@ def test_no_command_runs_anything_of_the_repository_of_its_program(
 
 
 @pytest.mark.parametrize("place", ["include", "config.worktree", "alternates", "info/attributes", "commit-graph"])
-def test_a_pipe_in_place_of_a_file_of_git_does_not_block(
+def test_no_pipe_in_place_of_a_file_of_git_blocks(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     own = repository / ".git"
@@ -243,7 +243,7 @@ def test_a_pipe_in_place_of_a_file_of_git_does_not_block(
     with (own / "config").open("a") as file:
         file.write("[extensions]\n\tworktreeConfig = true\n" + "[include]\n\tpath = pipe\n" * (place == "include"))
     os.mkfifo(pipe)
-    (repository / "train.py").write_text("print('changed')\n")
+    (repository / "train.py").write_text("print('edited')\n")
     monkeypatch.setattr(git, "TIMEOUT", 0.2)
     monkeypatch.setattr(git, "PATIENCE", 0.5)
     assert git.state(repository) is None
@@ -253,6 +253,19 @@ def test_a_pipe_in_place_of_a_file_of_git_does_not_block(
             git.check_out("HEAD", repository, tmp_path / "copy")
         assert "pipe" in str(refused.value.hint)
     assert not [each for each in psutil.Process().children(recursive=True) if each.name() == "git"]
+
+
+def test_a_pipe_in_place_of_an_object_is_refused_before_files_are_written(repository: Path, tmp_path: Path) -> None:
+    borrowing = tmp_path / "borrowing \u00e4"
+    plain(tmp_path, "clone", "--quiet", "--shared", str(repository), str(borrowing))
+    digest = plain(repository, "rev-parse", "HEAD~1:train.py")
+    pipe = repository / ".git" / "objects" / digest[:2] / digest[2:]
+    pipe.unlink()
+    os.mkfifo(pipe)
+    for folder in (repository, borrowing):
+        with pytest.raises(UsageError, match=f"{digest[2:]} is no file"):
+            git.check_out("HEAD~1", folder, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_at_the_time_limit_all_that_git_has_started_ends(
