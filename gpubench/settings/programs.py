@@ -56,6 +56,8 @@ from gpubench.settings.sections import (
     warmup_steps,
 )
 
+LONGEST_PATTERN = 1000
+
 
 def _words(command: Any) -> Any:
     """Accepts a command line as text or as a list of words, and makes it text."""
@@ -79,7 +81,7 @@ def _pattern(text: str | None) -> str | None:
         return None
     try:
         groups = re.compile(text).groups
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     if not groups:
         raise ValueError(f"{text!r} has no group: put the number in parentheses, as in 'val_loss=([0-9.]+)'")
@@ -93,7 +95,7 @@ class CommandSettings(Section):
     patch: Path | None = treatment(
         None, "patch made by gpubench, to run a temporary copy of the program with; default: the directory as it is"
     )
-    watch: Annotated[str | None, AfterValidator(_pattern)] = uncompared(
+    watch: Annotated[str | None, Field(max_length=LONGEST_PATTERN), AfterValidator(_pattern)] = uncompared(
         None,
         "regular expression with a group, a number in what the program prints, which comparisons judge as a loss",
         alias="watch",

@@ -341,8 +341,9 @@ class ProgramRecorder(OfProgram[CompletedProgramSettings], StepRecorder[Complete
         )
         said = warnings.compiled_within(compiled, sum(window.steps for window in found.steady), self._values)
         own = warnings.own_share(found.get("probe_time"), found.get("probe_share"))
-        all_said = warnings.collected(*self._endings(), said, *found.warnings, own)
         watched = self._watched.of_repeats([window.repeat for window in found.steady]) if self._watched else {}
+        slow = self._watched.warning if self._watched else None
+        all_said = warnings.collected(*self._endings(), said, *found.warnings, own, slow)
         found = msgspec.structs.replace(found, compiled=compiled, warnings=all_said, watched=watched)
         return self._with_missed(found, sum(len(repeat.done) for repeat in self._in_order))
 
