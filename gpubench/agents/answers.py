@@ -7,7 +7,7 @@ can be asked for.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpubench.errors import UsageError
@@ -178,23 +178,23 @@ def _rank(key: str) -> int:
 
 def _at(value: Any, part: str) -> Any:
     """Returns the part of a document with this path. Raises UsageError if there is none."""
-    found, words = value, part.split(".") if part else []
-    while words:
-        count = _words_of_a_key(found, words)
-        if not count:
-            raise UsageError(f"there is no part {part!r}: {words[0]!r} is not there", _parts(found))
-        key, words = ".".join(words[:count]), words[count:]
-        found = found[int(key) if isinstance(found, list) else key]
+    found, rest = value, f"{part}." if part else ""
+    while rest:
+        key = _key(found, rest)
+        if key is None:
+            raise UsageError(f"there is no part {part!r}: {rest.partition('.')[0]!r} is not there", _parts(found))
+        found, rest = found[int(key) if isinstance(found, list) else key], rest[len(key) + 1 :]
     return found
 
 
-def _words_of_a_key(value: Any, words: Sequence[str]) -> int:
-    """Returns with how many of the words a key of `value` is written, as keys may contain dots; 0 if it has none."""
+def _key(value: Any, rest: str) -> str | None:
+    """Returns the longest key of `value`, as keys may contain dots, with which a path begins; None if it has none."""
     if isinstance(value, list):
-        is_number = words[0].isdecimal() and len(words[0]) <= len(str(len(value)))  # Python refuses very long ones
-        return int(is_number and int(words[0]) < len(value))
+        key = rest.partition(".")[0]
+        is_number = key.isdecimal() and len(key) <= len(str(len(value)))  # Python refuses very long ones
+        return key if is_number and int(key) < len(value) else None
     known = value if isinstance(value, dict) else {}
-    return next((count for count in range(len(words), 0, -1) if ".".join(words[:count]) in known), 0)
+    return max((key for key in known if rest.startswith(f"{key}.")), key=len, default=None)
 
 
 def _parts(value: Any) -> str:

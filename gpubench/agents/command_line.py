@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from gpubench import units
 from gpubench.errors import Interrupted, UsageError
 
 GPUBENCH = (sys.executable, "-P", "-m", "gpubench")
@@ -24,6 +26,12 @@ LAST_LINES = 20
 """The number of lines of a failure without an error message that are passed on."""
 MOST_OF_A_LINE = 600
 """The number of characters that are passed on of a line."""
+MOST_OUTPUT = 64 * 2**20
+"""The bytes of a document that are read: ten times those of a profile of 64 ranks."""
+MOST_LINES = 1000
+"""The number of the last lines of stderr that are kept."""
+LONGEST = 16 * 2**10
+"""The bytes of a line of stderr that are kept."""
 AGAIN = 0.05
 """The seconds between two looks whether all commands have ended."""
 GUARD = 'read -r line; kill -INT "$1"'
@@ -73,7 +81,8 @@ class CommandLine:
     async def run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
         """Runs a command to its end; if the caller is cancelled, it ends the command before it returns.
 
-        Raises UsageError for words that no process can be given, and Interrupted if `end_all` has ended the command.
+        Raises UsageError for words that no process can be given and for a document larger than `MOST_OUTPUT`, and
+        Interrupted if `end_all` has ended the command.
         """
         with anyio.CancelScope() as scope:
             if self._ends:
@@ -87,13 +96,16 @@ class CommandLine:
 
     async def _run(self, words: Sequence[str], directory: Path, told: Told) -> Ended:
         output = bytearray()
-        lines: list[str] = []
+        printed = 0
+        lines: deque[str] = deque(maxlen=MOST_LINES)
         began = time.monotonic()
         process = await self._start(words, directory)
 
         async def keep(stream: AsyncIterable[bytes]) -> None:
+            nonlocal printed
             async for part in stream:
-                output.extend(part)
+                printed += len(part)
+                output.extend(part[: MOST_OUTPUT - len(output)])
 
         async def tell(stream: AsyncIterable[bytes]) -> None:
             async for line in _lines(stream):
@@ -112,6 +124,11 @@ class CommandLine:
             with anyio.CancelScope(shield=True):
                 await _end(process)
                 await process.aclose()
+        if printed > MOST_OUTPUT:
+            raise UsageError(
+                f"the command printed {units.size(printed)}, and {units.size(MOST_OUTPUT)} are read",
+                "the run directory has all files: read those",
+            )
         return Ended(code, output.decode(errors="replace"), tuple(lines))
 
     async def _start(self, words: Sequence[str], directory: Path) -> Process:
@@ -172,11 +189,12 @@ async def _drain(stream: AsyncIterable[bytes]) -> None:
 
 
 async def _lines(stream: AsyncIterable[bytes]) -> AsyncIterable[str]:
-    """Yields the lines of a stream, without colours."""
+    """Yields the first `LONGEST` bytes of each line of a stream, without colours."""
     rest = b""
     async for part in stream:
         *whole, rest = (rest + part).split(b"\n")
+        rest = rest[:LONGEST]
         for line in whole:
-            yield COLOURS.sub("", line.decode(errors="replace"))
+            yield COLOURS.sub("", line[:LONGEST].decode(errors="replace"))
     if rest:
         yield COLOURS.sub("", rest.decode(errors="replace"))

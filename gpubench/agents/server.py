@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from gpubench import __version__
 from gpubench.agents import answers
@@ -28,25 +28,32 @@ one change, and have the change judged against the commit before it; a differenc
 nothing. One measurement runs at a time and takes minutes: do nothing else on the machine meanwhile. Every answer is \
 short and says what it leaves out; `show` gives any part of a run. Times are in seconds, memory is in bytes."""
 
-Setting = str | float | bool
+TEXT: dict[str, Any] = {"type": "string"}
+TEXTS: dict[str, Any] = {"items": TEXT, "type": "array"}
+SETTINGS: dict[str, Any] = {"additionalProperties": {"type": ["string", "number", "boolean"]}, "type": "object"}
+"""How the types below are told to a client: without their limits, which would be a tenth of what an agent reads."""
+Text = Annotated[str, Field(max_length=1000), WithJsonSchema(TEXT)]
+Key = Annotated[str, Field(max_length=200), WithJsonSchema(TEXT)]
+Keys = Annotated[list[Key], Field(max_length=1000), WithJsonSchema(TEXTS)]
+Words = Annotated[Sequence[Annotated[str, Field(max_length=10_000)]], Field(max_length=1000), WithJsonSchema(TEXTS)]
+Setting = Text | float | bool
 Program = Annotated[
-    list[str],
-    Field(description='The command as a list of words, such as ["python", "train.py"]. No shell reads it.'),
+    Words, Field(description='The command as a list of words, such as ["python", "train.py"]. No shell reads it.')
 ]
 Directory = Annotated[
-    str, Field(description="The working directory, relative to the folder of the server, which it must not leave.")
+    Text, Field(description="The working directory, relative to the folder of the server, which it must not leave.")
 ]
 Settings = Annotated[
-    dict[str, Setting] | None,
+    Annotated[dict[Key, Setting], Field(max_length=1000), WithJsonSchema(SETTINGS)] | None,
     Field(description='Settings by dotted name, such as {"data.workers": 2}, applied without a change of the program.'),
 ]
 Steps = Annotated[int | None, Field(description="Steps measured in each repeat; chosen for the program if left out.")]
 Inference = Annotated[bool, Field(description="Whether the program infers, and takes no optimizer step.")]
-Run = Annotated[str, Field(description="A run: its id, its path, its name, latest, or latest~1.")]
-Part = Annotated[str, Field(description="A part that an answer named in omitted, such as profile.ranks.0.modules.")]
+Run = Annotated[Text, Field(description="A run: its id, its path, its name, latest, or latest~1.")]
+Part = Annotated[Text, Field(description="A part that an answer named in omitted, such as profile.ranks.0.modules.")]
 First = Annotated[int, Field(ge=0, description="The number of the first item, if the part is a list.")]
 VsRef = Annotated[
-    str | None, Field(description="Also run the program as of this git commit, interleaved, and compare.")
+    Text | None, Field(description="Also run the program as of this git commit, interleaved, and compare.")
 ]
 Verify = Annotated[bool, Field(description="Also run each proposed fix, and measure its effect; takes longer.")]
 
@@ -77,7 +84,7 @@ class Tools:
         ] = None,
         vs_ref: VsRef = None,
         vs_args: Annotated[
-            list[str] | None, Field(description="Also run with these arguments added, interleaved, and compare.")
+            Words | None, Field(description="Also run with these arguments added, interleaved, and compare.")
         ] = None,
     ) -> CallToolResult:
         """Measure how fast a program trains or infers, and where the time of a step goes."""
@@ -125,13 +132,13 @@ class Tools:
         context: Context,
         program: Program,
         directory: Directory = ".",
-        base: Annotated[str | None, Field(description="The commit to judge against; HEAD by default.")] = None,
-        budget: Annotated[str | None, Field(description="Take at most about this long: 10m.")] = None,
-        margin: Annotated[str | None, Field(description="The smallest gain that counts: 1%.")] = None,
-        metric: Annotated[str, Field(description="throughput, latency, peak_memory, energy")] = "throughput",
-        base_args: Annotated[Sequence[str], Field(description="Arguments of the base.")] = (),
-        args: Annotated[Sequence[str], Field(description="Arguments of the edited one.")] = (),
-        ledger: Annotated[str, Field(description="A file to add the decision to.")] = "",
+        base: Annotated[Text | None, Field(description="The commit to judge against; HEAD by default.")] = None,
+        budget: Annotated[Text | None, Field(description="Take at most about this long: 10m.")] = None,
+        margin: Annotated[Text | None, Field(description="The smallest gain that counts: 1%.")] = None,
+        metric: Annotated[Text, Field(description="throughput, latency, peak_memory, energy")] = "throughput",
+        base_args: Annotated[Words, Field(description="Arguments of the base.")] = (),
+        args: Annotated[Words, Field(description="Arguments of the edited one.")] = (),
+        ledger: Annotated[Text, Field(description="A file to add the decision to.")] = "",
     ) -> CallToolResult:
         """Decide on the edits in the working tree: keep, discard, undecided, or refused.
 
@@ -148,9 +155,9 @@ class Tools:
         context: Context,
         program: Program,
         directory: Directory = ".",
-        budget: Annotated[str, Field(description="Take at most about this long: 90s, 10m or 1h.")] = "10m",
-        only: Annotated[list[str] | None, Field(description="Try these settings only, by dotted name.")] = None,
-        memory: Annotated[str | None, Field(description="Keep no settings that need more, such as 22GiB.")] = None,
+        budget: Annotated[Text, Field(description="Take at most about this long: 90s, 10m or 1h.")] = "10m",
+        only: Annotated[Keys | None, Field(description="Try these settings only, by dotted name.")] = None,
+        memory: Annotated[Text | None, Field(description="Keep no settings that need more, such as 22GiB.")] = None,
         keep_arithmetic: Annotated[bool, Field(description="Try no other precision and no other batch size.")] = False,
         inference: Inference = False,
         settings: Settings = None,
@@ -168,7 +175,7 @@ class Tools:
         baseline: Run,
         candidate: Run,
         directory: Directory = ".",
-        metric: Annotated[str | None, Field(description="Judge only this metric, such as step_time.")] = None,
+        metric: Annotated[Text | None, Field(description="Judge only this metric, such as step_time.")] = None,
         part: Part = "",
         first: First = 0,
     ) -> CallToolResult:
@@ -178,22 +185,22 @@ class Tools:
         ended = await self._commands.run(
             ["compare", *_options(metric=metric), "--json", *names], place, partial(_tell, context)
         )
-        return _answer(ended, dict, "compare with these runs, and one of these parts", part=part, first=first)
+        return await _answer(ended, dict, "compare with these runs, and one of these parts", part=part, first=first)
 
     async def runs(
         self,
         context: Context,
         directory: Directory = ".",
         limit: Annotated[int, Field(description="List at most this many, the newest first.")] = 10,
-        where: Annotated[list[str] | None, Field(description="Runs with these settings: precision=bf16.")] = None,
-        since: Annotated[str | None, Field(description="Runs that began since: 12h, 30d or 2026-11-01.")] = None,
+        where: Annotated[Words | None, Field(description="Runs with these settings: precision=bf16.")] = None,
+        since: Annotated[Text | None, Field(description="Runs that began since: 12h, 30d or 2026-11-01.")] = None,
     ) -> CallToolResult:
         """List what was run below the directory, with the first figures of each run."""
         options = [*_options(limit=limit, since=since), *(f"--where={one}" for one in where or ())]
         ended = await self._commands.run(
             ["runs", *options, "--json"], self._folder.below(directory), partial(_tell, context)
         )
-        return _answer(ended, answers.of_listing, "runs with a lower limit, or show with one of these runs")
+        return await _answer(ended, answers.of_listing, "runs with a lower limit, or show with one of these runs")
 
     async def show(
         self, context: Context, run: Run, directory: Directory = ".", part: Part = "", first: First = 0
@@ -202,7 +209,9 @@ class Tools:
         place = self._folder.below(directory)
         words = ["runs", "show", "--json", self._folder.run(run, place)]
         ended = await self._commands.run(words, place, partial(_tell, context))
-        return _answer(ended, answers.of_shown, "show with this run, and one of these parts", part=part, first=first)
+        return await _answer(
+            ended, answers.of_shown, "show with this run, and one of these parts", part=part, first=first
+        )
 
     async def _measure(
         self,
@@ -219,7 +228,9 @@ class Tools:
         words = [command, *options, "--json", "--", *program]
         place = self._folder.below(directory)
         ended = await self._commands.measure(words, place, partial(_tell, context))
-        return _answer(ended, shape, "show with the path of a run, this directory, and one of these parts", answered)
+        return await _answer(
+            ended, shape, "show with the path of a run, this directory, and one of these parts", answered
+        )
 
 
 TOOLS = {
@@ -298,7 +309,7 @@ async def _tell(context: Context, seconds: float, line: str) -> None:
     await context.report_progress(seconds, message=line)
 
 
-def _answer(
+async def _answer(
     ended: Ended,
     shape: Shape,
     more: str,
@@ -307,12 +318,21 @@ def _answer(
     part: str = "",
     first: int = 0,
 ) -> CallToolResult:
-    """Returns the document that a command printed, shortened; and its error, unless the exit code is an answer."""
-    try:
-        document = json.loads(ended.output)
-    except ValueError:
+    """Returns the document that a command printed, shortened; and its error, unless the exit code is an answer.
+
+    It is shortened in a thread, so that the server answers and can be ended meanwhile, however large it is.
+    """
+
+    def shortened() -> str | None:
+        try:
+            document = json.loads(ended.output)
+        except (ValueError, RecursionError):
+            return None
+        return answers.written(shape(document), more, part, first)
+
+    text = await anyio.to_thread.run_sync(shortened, abandon_on_cancel=True)
+    if text is None:
         return _failed(ended.error)
-    text = answers.written(shape(document), more, part, first)
     return CallToolResult(content=[_text(text)]) if ended.code in answered else _failed(ended.error, text)
 
 

@@ -125,6 +125,11 @@ def test_a_part_that_there_is_not_is_refused_with_those_that_there_are(part: str
     assert error.value.hint == hint
 
 
+def test_the_work_for_a_part_grows_no_faster_than_its_length() -> None:
+    with pytest.raises(UsageError, match="'a' is not there"):  # a million words, whose beginnings are a terabyte
+        written({"a": {"a.a": [1]}}, "", "a." * 1_000_000 + "b", 0)
+
+
 def test_of_two_runs_the_comparison_comes_first_and_of_each_run_what_leads() -> None:
     found = answer(of_runs({"schema_version": 4, "comparisons": [{"verdicts": ["v"]}], "runs": [RUN, RUN]}))
     assert list(found) == ["comparisons", "runs"]

@@ -4,13 +4,14 @@ import inspect
 import json
 import sys
 import textwrap
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import SUPPORT
-from running import HOST, environment, processes_of
+from running import HOST, PATIENCE, environment, processes_of
 
 pytest.importorskip("mcp")
 
@@ -93,6 +94,57 @@ def test_the_tools_are_listed_with_what_each_argument_is(tmp_path: Path) -> None
         assert tool.annotations.read_only_hint == (tool.name in READING)
         assert all("description" in one for name, one in tool.input_schema["properties"].items() if name != "directory")
     assert sum(len(tool.model_dump_json()) for tool in tools) < 4 * 3_000
+
+
+def too_long(schema: dict[str, Any]) -> list[Any]:
+    """Returns values of any length that an argument could have by what a client is told of it."""
+    kinds = [one["type"] for one in schema.get("anyOf", [schema])]
+    long = "a." * 450_000
+    found: dict[str, list[Any]] = {
+        "string": [long],
+        "array": [[long], ["a"] * 100_000],
+        "object": [{long: 1}, {"seed": long}, {f"a{number}": 1 for number in range(100_000)}],
+    }
+    return [value for kind in kinds for value in found.get(kind, [])]
+
+
+def test_an_argument_of_a_tool_that_is_too_long_is_refused_before_anything_is_done_with_it(tmp_path: Path) -> None:
+    needed = {"program": ["p"], "run": "latest", "baseline": "latest", "candidate": "latest"}
+
+    async def talk(client: Client) -> int:
+        tried = 0
+        for tool in (await client.list_tools()).tools:
+            properties = tool.input_schema["properties"]
+            given = {name: value for name, value in needed.items() if name in properties}
+            for name, value in ((name, value) for name in properties for value in too_long(properties[name])):
+                result = await client.call_tool(tool.name, given | {name: value})
+                assert result.is_error, (tool.name, name)
+                assert "should have at most" in texts(result)[0]
+                tried += 1
+        return tried
+
+    assert served(tmp_path, talk, NOTHING) > 50
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_server_answers_while_it_shortens_a_large_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def shorten(*_: Any) -> str:
+        begun.set()
+        assert goes_on.wait(PATIENCE), "the server is busy"
+        return "{}"
+
+    async def talk(client: Client) -> Any:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "compare", {"baseline": "a", "candidate": "b"})
+            await anyio.to_thread.run_sync(begun.wait, PATIENCE)
+            found = await client.list_tools()
+            goes_on.set()
+        return found
+
+    monkeypatch.setattr("gpubench.agents.answers.written", shorten)
+    assert served(tmp_path, talk, (sys.executable, "-S", "-c", "print('{}')")).tools
 
 
 def test_a_tool_is_offered_once_its_command_exists(tmp_path: Path) -> None:
@@ -196,7 +248,7 @@ def test_a_directory_below_the_folder_is_where_the_program_runs(tmp_path: Path) 
         ("measure", {"program": ["a\0b"]}, "cannot be started with these words: embedded null byte"),
         ("measure", {"program": ["p"], "directory": "nowhere"}, "directory 'nowhere' does not exist"),
         ("measure", {"program": ["p"], "directory": "a\0b"}, "directory 'a\\x00b' does not exist"),
-        ("measure", {"program": ["p"], "directory": "x" * 5000}, "directory 'xxxx"),
+        ("measure", {"program": ["p"], "directory": "x" * 900}, "directory 'xxxx"),
         ("show", {"run": "a\0b"}, "cannot be started with these words"),
         ("show", {"run": "--help"}, "'--help' is an option and not a run"),
         ("show", {"run": "../other/results/x"}, "run '../other/results/x' is outside of"),

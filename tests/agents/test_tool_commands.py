@@ -230,3 +230,20 @@ def test_a_killed_server_leaves_no_process_of_the_program_that_it_measured(tmp_p
     while json.loads(run.read_text())["status"] == "running" or processes_of(program):
         time.sleep(0.05)
     assert json.loads(run.read_text())["status"] == "interrupted"
+
+
+def test_of_a_document_and_of_lines_without_end_only_a_part_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "MOST_OUTPUT", 100_000)
+    code = "import sys; sys.stderr.write('x' * 10**6 + '\\n' + 'line\\n' * 5000); print('y' * {})"
+    done = ended(code.format(10_000), tmp_path)
+    assert (len(done.output), len(done.lines)) == (10_001, command_line.MOST_LINES)
+    told: list[str] = []
+
+    async def tell(seconds: float, line: str) -> None:
+        told.append(line)
+
+    with pytest.raises(UsageError, match="the command printed 977 KiB"):
+        ended(code.format(1_000_000), tmp_path, tell)
+    assert max(map(len, told)) <= command_line.MOST_OF_A_LINE
