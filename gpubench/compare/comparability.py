@@ -135,8 +135,8 @@ def _tokens(run: RunEvidence) -> float | None:
     counted = next(filter(None, run.summary.work), None)
     if counted is None or not counted.elements or not counted.forwarded:
         return None
-    shapes = [shape.split() for shape in counted.shapes]
-    if not shapes or any(size.count("x") != 1 or not kind.startswith("int") for size, kind in shapes):
+    shapes = [shape.rpartition(" ") for shape in counted.shapes]  # that of a number has no sizes
+    if not shapes or any(size.count("x") != 1 or not kind.startswith("int") for size, _, kind in shapes):
         return None
     return counted.elements / (counted.forwarded * run.ranks)
 

@@ -1,18 +1,19 @@
 """Decides whether an edit is kept or discarded, by the gains of its rounds and by what both sides were seen to do."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpubench import units
 from gpubench.compare.comparability import OF_LENGTH
 from gpubench.compare.evidence import MOST_OF_A_METRIC, Side
 from gpubench.compare.losses import DEFAULT, Margin
 from gpubench.compare.result import Comparison, LossOutcome, WorkFound
-from gpubench.compare.sequential import Look
+from gpubench.compare.sequential import LARGEST, MOST_FORESEEN, Look
 from gpubench.errors import GpubenchError
+from gpubench.events import Time
 from gpubench.metrics import LATENCIES, PEAKS, TOO_WIDE, Metric
 from gpubench.runs import directory
 
@@ -21,6 +22,14 @@ Aim = Literal["throughput", "latency", "peak_memory", "energy"]
 Ending = Literal["decided", "rounds", "hopeless", "budget", "interrupted", "failed"]
 """Why no more rounds were made: they decide, they are as many as may be made, more would hardly decide, the time is up,
 Ctrl-C, or a failure."""
+
+Factor = Annotated[float, Meta(ge=1 / LARGEST, le=LARGEST)]
+Interval = tuple[Factor, Factor]
+Fraction = Annotated[float, Meta(ge=0, le=1000)]
+Rounds = Annotated[int, Meta(ge=0, le=MOST_FORESEEN)]
+Value = Annotated[float, Meta(gt=0, lt=MOST_OF_A_METRIC)]
+Bytes = Annotated[float, Meta(ge=0, le=1 << 63)]
+"""The ranges of the numbers in decision.json and in a ledger."""
 
 EXIT_CODES: Mapping[Answer, int] = {"keep": 0, "discard": 3, "undecided": 4, "refused": 5}
 METRICS: Mapping[Aim, Sequence[str]] = {
@@ -56,9 +65,9 @@ class Version(Struct, frozen=True, kw_only=True):
 class Needed(Struct, frozen=True):
     """What it would take to decide, if the gain is as large as measured, with a probability of about 80 %."""
 
-    rounds: int
+    rounds: Rounds
     """The rounds in all; before three rounds these three, as the least that can decide."""
-    seconds: float
+    seconds: Time
     """The time of those still to make."""
 
 
@@ -78,18 +87,18 @@ class Decision(Struct, frozen=True, kw_only=True):
     metric: str
     """The metric that it was judged by."""
     unit: str
-    margin: float
+    margin: Fraction
     """The gain that has to be exceeded, as a fraction."""
-    gain: float | None
-    interval: tuple[float, float] | None
+    gain: Factor | None
+    interval: Interval | None
     """The repeated 95 % confidence interval of the gain, which holds at all looks at once; None before three rounds."""
-    rounds: int
+    rounds: Rounds
     """The repeats of each side."""
-    spread: float | None
+    spread: Fraction | None
     """The standard deviation of the gain of a round, as a fraction."""
-    baseline: float | None
+    baseline: Value | None
     """The mean of the metric over the rounds, as `candidate`."""
-    candidate: float | None
+    candidate: Value | None
     ending: Ending
     reasons: list[str] = []
     """Why it is refused or undecided, one plain sentence each, the most serious one first."""
@@ -99,24 +108,24 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What the edited version does, compared with the base."""
     loss: LossOutcome = "unknown"
     loss_reason: str = ""
-    peak_memory: float | None = None
+    peak_memory: Bytes | None = None
     """The largest peak of the candidate in bytes; None if it is unknown."""
-    max_memory: float | None = None
+    max_memory: Bytes | None = None
     """The limit of the peak in bytes; None without one."""
     loss_margin: Margin = DEFAULT
     """The largest change of the loss that does not matter."""
     warnings: list[str] = []
     base: Version
     edited: Version
-    runs: list[tuple[str, str]]
+    runs: Annotated[list[tuple[str, str]], Meta(min_length=1)]
     """The run directories of both sides, by their paths; several pairs if the judgement was resumed."""
-    values: list[tuple[float, float]]
+    values: list[tuple[Value, Value]]
     """The metric of both sides in each round."""
     order_seeds: list[int | None] = []
     """The seed of the order in which the runs of each pair in `runs` took turns, as in their run.json."""
     started: str
     """UTC, ISO 8601."""
-    seconds: float
+    seconds: Time
     """The time that all rounds have taken."""
 
     @property
@@ -254,10 +263,8 @@ def from_json(content: bytes) -> Decision:
     found = msgspec.json.decode(content, type=Decision)
     if found.schema_version > directory.SCHEMA_VERSION:
         raise ValueError(f"schema version {found.schema_version} is newer than {directory.SCHEMA_VERSION}")
-    if found.rounds != len(found.values) or not found.runs:
-        raise ValueError(f"it has {len(found.values)} values of {found.rounds} rounds in {len(found.runs)} runs")
-    if any(not 0 < value < MOST_OF_A_METRIC for pair in found.values for value in pair):
-        raise ValueError("a value of a round is not positive, or too large")
+    if found.rounds != len(found.values):
+        raise ValueError(f"it has {len(found.values)} values of {found.rounds} rounds")
     if found.metric not in METRICS[found.aim]:
         raise ValueError(f"{found.metric} is not a metric of {found.aim}")
     return found

@@ -1,29 +1,39 @@
 """The ledger of judged edits: a file with one line of JSON for each, and what they have gained together."""
 
+import logging
 import math
+import os
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpubench import foreign_files
-from gpubench.compare.decision import Answer, Decision
+from gpubench.compare.decision import Answer, Decision, Factor, Fraction, Interval, Rounds
+from gpubench.compare.sequential import factor
 from gpubench.errors import RunDirectoryError, RunFailed
 from gpubench.runs.directory import SCHEMA_VERSION
+
+BEGINNING = b'{"schema_version":'
+"""How each line begins."""
+
+log = logging.getLogger("gpubench.judge")
 
 
 class JudgedEdit(Struct, frozen=True, kw_only=True):
     """One line of a ledger. Gains are factors, as in a `Decision`."""
 
-    schema_version: int
+    schema_version: Annotated[int, Meta(ge=1, le=1 << 31)]
     decision: Answer
     answer: str
     metric: str
-    margin: float
-    gain: float | None
-    interval: tuple[float, float] | None
-    rounds: int
+    margin: Fraction
+    gain: Factor | None
+    interval: Interval | None
+    rounds: Rounds
     reasons: list[str]
     base: str | None
     """The commit of the base; None if it is unknown."""
@@ -74,23 +84,33 @@ def line_of(decision: Decision) -> JudgedEdit:
 
 
 def add(path: Path, edit: JudgedEdit) -> None:
-    """Adds a line to the ledger, and makes the file if there is none. Raises RunFailed if that fails."""
+    """Adds a line to the ledger, in place of a torn one at its end; makes the file if there is none.
+
+    Raises RunFailed if that fails.
+    """
     try:
         with foreign_files.appended(path) as file:
+            last = next(iter(deque(foreign_files.lines(path), maxlen=1)), b"")
+            if _is_torn(last):
+                file.truncate(os.fstat(file.fileno()).st_size - len(last))
+            elif last and not last.endswith(b"\n"):
+                file.write(b"\n")
             file.write(msgspec.json.encode(edit) + b"\n")
     except OSError as error:
         raise RunFailed(f"cannot write {path}: {error.strerror}", "give a file that can be written") from None
 
 
 def read(path: Path) -> list[JudgedEdit]:
-    """Returns the judged edits in their order.
+    """Returns the judged edits in their order. A torn line at the end of the file is left out, with a warning.
 
     Raises RunDirectoryError if the file is not a ledger, or of a newer version.
     """
     found: dict[tuple[str, str | None], JudgedEdit] = {}
     try:
         for number, line in enumerate(foreign_files.lines(path), 1):
-            if not line.strip():
+            if _is_torn(line):
+                log.warning("%s:%d is left out, as it was not written to its end", path, number)
+            if _is_torn(line) or not line.strip():
                 continue
             edit = msgspec.json.decode(line, type=JudgedEdit)
             if edit.schema_version > SCHEMA_VERSION:
@@ -108,6 +128,13 @@ def read(path: Path) -> list[JudgedEdit]:
             "name a ledger that judge has written",
         ) from None
     return list(found.values())
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line is the beginning of one that was not written to its end, as on a full disk."""
+    if not line or line.endswith((b"\n", b"}")):  # an editor may have removed the end of the last line
+        return False
+    return line.startswith(BEGINNING) or BEGINNING.startswith(line)
 
 
 def together(edits: Sequence[JudgedEdit]) -> Together | None:
@@ -129,15 +156,16 @@ def together(edits: Sequence[JudgedEdit]) -> Together | None:
             kept, whole = [*kept[:place], edit], None
     if not kept:
         return None
-    gains = [edit.gain or 1.0 for edit in kept]
-    return Together(kept, math.prod(gains), _interval(kept, math.prod(gains)), whole)
+    gain = math.fsum(math.log(edit.gain or 1.0) for edit in kept)
+    return Together(kept, factor(gain), _interval(kept, gain), whole)
 
 
 def _interval(kept: Sequence[JudgedEdit], gain: float) -> tuple[float, float] | None:
+    """Returns the interval of the product of the gains, whose logarithm is `gain`."""
     low = high = 0.0
     for edit in kept:
         if edit.interval is None or edit.gain is None:
             return None
         low += math.log(edit.gain / edit.interval[0]) ** 2
         high += math.log(edit.interval[1] / edit.gain) ** 2
-    return gain * math.exp(-math.sqrt(low)), gain * math.exp(math.sqrt(high))
+    return factor(gain - math.sqrt(low)), factor(gain + math.sqrt(high))

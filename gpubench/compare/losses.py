@@ -8,9 +8,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from gpubench import units
@@ -82,7 +83,7 @@ class LossCurve:
 class Margin:
     """The largest change of the final loss that does not matter."""
 
-    size: float = 0.01
+    size: Annotated[float, Meta(ge=0, le=1e70)] = 0.01
     is_share: bool = True
     """Whether `size` is a share of the baseline's final loss; otherwise it has the unit of the loss."""
     is_set: bool = False

@@ -31,6 +31,8 @@ HOPELESS, UNLIKELY = 0.03, 0.1
 above the margin, and one below it. It ends undecided, so that it makes no false verdict more frequent."""
 MOST_FORESEEN = 1000
 """The largest number of rounds that is foreseen; a larger one is unknown."""
+LARGEST = 1e100
+"""The largest factor, and the inverse of the smallest, to which wider intervals are cut."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,17 @@ def look(gains: Sequence[float]) -> Look:
         return Look(0, None, None, None)
     mean = fmean(gains)
     if rounds < 2:
-        return Look(rounds, math.exp(mean), None, None)
+        return Look(rounds, factor(mean), None, None)
     spread = math.sqrt(math.fsum((gain - mean) ** 2 for gain in gains) / (rounds - 1))
     if rounds < FEWEST:
-        return Look(rounds, math.exp(mean), None, spread)
+        return Look(rounds, factor(mean), None, spread)
     half = _critical(rounds) * spread / math.sqrt(rounds)
-    return Look(rounds, math.exp(mean), (math.exp(mean - half), math.exp(mean + half)), spread)
+    return Look(rounds, factor(mean), (factor(mean - half), factor(mean + half)), spread)
+
+
+def factor(logarithm: float) -> float:
+    """Returns the factor with this natural logarithm, or the nearest one up to `LARGEST`."""
+    return min(max(math.exp(min(logarithm, math.log(LARGEST))), 1 / LARGEST), LARGEST)
 
 
 def _critical(rounds: int) -> float:

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 
 CONTEXT = 3
 _DIGEST = re.compile(rb"# sha256 ([0-9a-f]{64})  (.+)")
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@.*")
 DAMAGED = "a hunk of it is damaged"
 APPLIED = "it is applied already"
 _NO_NEWLINE = b"\\ No newline at end of file\n"
@@ -132,8 +132,9 @@ def _parsed(patch: bytes) -> dict[str, list[_Hunk]]:
             if not is_nameable(name) or name in found:
                 raise NotApplicable(f"it names the file {name!r}")
             found[name] = []
-        elif match := _HUNK.fullmatch(line.rstrip(b"\n")):
-            if not name:
+        elif line.startswith(b"@@"):
+            match = _HUNK.fullmatch(line.rstrip(b"\n"))
+            if not name or not match:
                 raise NotApplicable(DAMAGED)
             hunk, number = _hunk(lines, number, match)
             found[name].append(hunk)

@@ -116,7 +116,7 @@ def test_an_argument_of_a_tool_that_is_too_long_is_refused_before_anything_is_do
         for tool in (await client.list_tools()).tools:
             properties = tool.input_schema["properties"]
             given = {name: value for name, value in needed.items() if name in properties}
-            for name, value in ((name, value) for name in properties for value in too_long(properties[name])):
+            for name, value in ((each, value) for each in properties for value in too_long(properties[each])):
                 result = await client.call_tool(tool.name, given | {name: value})
                 assert result.is_error, (tool.name, name)
                 assert "should have at most" in texts(result)[0]

@@ -243,8 +243,11 @@ def of_ranks(one: RunEvidence, ranks: int) -> RunEvidence:
         (("", ""), "8x{} int64", "workload"),
         (("--wide", ""), "8x{} float32", "workload"),
         (("--large", ""), "8x3x{} int64", "workload"),
+        (("--single", ""), " int64", "workload"),
+        (("--odd", ""), "8x{} int64 and more", "workload"),
+        (("--empty", ""), "", "workload"),
     ],
-    ids=["an argument", "an edit", "numbers that are no tokens", "pictures"],
+    ids=["an argument", "an edit", "numbers that are no tokens", "pictures", "a number", "more words", "no word"],
 )
 def test_only_arguments_change_the_length_of_sequences_of_a_program_by_intention(
     arguments: tuple[str, str], shape: str, kind: str

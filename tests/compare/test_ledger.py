@@ -1,20 +1,25 @@
 """The ledger: its lines, and what the kept edits have gained together."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from cli import complaint
 from decisions_made import KEPT
+from running import Finished
 
 from gpubench.compare.ledger import JudgedEdit, add, line_of, read, together
 from gpubench.errors import RunDirectoryError, RunFailed
 
+CommandLine = Callable[..., Finished]
 ONE = line_of(KEPT)
 
 
 def edit(base: str, gain: float, decision: str = "keep", **changes: object) -> JudgedEdit:
-    interval = (gain / 1.01, gain * 1.01)
-    return msgspec.structs.replace(ONE, base=base, gain=gain, interval=interval, decision=decision, **changes)
+    changes = {"interval": (gain / 1.01, gain * 1.01)} | changes
+    return msgspec.structs.replace(ONE, base=base, gain=gain, decision=decision, **changes)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -50,6 +55,61 @@ def test_a_ledger_of_a_newer_version_and_a_missing_one_are_refused(tmp_path: Pat
         read(tmp_path / "edits.jsonl")
     with pytest.raises(RunFailed, match="cannot write"):
         add(tmp_path, ONE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("gain", value) for value in (-1, 0, 1e308, 1e-308, [], "1")),
+        *(("interval", value) for value in ([0, 0], [-1, 1], [1, 1e308], [1], [1, 1, 1], [])),
+        *(("rounds", value) for value in (-1, 1e308, 10**40, 1.5)),
+        *(("margin", value) for value in (-1, 1e308, None)),
+        *(("schema_version", value) for value in (0, -1, 2**40)),
+    ],
+)
+def test_a_value_that_no_judgement_has_is_refused_where_it_is(
+    command_line: CommandLine, tmp_path: Path, name: str, value: object
+) -> None:
+    line = json.dumps(msgspec.to_builtins(ONE) | {name: value})
+    (tmp_path / "edits.jsonl").write_bytes(msgspec.json.encode(ONE) + b"\n" + line.encode() + b"\n")
+    said, _ = complaint(command_line("judge", "--ledger", "edits.jsonl"))
+    assert said.startswith("edits.jsonl:2 is ")
+    assert name in said or "newer version" in said
+
+
+@pytest.mark.parametrize("gain", [1e-100, 1e100])
+def test_the_product_of_many_gains_stays_a_number(command_line: CommandLine, tmp_path: Path, gain: float) -> None:
+    for number in range(9):
+        add(tmp_path / "edits.jsonl", edit(str(number), gain, interval=(1e-100, 1e100), started=str(number)))
+    done = command_line("judge", "--ledger", "edits.jsonl", "--json")
+    assert done.code == 0, done
+    assert json.loads(done.stdout)["together"]["gain"] == pytest.approx(gain)
+    assert command_line("judge", "--ledger", "edits.jsonl").code == 0
+
+
+@pytest.mark.parametrize("kept", range(1, 60, 7))
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_line_that_was_cut_short_is_left_out_reported_and_replaced_by_the_next(
+    command_line: CommandLine, tmp_path: Path, kept: int, before: int
+) -> None:
+    path = tmp_path / "edits.jsonl"
+    for number in range(before):
+        add(path, msgspec.structs.replace(ONE, started=str(number)))
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(ONE)[:kept])
+    done = command_line("judge", "--ledger", "edits.jsonl")
+    assert done.code == 0
+    assert f"edits.jsonl:{before + 1} is left out" in done.stderr
+    add(path, ONE)
+    assert [one.started for one in read(path)] == [*map(str, range(before)), ONE.started]
+    assert path.read_bytes().count(b"\n") == before + 1
+
+
+def test_a_line_whose_end_an_editor_has_removed_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    path.write_bytes(msgspec.json.encode(ONE))
+    add(path, msgspec.structs.replace(ONE, started="later"))
+    assert [one.started for one in read(path)] == [ONE.started, "later"]
 
 
 def test_the_gain_of_kept_edits_is_the_product_of_theirs() -> None:

@@ -84,6 +84,10 @@ GOOD = patch_of(x=Versions(b"a\nb\nc\n", b"a\nB\nc\n"))
         GOOD + GOOD[GOOD.index(b"--- a") :],
         GOOD[:-4],
         GOOD.replace(b"@@ -1,3", b"@@ -7,3"),
+        GOOD.replace(b"-1,3", b"-%b,3" % (b"9" * 5000)),
+        GOOD.replace(b"-1,3", b"-1,%b" % (b"9" * 5000)),
+        GOOD.replace(b"+1,3", b"+%b,3" % (b"9" * 5000)),
+        GOOD.replace(b"+1,3", b"+1,%b" % (b"9" * 5000)),
     ],
 )
 def test_a_damaged_patch_changes_nothing(patch: bytes) -> None:
