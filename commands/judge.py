@@ -208,11 +208,11 @@ def _judge(
     from gpubench.report import decision as report
     from gpubench.report import index
 
+    terminal = shown.terminal()
     if ledger:
         output.check_file(ledger, "--ledger")
         if ledger.exists():
             ledgers.read(ledger)
-    terminal = shown.terminal()
     with announced() as others:
         judging = Judging(terms, before, others)
         outcomes = run(variants, Bench(kind_of(PROGRAM), terminal), judging)
@@ -290,9 +290,10 @@ def _show(ctx: typer.Context, ledger: Path, shown: options.Shown) -> None:
         raise UsageError(
             f"{others[0]} has no effect on a ledger that is shown", "add a program: gpubench judge -- python train.py"
         )
+    terminal = shown.terminal()
     edits = read(ledger)
     if shown.json:
         text = to_json({"edits": edits, "together": together(edits)})
     else:
-        text = shown.terminal().render(report.of_ledger(ledger, edits))
+        text = terminal.render(report.of_ledger(ledger, edits))
     output.write(text, f"{ledger} has all edits")
