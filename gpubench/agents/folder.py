@@ -7,12 +7,13 @@ from pathlib import Path
 from gpubench.errors import UsageError
 from gpubench.registry import kind_of
 from gpubench.settings.commands import COMMANDS
-from gpubench.settings.field import declared_key
+from gpubench.settings.field import declared_key, fields, stays_inside
+from gpubench.settings.keys import COMMAND
 from gpubench.settings.loading import canonical, refuse_unknown, variable_of
 
 ELSEWHERE = "program.directory"
-FIXED = {ELSEWHERE: "directory", "program.command": "program", "results": None}
-"""The settings that only the server decides, and the argument of a tool that says the same, if there is one."""
+ARGUMENTS = {ELSEWHERE: "directory", COMMAND: "program"}
+"""The arguments of a tool that say what a setting would."""
 
 
 class Folder:
@@ -61,14 +62,15 @@ class Folder:
 
 
 def refuse_settings(command: str, keys: Iterable[str]) -> None:
-    """Raises an error for what is not a setting of the runs of `command`, and for settings that the server decides."""
+    """Raises an error for what is not a setting of the runs of `command`, and for one that can lead out of a folder."""
     cls = COMMANDS[command]
     for key in keys:
         known = canonical(cls, key)
-        if known in FIXED:
-            argument = FIXED[known]
-            hint = f"the argument {argument} says it" if argument else "leave it out"
-            raise UsageError(f"the setting {key!r} is not for a tool to choose", hint)
         if declared_key(cls, known) is None:
             refuse_unknown(cls, {key: ""}, {})
             raise UsageError(f"{key!r} is not a setting of {kind_of(command).run_by}", "name it by its dotted name")
+        if not stays_inside(fields(cls)[known]):
+            argument = ARGUMENTS.get(known)
+            hint = f"the argument {argument} says it" if argument else "leave it out; a user sets it on a terminal"
+            message = f"the setting {key!r} can read, write or send outside of the folder, so a tool does not choose it"
+            raise UsageError(message, hint)

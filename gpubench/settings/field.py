@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -64,6 +65,11 @@ class Setting:
     """Whether it changes nothing where a forward pass is all that is computed."""
     idle_with: Mapping[str, Sequence[Any]] | None = None
     """The values of other settings, by dot-key, with any of which it has no effect."""
+    stays_inside: bool | None = None
+    """Whether it reads, writes and sends nothing outside of the folder in which a program runs, whatever its value.
+
+    If None, its type decides: a number, a switch or one of several words names no place, but a text can.
+    """
 
 
 def _declare(role: Role, default: Any, description: str, **more: Any) -> Any:
@@ -194,6 +200,26 @@ def words(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return [str(value) for value in get_args(kind)]
     return [word for part in get_args(kind) for word in words(part)]
+
+
+def stays_inside(field: FieldInfo) -> bool:
+    """Whether a setting reads, writes and sends nothing outside of the folder in which a program runs."""
+    declared = setting(field).stays_inside
+    return _is_closed(field.annotation) if declared is None else declared
+
+
+def _is_closed(kind: Any) -> bool:
+    """Whether a type has no values but numbers, switches, declared words and None."""
+    if isinstance(kind, TypeVar):
+        return _is_closed(kind.__default__)
+    if isinstance(kind, type):
+        return issubclass(kind, int | float | StrEnum | type(None))
+    parts = get_args(kind)
+    if get_origin(kind) is Literal or kind is None:
+        return True
+    if get_origin(kind) is Annotated:
+        return _is_closed(parts[0])
+    return get_origin(kind) in (Union, UnionType) and all(map(_is_closed, parts))
 
 
 def is_switch(field: FieldInfo) -> bool:

@@ -91,7 +91,9 @@ def _pattern(text: str | None) -> str | None:
 class CommandSettings(Section):
     command: Annotated[str, BeforeValidator(_words)] = treatment("", "command line of the program; no shell reads it")
     directory: Path | None = uncompared(None, "directory to run the program in; default: the current one")
-    ref: str | None = treatment(None, "git commit to run the program of; default: the directory as it is")
+    ref: str | None = treatment(
+        None, "git commit to run the program of; default: the directory as it is", stays_inside=True
+    )
     patch: Path | None = treatment(
         None, "patch made by gpubench, to run a temporary copy of the program with; default: the directory as it is"
     )
@@ -99,6 +101,7 @@ class CommandSettings(Section):
         None,
         "regular expression with a group, a number in what the program prints, which comparisons judge as a loss",
         alias="watch",
+        stays_inside=True,
         option=Option(
             YOUR_PROGRAM, "REGEX", "Judge a number too that the program prints, such as 'val_loss=([0-9.]+)'."
         ),

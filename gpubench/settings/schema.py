@@ -44,7 +44,7 @@ def _refuse_mps(device: Any) -> Any:
 def experiment_named(default: str) -> Any:
     """Declares the folder that groups the runs of a command."""
     option = Option(OUTPUT, "NAME", found_by="experiments")
-    return uncompared(default, "subdirectory of results that groups runs", option=option)
+    return uncompared(default, "subdirectory of results that groups runs", option=option, stays_inside=True)
 
 
 class RunSettings(Section, Generic[Open]):

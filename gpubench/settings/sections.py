@@ -482,10 +482,11 @@ class LoggingSettings(Section):
         "DEBUG", "lowest level that is written to run.log, which has errors and what workers print in any case"
     )
     graph: bool = uncompared(True, "write the model graph to TensorBoard if it can be traced")
-    wandb: bool = uncompared(False, "also log to Weights & Biases (needs the package wandb)")
+    wandb: bool = uncompared(False, "also log to Weights & Biases (needs the package wandb)", stays_inside=False)
     wandb_project: str = uncompared("gpubench", "Weights & Biases project", idle_with={"logging.wandb": (False,)})
     wandb_mode: Literal["online", "offline"] = uncompared(
         "online",
         "online uploads; offline writes to the run directory only",
         idle_with={"logging.wandb": (False,)},
+        stays_inside=False,
     )

@@ -239,10 +239,23 @@ def test_a_directory_below_the_folder_is_where_the_program_runs(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
-        ("measure", {"program": ["p"], "settings": {"program.directory": "/"}}, "is not for a tool to choose"),
-        ("measure", {"program": ["p"], "vs": {"program.directory": "/"}}, "is not for a tool to choose"),
-        ("memory", {"program": ["p"], "settings": {"results": "/tmp"}}, "is not for a tool to choose"),
-        ("tune", {"program": ["p"], "only": ["program.command"]}, "is not for a tool to choose"),
+        ("measure", {"program": ["p"], "settings": {"program.directory": "/"}}, "so a tool does not choose it"),
+        ("measure", {"program": ["p"], "vs": {"program.directory": "/"}}, "so a tool does not choose it"),
+        ("memory", {"program": ["p"], "settings": {"results": "/tmp"}}, "so a tool does not choose it"),
+        ("tune", {"program": ["p"], "only": ["program.command"]}, "so a tool does not choose it"),
+        (
+            "measure",
+            {"program": ["p"], "settings": {"program.patch": "/etc/passwd"}},
+            "the setting 'program.patch' can",
+        ),
+        ("measure", {"program": ["p"], "vs": {"program.patch": "/etc/passwd"}}, "the setting 'program.patch' can"),
+        ("profile", {"program": ["p"], "settings": {"logging.wandb": True}}, "the setting 'logging.wandb' can"),
+        ("tune", {"program": ["p"], "settings": {"logging.wandb_mode": "online"}}, "the setting 'logging.wandb_mode'"),
+        (
+            "memory",
+            {"program": ["p"], "settings": {"logging.wandb_project": "x"}},
+            "the setting 'logging.wandb_project'",
+        ),
         ("profile", {"program": ["p"], "settings": {"html": "/tmp/x"}}, "unknown setting 'html'"),
         ("profile", {"program": ["p"], "settings": {"": "x"}}, "unknown setting ''"),
         ("measure", {"program": ["a\0b"]}, "cannot be started with these words: embedded null byte"),

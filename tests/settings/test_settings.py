@@ -1,12 +1,13 @@
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import reference
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from gpubench.kinds.memory.settings import MemorySettings
-from gpubench.settings.field import Section, fields, of_program, setting
+from gpubench.settings.field import Section, fields, of_program, setting, stays_inside, uncompared
 from gpubench.settings.programs import ProgramSettings, from_outside
 from gpubench.settings.schema import CompletedTrainSettings, TrainSettings
 from gpubench.settings.sections import MeasurementSettings, TrainingSettings
@@ -25,6 +26,22 @@ def test_a_setting_cannot_be_declared_without_its_role_in_a_comparison() -> None
 
         class Undeclared(Section):
             steps: int = 3
+
+
+def test_a_text_or_a_path_counts_as_leading_out_of_the_folder_unless_it_is_declared_not_to() -> None:
+    class Declared(Section):
+        number: Annotated[float, Field(gt=0)] | None = uncompared(None, "")
+        word: Literal["a", "all"] | int = uncompared("a", "")
+        switch: bool = uncompared(False, "")
+        sends: bool = uncompared(False, "", stays_inside=False)
+        text: str | None = uncompared(None, "")
+        path: Path = uncompared(Path(), "")
+        mapping: dict[str, int] = uncompared({}, "")
+        anything: Any = uncompared(None, "")
+        name: str = uncompared("", "", stays_inside=True)
+
+    inside = [key for key, field in fields(Declared).items() if stays_inside(field)]
+    assert inside == ["number", "word", "switch", "name"]
 
 
 def test_completed_settings_have_no_open_ones() -> None:
