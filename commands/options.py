@@ -291,7 +291,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Run the code that the results of somebody else name, without a question.",
+        help="Run the code that a file names, also if it was not run before, without a question.",
         rich_help_panel=MODEL,
     ),
 ]

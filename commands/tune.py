@@ -102,6 +102,16 @@ Apply = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show what --apply would change, and where, and change nothing.",
+        rich_help_panel=SEARCH,
+    ),
+]
+
+
 SETTINGS = {
     "trust": (
         "model",
@@ -132,6 +142,7 @@ def tune(
     loss_margin: options.LossMargin = None,
     resume: Resume = None,
     apply: Apply = None,
+    dry_run: DryRun = False,
     name: options.Name = None,
     tag: options.Tags = None,
     json: options.Json = False,
@@ -144,8 +155,10 @@ def tune(
         raise UsageError("tune starts fresh processes, which torchrun does not", "run it without torchrun")
     shown = options.Shown(json=json, quiet=quiet, verbose=verbose)
     if apply:
-        _apply(ctx, apply, shown)
+        _apply(ctx, apply, shown, dry_run=dry_run)
         return
+    if dry_run:
+        raise UsageError("--dry-run shows what --apply would change", "give --apply DIR too, or leave it out")
     if resume:
         _resume(ctx, resume, shown)
         return
@@ -357,10 +370,10 @@ def _search_at(folder: Path, ctx: typer.Context) -> Path:
     raise RunDirectoryError(f"{folder} {what}", f"gpubench tune --resume {shlex.quote(str(found))}")
 
 
-def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
-    """Applies the patch of a search or of a profile. Raises UsageError for a folder without one."""
+def _apply(ctx: typer.Context, folder: Path, shown: options.Shown, *, dry_run: bool) -> None:
+    """Applies the patch of a search or of a profile, or shows it. Raises UsageError for a folder without one."""
     from gpubench import units
-    from gpubench.patches.apply import apply
+    from gpubench.patches import apply
     from gpubench.patches.diff import lines_changed
     from gpubench.patches.result import FILE
     from gpubench.permission import permit
@@ -369,10 +382,12 @@ def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     from gpubench.settings.keys import PATCH
     from gpubench.settings.loading import load
     from gpubench.settings.programs import ProgramSettings
+    from gpubench.settings.trust import code_in
 
-    allowed = {"apply", "results", "trust", "json", "quiet", "verbose"}
+    allowed = {"apply", "dry_run", "results", "trust", "json", "quiet", "verbose"}
     if options.given(ctx).keys() - allowed or ctx.args or options.program(ctx) is not None:
-        raise UsageError("--apply applies a patch as it is", "leave out all options but --trust, --json, -q and -v")
+        hint = "leave out all options but --dry-run, --trust, --json, -q and -v"
+        raise UsageError("--apply applies a patch as it is", hint)
     results = Path(ctx.params.get("results") or os.environ.get("GPUBENCH_RESULTS") or RESULTS)
     found = next((one for one in (folder, results / folder) if (one / FILE).is_file()), None)
     if found is None:
@@ -381,14 +396,26 @@ def _apply(ctx: typer.Context, folder: Path, shown: options.Shown) -> None:
     known = next((one for one in (found / "best.yaml", found / CONFIG) if one.is_file()), None)
     if known is None:
         raise UsageError(f"{found} does not say which program its patch is of", f"git apply {found / FILE}")
-    run = options.trusted(ctx, load(ProgramSettings, str(known), {PATCH: str(found / FILE)}))
-    permit([run], shown._replace(quiet=True).terminal())  # it only asks: nothing is run
-    directory = run.settings.program.directory or Path()
-    changed = {name: lines_changed(versions) for name, versions in apply(found / FILE, directory).items()}
-    if shown.json:
-        output.write(to_json({"path": str(found / FILE), "directory": str(directory), "lines": changed}), "")
+    patch = found / FILE
+    run = options.trusted(ctx, load(ProgramSettings, str(known)).with_overrides({PATCH: str(patch)}, str(known)))
+    if dry_run:
+        code = code_in(run.settings)
     else:
-        said = [f"{directory / name}: {units.counted(lines, 'line')} changed\n" for name, lines in changed.items()]
+        advice = f"gpubench tune --apply {shlex.quote(str(folder))} --dry-run shows the change; --trust applies it"
+        (code,) = permit([run], shown._replace(quiet=True).terminal(), "apply it?", advice)  # it only asks
+    assert code  # a patch is code
+    files = apply.applied(patch, code.directory, code.patch)
+    if not dry_run:
+        apply.apply(files, code.directory)
+    lines = {name: lines_changed(versions) for name, versions in files.items()}
+    if shown.json:
+        made = {"path": str(patch), "directory": str(code.directory), "lines": lines}
+        output.write(to_json(made | ({"diff": apply.shown(files)} if dry_run else {})), "")
+    elif dry_run:
+        counted = units.counted(len(files), "file")
+        output.write(f"# {patch} would change {counted} in {code.directory}\n{apply.shown(files)}", "")
+    else:
+        said = [f"{code.directory / name}: {units.counted(n, 'line')} changed\n" for name, n in lines.items()]
         output.write("".join(said), "")
 
 

@@ -10,12 +10,17 @@ from pathlib import Path
 from gpubench import foreign_files
 from gpubench.errors import RunFailed, UsageError
 from gpubench.patches import diff
+from gpubench.text import clean
 
 
-def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
-    """The files of a directory that a patch changes, before and after it. Raises UsageError if it does not apply."""
+def applied(patch: Path, directory: Path, content: bytes | None = None) -> dict[str, diff.Versions]:
+    """The files of a directory that a patch changes, before and after it. Raises UsageError if it does not apply.
+
+    `content` is that of the patch, if it has been read already.
+    """
     try:
-        found = diff.applied(foreign_files.content(patch), lambda name: foreign_files.content(directory / name))
+        content = foreign_files.content(patch) if content is None else content
+        found = diff.applied(content, lambda name: foreign_files.content(directory / name))
     except OSError as error:
         raise UsageError(f"{error.filename or patch} cannot be read: {error.strerror}", "check the folder") from None
     except diff.NotApplicable as error:
@@ -30,12 +35,14 @@ def applied(patch: Path, directory: Path) -> dict[str, diff.Versions]:
     return found
 
 
-def apply(patch: Path, directory: Path) -> Mapping[str, diff.Versions]:
-    """Applies a patch to the files in a directory, and returns them.
+def shown(files: Mapping[str, diff.Versions]) -> str:
+    """The change of files as a diff for a terminal, in which every character that cannot be seen is an escape."""
+    lines = diff.changes(files).decode(errors="backslashreplace").split("\n")
+    return "\n".join("\t".join(map(clean, line.split("\t"))) for line in lines)
 
-    Raises UsageError if it does not apply, and RunFailed if a file cannot be written; nothing is changed then.
-    """
-    files = applied(patch, directory)
+
+def apply(files: Mapping[str, diff.Versions], directory: Path) -> None:
+    """Changes files in a directory. Raises RunFailed if one cannot be written; nothing is changed then."""
     done: list[str] = []
     try:
         for name, versions in files.items():
@@ -47,7 +54,6 @@ def apply(patch: Path, directory: Path) -> Mapping[str, diff.Versions]:
                 _replace(directory / name, files[name].before)
         named = Path(error.filename or directory).name.removeprefix(".").removesuffix(".tmp")
         raise RunFailed(f"cannot write {named}: {error.strerror}; nothing is changed", "check who owns it") from None
-    return files
 
 
 def replaced(path: Path, content: bytes) -> None:

@@ -44,12 +44,18 @@ def written(files: Mapping[str, Versions], comments: Sequence[str], heading: Cal
     The lines count from 1.
     """
     found = [f"# {line}".rstrip().encode(errors="backslashreplace") + b"\n" for line in comments]
-    names = {name: name.encode(errors="surrogateescape") for name in files}
     for name, versions in files.items():
-        found.append(b"# sha256 %s  %s\n" % (_digest(versions.before), names[name]))
+        found.append(b"# sha256 %s  %s\n" % (_digest(versions.before), name.encode(errors="surrogateescape")))
+    return b"".join([*found, changes(files, heading)])
+
+
+def changes(files: Mapping[str, Versions], heading: Callable[[str, range], str] = lambda *_: "") -> bytes:
+    """The diff of files without its comments; see `written`."""
+    found = []
     for name, versions in files.items():
-        end = b"\t\n" if b" " in names[name] else b"\n"  # by which both programs find the end of such a name
-        found += [b"--- a/" + names[name] + end, b"+++ b/" + names[name] + end]
+        named = name.encode(errors="surrogateescape")
+        end = b"\t\n" if b" " in named else b"\n"  # by which both programs find the end of such a name
+        found += [b"--- a/" + named + end, b"+++ b/" + named + end]
         found += _hunks(versions, lambda lines, name=name: heading(name, lines))  # type: ignore[misc]
     return b"".join(found)
 

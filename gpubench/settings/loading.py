@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from gpubench import foreign_files
 from gpubench.configs import presets
 from gpubench.errors import SettingsError, UsageError, alike, did_you_mean, offer
-from gpubench.foreign_files import RUN, SEARCH, TRIALS
+from gpubench.foreign_files import RUN, TRIALS
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import NOT_OF_PROGRAMS, OF_PROGRAMS, kind_of
 from gpubench.settings import yaml_text
@@ -141,12 +141,6 @@ def is_of_a_run(path: Path) -> bool:
     return path.with_name(RUN).exists()
 
 
-def is_result(file: Path) -> bool:
-    """Whether a file is in a run directory or in the folder of a search, also if a link leads to it."""
-    folders = {file.parent, Path(os.path.realpath(file)).parent}
-    return any(os.path.lexists(folder / name) for folder in folders for name in (RUN, SEARCH))
-
-
 def writer_of(path: Path) -> str | None:
     """The command of the run that a file belongs to; None for other files, or if it is not recorded."""
     try:
@@ -234,8 +228,8 @@ class Configuration(Generic[S]):
     labels: Labels = UNLABELLED
     """Of the run itself: a configuration derived from this one does not have them."""
     received: str | None = None
-    """The origin that is a file of results, which somebody else may have made; None if there is none, or if the user
-    trusts it. See `gpubench.settings.trust`."""
+    """The origin that is a file, which somebody else may have made; None if there is none, or if the user trusts it.
+    See `gpubench.settings.trust`."""
 
     def with_overrides(self, overrides: Mapping[str, Any], origin: str) -> "Configuration[S]":
         """Changes some keys in a copy. Raises SettingsError as `load` does."""
@@ -307,7 +301,7 @@ def load(cls: type[S], config: str | None = None, overrides: Mapping[str, Any] |
     # What a run recorded is not asked of the run of another command that repeats its work.
     asked = {key: value for key, value in values.items() if not (path and is_of_a_run(path) and origins[key] == config)}
     values |= _recording(cls, asked, values, origins)
-    received = str(config) if path and is_result(path) else None
+    received = config if path and config not in presets() else None
     return Configuration(validate(cls, values, origins), {key: origins[key] for key in values}, received=received)
 
 

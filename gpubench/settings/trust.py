@@ -1,9 +1,8 @@
 """What settings run as code, and whether this user has run it before.
 
-The files in run directories and in folders of searches are results, which may come from somebody else, and whose
-settings can name a command or a callable. Digests of all code that a user has run are kept outside of the results, in
-the folder of the user's own state. Results whose code is not among them were not made here by this user. No file in the
-results takes part in this, so that none can claim to be this user's.
+Any file of settings or results may come from somebody else, and can name a command, a callable or a patch. Digests of
+all code that a user has run are kept in the folder of the user's own state. What is not among them was not made or run
+here by this user. Nothing in or beside the file takes part in this, so that none can claim to be this user's.
 """
 
 import hashlib
@@ -36,8 +35,8 @@ class Code:
     """The settings that are given and name the code, or are given to it, by dot-key."""
     directory: Path
     """The directory in which it runs."""
-    patch: str = ""
-    """The digest of the patch that it is run with; empty without one, or if it cannot be read."""
+    patch: bytes = b""
+    """The content of the patch that it is run with; empty without one, or if it cannot be read."""
 
     @property
     def said(self) -> str:
@@ -46,23 +45,29 @@ class Code:
         ref = f" of commit {self.parts[REF]}" if REF in self.parts else ""
         ref += f" patched by {self.parts[PATCH]}" if PATCH in self.parts else ""
         given = "".join(f", {key}={value}" for key, value in self.parts.items() if key.startswith(f"{ARGUMENTS}."))
-        return f"{' and '.join(names)}{given}{ref}, in {self.directory}"
+        return f"{' and '.join(filter(None, names)) or 'files'}{given}{ref}, in {self.directory}"
 
     @property
     def digest(self) -> str:
         named = sorted((key, value) for key, value in self.parts.items() if key != PATCH)
-        content = json.dumps([named, str(self.directory), *filter(None, [self.patch])], default=str)
+        patch = [hashlib.sha256(self.patch).hexdigest()] if self.patch else []
+        content = json.dumps([named, str(self.directory), *patch], default=str)
         return hashlib.sha256(content.encode()).hexdigest()
+
+    def without(self, keys: Collection[str]) -> "Code":
+        """The code without some of the settings that name it, such as its commit or its patch."""
+        parts = {key: value for key, value in self.parts.items() if key not in keys}
+        return Code(parts, self.directory, self.patch if PATCH in parts else b"")
 
 
 def code_in(settings: Any) -> Code | None:
     """The code that the settings of a command run, beside that of gpubench; None if there is none."""
     values = {key: value for key, value in flatten(settings.model_dump()).items() if value is not None}
-    if values.get(COMMAND):
+    if values.get(COMMAND) or PATCH in values:
         parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF, PATCH) if key in values}
-        patch = ""
+        patch = b""
         with suppress(OSError):
-            patch = hashlib.sha256(foreign_files.content(Path(parts[PATCH]))).hexdigest() if PATCH in parts else ""
+            patch = foreign_files.content(Path(parts[PATCH])) if PATCH in parts else b""
         return Code(parts, Path(values.get(DIRECTORY, "")).resolve(), patch)
     parts = {key: values[key] for key in CALLABLES if names_callable(str(values.get(key)))}
     if CALLABLES[0] in parts:

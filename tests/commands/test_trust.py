@@ -13,6 +13,7 @@ from cli import complaint
 from recorded_runs import edit, write_run
 from running import Finished
 
+from gpubench import permission
 from gpubench.errors import UsageError
 from gpubench.foreign_files import SEARCH
 from gpubench.permission import permit
@@ -21,7 +22,7 @@ from gpubench.report.terminal import Terminal
 from gpubench.runs.directory import CONFIG, RUN
 from gpubench.settings import trust
 from gpubench.settings.keys import FILLED_IN, flatten
-from gpubench.settings.loading import Configuration, is_result, load
+from gpubench.settings.loading import Configuration, load
 from gpubench.settings.programs import ProgramSettings
 from gpubench.settings.schema import TrainSettings
 from gpubench.tuning.result import Tuning
@@ -61,10 +62,16 @@ def search(folder: Path, command: str = EVIL, **changes: Any) -> Path:
     return folder
 
 
-def run_of(results: Path, content: str, command: str = "train-bench") -> str:
-    """Writes a run with this configuration, and returns the path of its config.yaml."""
+def run_of(results: Path, content: str, command: str = "train-bench", *, recorded: bool = True) -> str:
+    """Writes a run with this configuration, and returns the path of its config.yaml.
+
+    One that is not recorded has lost the file by which a run is recognised.
+    """
     path = write_run(results, steps=14)
-    edit(path / RUN, command=command)
+    if recorded:
+        edit(path / RUN, command=command)
+    else:
+        (path / RUN).unlink()
     (path / CONFIG).write_text(content)
     return str(path / CONFIG)
 
@@ -104,6 +111,7 @@ MODEL = "model:\n  name: os:system\n  arguments:\n    command: touch taken\n"
 DATA = "data:\n  source: taken:taken\n"
 
 
+@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize(
     ("command", "writer", "content", "named"),
     [
@@ -118,9 +126,15 @@ DATA = "data:\n  source: taken:taken\n"
     ],
 )
 def test_the_configuration_of_a_received_run_runs_nothing(
-    command_line: CommandLine, tmp_path: Path, command: str, writer: str, content: str, named: str
+    command_line: CommandLine,
+    tmp_path: Path,
+    command: str,
+    writer: str,
+    content: str,
+    named: str,
+    recorded: bool,
 ) -> None:
-    config = run_of(tmp_path / "received", content, writer)
+    config = run_of(tmp_path / "received", content, writer, recorded=recorded)
     options = ("--device", "cpu") if content != PROGRAMS else ()
     (tmp_path / "taken.py").write_text("def taken():\n    pass\n\nopen('taken', 'x')\n")
     said, hint = complaint(command_line(command, "--config", config, *options))
@@ -143,16 +157,6 @@ def test_a_command_that_names_no_model_says_once_which_built_in_one_it_runs(caps
     assert said == ["runs resnet-tiny, a built-in model, as none is named; a program of your own goes after --"]
 
 
-def test_what_is_in_the_folder_of_results_is_a_result_whatever_leads_there(tmp_path: Path) -> None:
-    config = run_of(tmp_path, PROGRAMS, PROGRAM)
-    (tmp_path / "link.yaml").symlink_to(config)
-    (tmp_path / "mine.yaml").write_text(PROGRAMS)
-    best = search(tmp_path / "tune-1") / "best.yaml"
-    best.write_text(PROGRAMS)
-    assert all(map(is_result, (Path(config), tmp_path / "link.yaml", best)))
-    assert not is_result(tmp_path / "mine.yaml")  # a file of the user, who has written it or has to read it
-
-
 def of_file(file: str, **more: Any) -> "Configuration[Any]":
     return load(ProgramSettings, file, more)
 
@@ -160,15 +164,37 @@ def of_file(file: str, **more: Any) -> "Configuration[Any]":
 def test_what_the_user_gives_is_the_users_own(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text(PROGRAMS)
-    permit([of_file(str(mine))], QUIET)
+    with pytest.raises(UsageError, match="names code"):  # whether a user wrote a file cannot be seen in it
+        permit([of_file(str(mine))], QUIET)
+    permit([load(ProgramSettings, None, {"program.command": EVIL})], QUIET)
     config = run_of(tmp_path, PROGRAMS, PROGRAM)
-    permit([of_file(config)], QUIET)  # it is the same command as in the file of the user
+    for file in (str(mine), config):
+        permit([of_file(file)], QUIET)  # it is the command that the user has given
     own = {"program.command": "true"}
     permit([of_file(config, **own)], QUIET)
     elsewhere = run_of(tmp_path, f"{PROGRAMS}  directory: {tmp_path}/received\n", PROGRAM)
     with pytest.raises(UsageError, match=r"names code .*: true, in .*/received"):
         permit([of_file(elsewhere, **own)], QUIET)
     permit([load(TrainSettings, run_of(tmp_path, "model:\n  name: resnet18\n"))], QUIET)
+
+
+def test_code_that_is_known_is_not_asked_about_again_for_a_commit_or_a_patch_that_the_user_chooses(
+    tmp_path: Path,
+) -> None:
+    file, sent = tmp_path / "mine.yaml", tmp_path / "sent.yaml"
+    file.write_text(PROGRAMS)
+    (tmp_path / "best.patch").write_text("# a patch\n")
+    versions = {"program.ref": "HEAD~1"}, {"program.patch": str(tmp_path / "best.patch")}
+    for chosen in versions:
+        with pytest.raises(UsageError, match="names code"):
+            permit([of_file(str(file), **chosen)], QUIET)
+    permit([load(ProgramSettings, None, {"program.command": EVIL})], QUIET)
+    for chosen in versions:
+        ((key, value),) = chosen.items()
+        sent.write_text(f"{PROGRAMS}  {key.removeprefix('program.')}: {value}\n")
+        with pytest.raises(UsageError, match="names code"):
+            permit([of_file(str(sent))], QUIET)
+        permit([of_file(str(file), **chosen)], QUIET)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +208,7 @@ def test_on_a_terminal_there_is_a_question(
     agreed: bool,
 ) -> None:
     config = run_of(tmp_path, PROGRAMS.replace("taken", r"\x1b[2Jtaken"), PROGRAM)
+    monkeypatch.setattr(permission, "_AGREED", set())
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -195,6 +222,9 @@ def test_on_a_terminal_there_is_a_question(
             permit([run], QUIET)
     assert trust.has_run(code) == agreed
     asked = capsys.readouterr().err
+    if agreed:
+        monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such")
+        permit([run], QUIET)  # nothing is noted, and nothing is asked twice
     assert f"  {code.said}\n" in asked
     assert "\x1b" not in asked
 
