@@ -148,8 +148,8 @@ def plant(repository: Path, tmp_path: Path) -> tuple[Path, Callable[[], set[str]
         (folder / ".git" / "more").write_text(text)
         (folder / ".git" / "config.worktree").write_text(text)
         text = f'[include]\n\tpath = more\n[includeIf "gitdir:**"]\n\tpath = more\n{text}'
-        with (folder / ".git" / "config").open("a") as file:
-            file.write(f"[extensions]\n\tworktreeConfig = true\n[core]\n\trepositoryFormatVersion = 1\n{text}")
+        with (folder / ".git" / "config").open("a") as configuration:
+            configuration.write(f"[extensions]\n\tworktreeConfig = true\n[core]\n\trepositoryFormatVersion = 1\n{text}")
         (folder / "train.py").write_text("print('edited')\n")
         os.utime(folder / "data.bin", (1, 1))
     (repository / ".gitmodules").write_text("")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,16 +58,16 @@ def test_a_ledger_of_a_newer_version_and_a_missing_one_are_refused(tmp_path: Pat
         add(tmp_path, ONE)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("gain", value) for value in (-1, 0, 1e308, 1e-308, [], "1")),
-        *(("interval", value) for value in ([0, 0], [-1, 1], [1, 1e308], [1], [1, 1, 1], [])),
-        *(("rounds", value) for value in (-1, 1e308, 10**40, 1.5)),
-        *(("margin", value) for value in (-1, 1e308, None)),
-        *(("schema_version", value) for value in (0, -1, 2**40)),
-    ],
-)
+IMPOSSIBLE: dict[str, list[Any]] = {
+    "gain": [-1, 0, 1e308, 1e-308, [], "1"],
+    "interval": [[0, 0], [-1, 1], [1, 1e308], [1], [1, 1, 1], []],
+    "rounds": [-1, 1e308, 10**40, 1.5],
+    "margin": [-1, 1e308, None],
+    "schema_version": [0, -1, 2**40],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMPOSSIBLE.items() for value in values])
 def test_a_value_that_no_judgement_has_is_refused_where_it_is(
     command_line: CommandLine, tmp_path: Path, name: str, value: object
 ) -> None:
