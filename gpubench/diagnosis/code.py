@@ -82,11 +82,16 @@ def _enough(functions: Sequence[SampledFunction], samples: int, of: str) -> Code
 
 def idle_workers(case: ProfileCase) -> list[str]:
     """States how much of their time the workers have nothing to do, if that is much."""
-    workers = case.rank.code.workers if case.rank.code else None
-    if workers is None or workers.samples < ENOUGH or workers.waiting < LEAST * workers.samples:
+    share = idle_share(case)
+    if share is None or share < LEAST:
         return []
-    share = units.percent(workers.waiting / workers.samples)
-    return [f"{share} of the workers' time is spent waiting for the next batch to make"]
+    return [f"{units.percent(share)} of the workers' time is spent waiting for the next batch to make"]
+
+
+def idle_share(case: ProfileCase) -> float | None:
+    """Returns the fraction of their time in which workers have nothing to do; None if too little is known of them."""
+    workers = case.rank.code.workers if case.rank.code else None
+    return workers.waiting / workers.samples if workers is not None and workers.samples >= ENOUGH else None
 
 
 def sampled_evidence(found: CodeShares | None) -> list[str]:

@@ -42,10 +42,10 @@ def python_bound(case: ProfileCase) -> Answers:
         id="python-bound",
         title=f"Python code between operators delays {case.who()}",
         severity=severity(cost),
-        evidence=[
+        evidence=[  # the first sentence is all that a terminal shows without -v
+            *code.sampled_evidence(code.of_steps(case, {one.phase for one in stretches})),
             f"the longest time outside any operator is {units.seconds(stretches[0].length / 1e9)}",
             *(_describe_stretch(case, one) for one in stretches),
-            *code.sampled_evidence(code.of_steps(case, {one.phase for one in stretches})),
             *case.recording_evidence(cost),
         ],
         cause=cause,

@@ -8,12 +8,18 @@ from gpubench.diagnosis import code
 from gpubench.diagnosis.case import NOTABLE, Answers, ProfileCase, at_most, severity
 from gpubench.findings import Finding
 
+MOSTLY_IDLE = 0.9
+"""Of the workers' time: those that wait so much would keep up with a step several times as fast."""
+
 
 def data_loading(case: ProfileCase) -> Answers:
     waiting = _waiting(case)
     if waiting < NOTABLE:
         return
     workers = case.setting("data.workers")
+    if (idle := code.idle_share(case)) is not None and idle >= MOSTLY_IDLE:
+        yield _passed_on(case, waiting)
+        return
     more = _workers(case, workers, waiting)
     if more is not None:
         yield _too_few(case, workers, more, waiting)
@@ -26,6 +32,21 @@ def data_loading(case: ProfileCase) -> Answers:
         evidence=_evidence(case),
         cause=cause,
         advice=advice + _why(case),
+        expected=at_most(_bounded(case, waiting)),
+        threshold=_threshold(case),
+    )
+
+
+def _passed_on(case: ProfileCase, waiting: float) -> Finding:
+    """Returns the finding for workers that wait themselves, so that passing their batches on is what takes time."""
+    return Finding(
+        id="data-loading",
+        title=f"{case.who()} waits for batches, though the workers have little to do",
+        severity=severity(waiting),
+        evidence=[*code.idle_workers(case), *_evidence(case, idle=False)],
+        cause="making a batch is fast, and sending it from a worker process to this one is slow",
+        advice="load without workers, num_workers=0, as for data in memory; or send less often, in larger batches",
+        fix=case.fix(data__workers=0) if case.setting("data.workers") else {},
         expected=at_most(_bounded(case, waiting)),
         threshold=_threshold(case),
     )
@@ -188,7 +209,7 @@ def _cheaper(case: ProfileCase, advice: str) -> str:
     return advice.format(code.named(slowest)) if slowest else ""
 
 
-def _evidence(case: ProfileCase) -> list[str]:
+def _evidence(case: ProfileCase, *, idle: bool = True) -> list[str]:
     evidence = []
     found = code.making_batches(case)
     clean, step = case.clean_share("phase_data_wait"), case.metrics.get("step_time")
@@ -199,7 +220,7 @@ def _evidence(case: ProfileCase) -> list[str]:
         )
     if case.ready:
         evidence.append(case.ready.found)
-    evidence += [*code.sampled_evidence(found), *code.idle_workers(case)]
+    evidence += [*code.sampled_evidence(found), *(code.idle_workers(case) if idle else [])]
     evidence += case.idle_starts_evidence()
     device, loading = case.rank.device, case.rank.idle.get("data_loader", 0)
     if device is not None and loading:

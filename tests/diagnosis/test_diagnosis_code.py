@@ -70,6 +70,25 @@ def test_a_loader_without_workers_is_slow_because_of_a_function_of_the_program()
     assert found.fix == {"data.workers": 3}
 
 
+def test_workers_that_have_little_to_do_are_not_given_more_of_them() -> None:
+    idle = workers(function(15), samples=400, waiting=380)
+    found = only(waiting(idle, data__workers=2))
+    assert found.evidence[0].startswith("95.0 % of the workers' time is spent waiting")
+    assert "num_workers=0" in found.advice
+    assert found.fix == {"data.workers": 0}
+    busy = only(waiting(workers(function(15), samples=400, waiting=300), data__workers=2))
+    assert busy.fix.get("data.workers") != 0
+
+
+def test_the_function_that_takes_the_time_is_the_first_that_is_said_of_python() -> None:
+    slept = python(stretch(60 * PERCENT, phase="other"))
+    own = function(800, phase="other", function="log")
+    rank = cpu(host={"python": 60 * PERCENT}, python=slept, code=main(own))
+    found = only(case(rank, settings=training()))
+    assert found.id == "python-bound"
+    assert "is in log at" in found.evidence[0]
+
+
 def test_the_time_of_workers_is_that_in_which_they_make_batches() -> None:
     code = workers(function(90, on_line=60), samples=400, waiting=300)
     found = only(waiting(code, data__workers=2))
