@@ -87,5 +87,12 @@ def _time(case: ProfileCase, cost: float) -> list[str]:
     clean = case.metrics.get("phase_optimizer")
     if clean is not None:
         spent = units.seconds(clean.estimate)
-        return [f"the optimizer takes {spent} of a step without the profiler ({units.percent(cost)})"]
+        said = f"the optimizer takes {spent} of a step without the profiler ({units.percent(cost)})"
+        recorded = next((one for one in case.rank.phases if one.name == "optimizer"), None)
+        computing = case.share(case.spent(recorded)) if recorded else cost
+        if 2 * computing >= cost:
+            return [said]
+        if case.on_cpu:
+            return [f"{said}, and {units.percent(computing)} of the recorded ones"]
+        return [f"{said}; its kernels take {units.percent(computing)} of the recorded ones, the rest is launching them"]
     return [f"the optimizer takes {units.percent(cost)} of {case.window()}"]

@@ -82,3 +82,10 @@ def test_what_else_the_program_fills_with_zeros_is_not_charged_to_gradients() ->
         zeroed_gradients=STEPS, zeroing=PERCENT // 100, operators=[operator("aten::zero_", 0, host=WALL // 2)]
     )
     assert saving(only(case(filling))) == pytest.approx(0.0004)
+
+
+def test_an_optimizer_whose_kernels_are_a_small_part_of_its_time_says_what_the_rest_is() -> None:
+    rank = gpu(phases=[phase("optimizer", device=5 * PERCENT)], optimizer_kernels=1000 * STEPS)
+    found = only(case(rank, metrics={"step_time": 0.1, "phase_optimizer": 0.035}))
+    assert found.id == "unfused-optimizer"
+    assert "(35.0 %); its kernels take 5 % of the recorded ones, the rest is launching them" in found.evidence[0]
