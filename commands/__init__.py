@@ -2,6 +2,7 @@
 
 import gc
 import io
+import os
 import sys
 import time
 
@@ -28,6 +29,7 @@ from gpubench.commands import (
 from gpubench.commands.output import drop_unwritten
 from gpubench.errors import GpubenchError, Interrupted, UsageError
 from gpubench.ranks import Ranks, launched_by_torchrun
+from gpubench.settings.keys import RESULTS_VARIABLE
 
 LET_RANK_0_EXIT_SECONDS = 3.0
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
@@ -94,6 +96,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters must not cause an error
+    _know_results_in_any_case()
     if not launched_by_torchrun():  # a worker that is measured collects as any other program does
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     try:
@@ -109,6 +112,13 @@ def main() -> None:
         code = Interrupted.exit_code
     drop_unwritten()
     sys.exit(code)
+
+
+def _know_results_in_any_case() -> None:
+    """Gives the variable of the results folder its name in capitals, by which commands without settings know it."""
+    for name, folder in list(os.environ.items()):
+        if name.upper() == RESULTS_VARIABLE:
+            os.environ.setdefault(RESULTS_VARIABLE, folder)
 
 
 def _as_typed(error: GpubenchError) -> GpubenchError:

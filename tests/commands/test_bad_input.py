@@ -161,6 +161,16 @@ def test_a_variable_that_names_no_setting_is_refused_by_every_command(
     )
 
 
+@pytest.mark.parametrize("words", ["runs", "compare latest~1 latest", "history"])
+def test_the_variable_of_the_results_counts_in_capitals_or_not(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("GPUBENCH_RESULTS", "restored after the test")
+    monkeypatch.delenv("GPUBENCH_RESULTS")
+    monkeypatch.setenv("gpubench_Results", "elsewhere")
+    assert "elsewhere" in complaint(command_line(*words.split()))[0]
+
+
 @pytest.mark.parametrize("words", ["--version", "runs --help", "runs show --help", "train-bench -h"])
 def test_a_variable_that_names_no_setting_does_not_keep_help_away(
     command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str
