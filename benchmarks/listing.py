@@ -36,6 +36,14 @@ BENCHMARKS = (
         8,
     ),
     Benchmark(
+        "clocks",
+        "Is the clock of a program accused only if it is false, and found to be false where that can be seen?",
+        ("benchmarks/clocks.py", "--repeats", "40", "--false", "4"),
+        "a true clock is never accused, beside up to 60 busy processes and with a host that is stopped; a false one "
+        "always is on a quiet machine, and is never called the same",
+        30,
+    ),
+    Benchmark(
         "data-cost",
         "Does `loader` say where the time of a sample goes, and how fast the loader is?",
         ("benchmarks/data_cost.py",),
