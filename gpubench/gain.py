@@ -1,17 +1,21 @@
 """A ratio of throughputs with its interval, in the words in which every screen, page and patch says it."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from gpubench import units
 from gpubench.metrics import TOO_WIDE
+
+Ratio = Annotated[float, Meta(ge=0, le=1e100)]
 
 
 class Gain(NamedTuple):
     """A ratio of throughputs with its 95 % interval."""
 
-    ratio: float
-    low: float
-    high: float
+    ratio: Ratio
+    low: Ratio
+    high: Ratio
 
     @property
     def too_wide(self) -> bool:

@@ -5,7 +5,7 @@ import json
 import os
 import pickletools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -55,7 +55,7 @@ def mutate(path: Path, random: Random, *, pipes: bool) -> str:
     ways: list[Mutation] = [*BROKEN, *BROKEN, *UNUSUAL, *[pipe] * pipes]
     content = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
-        ways += [swap, swap, swap, double]
+        ways += [swap, swap, swap, double, *[value] * 8]
     if path.suffix == ".yaml":
         ways += [yaml_line, yaml_line, yaml_value, yaml_value]
     if path.suffix == ".pickle":
@@ -160,6 +160,56 @@ def _swapped(document: Any, random: Random) -> Any:
         case _:
             document[key] = _swapped(document[key], random)
     return document
+
+
+@_rewriting
+def value(content: bytes, random: Random) -> bytes:
+    """Values of the JSON in it are others of their type, which a reader has no reason to expect."""
+    documents, lined = _documents(content)
+    for _ in range(random.choice([1, 1, 1, 3])):
+        by_kind: dict[tuple[object, ...], list[tuple[Any, Any]]] = {}
+        for place in _places(documents, ()):
+            by_kind.setdefault(place[0], []).append(place[1:])
+        if by_kind:  # each kind is as likely as any other, however many values of it there are
+            holder, key = random.choice(random.choice(list(by_kind.values())))
+            holder[key] = random.choice(_others(holder[key]))
+    return ("\n" if lined else "").join(json.dumps(document) for document in documents).encode()
+
+
+def _places(holder: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any, Any]]:
+    """Each value with its path, in which the items of a list are alike, and what holds it by which key."""
+    for key, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        here = (*path, key if isinstance(holder, dict) else None)
+        yield here, holder, key
+        if isinstance(item, dict | list):
+            yield from _places(item, here)
+
+
+def _others(value: Any) -> list[Any]:
+    """Values of the same type that may be out of range."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [-1, 0, 1, value + 1, -value, 2**31, 2**53 + 1, 2**63 - 1, 2**64, 10**40]
+        case float():
+            return [-1.0, 0.0, -0.0, 1e-308, 1e308, -1e308, -value, 1e18, 1e70, value * 1e6]
+        case str():
+            return [
+                "",
+                f"{value} more",
+                f"{value} one more",
+                value * 2,
+                " ".join(value.split()[1:]),
+                "x" * 5000,
+                HOSTILE,
+            ]
+        case list():
+            return [[], value[:-1], value + value[-1:], value[1:], value[::-1], value * 50]
+        case dict():
+            return [{}, dict(list(value.items())[1:])]
+        case _:
+            return [0, -1, 1e308, "", [], {}]
 
 
 @_rewriting

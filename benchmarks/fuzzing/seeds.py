@@ -11,13 +11,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 SUPPORT = Path(__file__).parents[2] / "tests" / "support"
 sys.path.append(str(SUPPORT))  # the makers of traces, snapshots and runs are there
 
-from recorded_runs import write_run  # noqa: E402
+import footprints_made  # noqa: E402
+import profiles_made  # noqa: E402
+from decisions_made import KEPT  # noqa: E402
+from recorded_runs import write_memory_run, write_run  # noqa: E402
 from snapshots_made import FORWARD, STEP, alloc, block, flat, free, segment, snapshot, write  # noqa: E402
 from traces_made import call, launched, slice_, step, work  # noqa: E402
 from traces_made import write as write_trace  # noqa: E402
+from tunings_made import TUNED  # noqa: E402
+
+from gpubench.compare import ledger  # noqa: E402
+from gpubench.runs.directory import DECISION, FINDINGS, PROFILE, write_document  # noqa: E402
+from gpubench.tuning.result import save  # noqa: E402
 
 SMALL = ("--model", "small_model:build", "--performance.cpu_threads=1", "--logging.graph=false", "--device", "cpu")
 STEPS = ("--steps", "16", "--training.warmup_steps=4", "--repeats", "2")
@@ -42,20 +52,26 @@ class Seeds:
     logs: list[Path] = field(default_factory=list)
     traces: list[Path] = field(default_factory=list)
     snapshots: list[Path] = field(default_factory=list)
+    ledgers: list[Path] = field(default_factory=list)
+    shown: list[Path] = field(default_factory=list)
+    """The directories of searches and of runs with documents of all kinds."""
 
 
 def make(folder: Path, *, real: bool) -> Seeds:
     """Everything under `folder`. Without `real` no command is run, and the directories are of runs that never ran."""
     runs = _real_runs(folder / "real") if real else [write_run(folder / "made", ranks=2, steps=16) for _ in range(2)]
+    documented = _documented(folder / "documented")
     presets = sorted(Path(str(files("gpubench.configs"))).glob("*.yaml"))
     made = folder / "files"
     made.mkdir(parents=True, exist_ok=True)
     return Seeds(
         configs=[*presets, *(run / "config.yaml" for run in runs)],
-        runs=runs,
+        runs=[*runs, *documented],
         pipelines=[run for run in runs if (run / "samples.jsonl").exists()],
         logs=_logs(made),
         traces=[*_traces(made), *(path for run in runs for path in sorted(run.glob("profiler_traces/*.json.gz")))],
+        ledgers=[_ledger(made / "edits.jsonl")],
+        shown=[*_searches(folder / "searches"), *documented],
         snapshots=[write(made / f"snapshot{protocol}.pickle", _recording(), protocol) for protocol in (2, 4)],
     )
 
@@ -83,6 +99,32 @@ def _logs(folder: Path) -> list[Path]:
         _text(folder / "log.tsv", tabs),
         _text(folder / "log.jsonl", lines),
     ]
+
+
+def _ledger(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    for number in range(4):
+        edit = msgspec.structs.replace(ledger.line_of(KEPT), started=str(number), base=f"{number % 3}" * 40)
+        ledger.add(path, edit)
+    return path
+
+
+def _searches(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, TUNED)
+    return [folder]
+
+
+def _documented(results: Path) -> list[Path]:
+    """A run of each kind that has documents beside its steps."""
+    shutil.rmtree(results, ignore_errors=True)
+    memory = write_memory_run(results, footprints_made.predicted())
+    write_document(memory / FINDINGS, footprints_made.findings())
+    judged, profiled = write_run(results, ranks=2, steps=16), write_run(results, steps=16)
+    write_document(judged / DECISION, KEPT)
+    write_document(profiled / PROFILE, profiles_made.profile(2))
+    write_document(profiled / FINDINGS, profiles_made.findings())
+    return [memory, judged, profiled]
 
 
 def _text(path: Path, lines: Sequence[str]) -> Path:

@@ -111,6 +111,23 @@ def snapshots(seeds: Seeds, folder: Path, random: Random) -> Case:
     return Case(["memory", "--snapshot", str(path), *shown, *page], about, "json" if shown else "text")
 
 
+def ledgers(seeds: Seeds, folder: Path, random: Random) -> Case:
+    path = _copy(random.choice(seeds.ledgers), folder)
+    about = _damage([path], random)
+    shown = ["--json"] * (random.random() < 0.5)
+    return Case(["judge", "--ledger", str(path), *shown], about, "json" if shown else "text")
+
+
+def shown(seeds: Seeds, folder: Path, random: Random) -> Case:
+    """The report of a search, or of a run with documents of a kind."""
+    pristine = random.choice(seeds.shown)
+    path = folder / pristine.name
+    shutil.copytree(pristine, path, ignore=shutil.ignore_patterns(*SKIPPED))
+    about = _damage([random.choice(sorted(file for file in path.rglob("*") if file.is_file()))], random)
+    extra = random.choice([[], [], ["--json"], ["-v"], ["-vv"]])
+    return Case(["runs", "show", str(path), *extra], about, "json" if extra == ["--json"] else "text")
+
+
 TARGETS: dict[str, Target] = {
     "configs": configs,
     "dotkeys": dotkeys,
@@ -119,6 +136,8 @@ TARGETS: dict[str, Target] = {
     "csv": csv,
     "traces": traces,
     "snapshots": snapshots,
+    "ledgers": ledgers,
+    "shown": shown,
 }
 
 

@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 import msgspec
 
@@ -102,7 +104,7 @@ def severity(share: float | None) -> Severity:
 class ReadyData(NamedTuple):
     """How much faster a program is with data that is always ready."""
 
-    ratio: float
+    ratio: Annotated[float, Meta(ge=0, le=1e9)]
     run: str
     """The run that has measured it."""
 

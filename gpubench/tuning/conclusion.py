@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from gpubench.gain import Gain
-from gpubench.tuning.combination import Combination
+from gpubench.tuning.combination import Combination, LevelNumber
 from gpubench.tuning.knowledge import Stage
 
 Reason = Literal["slower", "tie", "no gain", "does not run", "rejected", "memory"]
@@ -56,7 +58,7 @@ class Standing:
     """What is known so far of one level of a factor: its gain beside the others of the best combination so far."""
 
     factor: str
-    level: int
+    level: LevelNumber
     gain: Gain | None
     """None before the first result, and for a level that does not run."""
     kept: bool
@@ -70,7 +72,7 @@ class Contribution:
     """What one kept level contributes."""
 
     factor: str
-    level: int
+    level: LevelNumber
     with_others: Gain | None
     """Its gain with all other kept levels: best against best without it."""
     alone: Gain | None
@@ -88,7 +90,7 @@ class Interaction:
     """
 
     factors: tuple[str, ...]
-    levels: tuple[int, ...]
+    levels: Combination
     effect: Gain
 
 
@@ -97,7 +99,7 @@ class Rung:
     """A step of the way from the baseline to the best combination: one more of its levels."""
 
     factor: str
-    level: int
+    level: LevelNumber
     gain: Gain
     """The gain over the baseline with this level and those of the steps before it, from all runs of the search.
 
@@ -110,7 +112,7 @@ class Dropped:
     """A factor of which no level is kept, or another level than this one."""
 
     factor: str
-    level: int
+    level: LevelNumber
     reason: Reason
     gain: Gain | None
     """Its estimated gain beside the kept levels; None if it does not run."""
@@ -123,10 +125,10 @@ class TriedCombination:
     """A combination with the results of its runs."""
 
     combination: Combination
-    runs: int
-    rate: float | None
+    runs: Annotated[int, Meta(ge=1, le=10**6)]
+    rate: Annotated[float, Meta(ge=-100, le=100)] | None
     """Mean of the logarithms of the throughput; None if it does not run."""
-    peak: float | None
+    peak: Annotated[float, Meta(ge=0, le=1 << 63)] | None
     """The largest peak memory in bytes."""
     rejected: str
 
@@ -135,8 +137,8 @@ class TriedCombination:
 class Spread:
     """The standard deviation of the logarithm of the throughput between equal runs."""
 
-    sigma: float
-    df: float
+    sigma: Annotated[float, Meta(ge=0, le=100)]
+    df: Annotated[float, Meta(ge=0)]
 
 
 @dataclass(frozen=True)

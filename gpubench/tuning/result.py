@@ -1,18 +1,21 @@
 """The content of tune.json: what was tried, every run with its result, and what follows from them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpubench import foreign_files
 from gpubench.compare.losses import DEFAULT, Margin, Outcome
 from gpubench.diagnosis.case import ReadyData
 from gpubench.errors import RunDirectoryError, RunFailed
+from gpubench.events import Rate, Time
 from gpubench.patches.result import ProvedPatch
 from gpubench.runs.directory import write_document
+from gpubench.tuning.combination import Combination, Runs
 from gpubench.tuning.conclusion import Conclusion
 from gpubench.tuning.durations import Limit
 from gpubench.tuning.knowledge import Stage
@@ -26,6 +29,9 @@ FILE = foreign_files.SEARCH
 LOCK = foreign_files.SEARCH_LOCK
 
 
+Bytes = Annotated[float, Meta(ge=0, le=1 << 63)]
+
+
 class Loss(Struct, frozen=True):
     """The judgement of a combination's losses against those of the baseline."""
 
@@ -36,19 +42,19 @@ class Loss(Struct, frozen=True):
 class SearchRun(Struct, frozen=True, kw_only=True):
     """One run of a combination: a fresh process, which is a repeat in the run directory `path`."""
 
-    combination: tuple[int, ...]
+    combination: Combination
     """The level of each treatment; 0 is the present value."""
     path: str | None
     """The name of the run directory; None if the combination was refused before it was started."""
-    throughput: float | None
+    throughput: Rate | None
     """Samples per second; None if the run failed."""
-    peak: float | None = None
+    peak: Bytes | None = None
     """The peak memory in bytes: reserved on a GPU, resident on a CPU; None if it is unknown."""
     error: str = ""
     """Why it does not run."""
     rejected: str = ""
     """Why it must not be kept although it runs."""
-    seconds: float = 0.0
+    seconds: Time = 0.0
     """The time that it took, with its share of the search's own; 0 if it was not started."""
 
 
@@ -72,15 +78,15 @@ class Tuning(Struct, frozen=True, kw_only=True):
     argv: list[str]
     started: str
     """UTC, ISO 8601."""
-    seconds: float
+    seconds: Time
     """The time that the search has taken so far, its first look included."""
-    look_seconds: float = 0.0
+    look_seconds: Time = 0.0
     """The time of the first look; 0 if it is unknown."""
     settings: dict[str, Any]
     """The complete settings of the baseline, by dot-key."""
     workload: dict[str, Any] = {}
     """What was found of the program or the model in the first run, as in run.json."""
-    world_size: int = 1
+    world_size: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
     """The ranks of the first run."""
     device: str | None = None
     """The name of the device."""
@@ -90,11 +96,11 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """The type in which the baseline computes, which decides how large rounding errors are; None if it is unknown."""
     treatments: list[Treatment]
     untried: list[Untried]
-    most_peak: float | None
+    most_peak: Bytes | None
     """The memory limit in bytes; None without one."""
-    budget: float | None
+    budget: Time | None
     """The time limit in seconds; None without one."""
-    most_runs: int | None
+    most_runs: Runs | None
     """The user's limit of the number of runs, besides the first look; None without one."""
     loss_margin: Margin = DEFAULT
     """The largest change of the final loss that does not matter."""
@@ -195,4 +201,29 @@ def read(folder: Path) -> Tuning:
         raise RunDirectoryError(f"{path} cannot be read: {error}", "start a new search") from None
     if found.schema_version > VERSION:
         raise RunDirectoryError(f"{path} is of a newer version of gpubench", "update gpubench")
+    for problem in contradictions(found):
+        raise RunDirectoryError(f"{path} cannot be read: {problem}", "start a new search")
     return found
+
+
+def contradictions(tuning: Tuning) -> Iterator[str]:
+    """Yields the combinations and the levels in a search that are not those of its treatments."""
+    most = {treatment.name: len(treatment.levels) for treatment in tuning.treatments}
+    if len(most) < len(tuning.treatments):
+        yield "two of its treatments have the same name"
+    found = tuning.conclusion
+    combinations = [run.combination for block in tuning.blocks for run in block.runs]
+    combinations += [found.best, *(one.combination for one in found.tried)] if found else []
+    for one in combinations:
+        if len(one) != len(most) or any(level > limit for level, limit in zip(one, most.values(), strict=True)):
+            yield f"it has no combination {named(one)}"
+    if not found:
+        return
+    levels = [(one.factor, one.level) for one in (*found.contributions, *found.ladder, *found.dropped)]
+    for pair in (*found.pairs, *found.interactions):
+        if len(pair.factors) != len(pair.levels) or len(pair.factors) < 2:
+            yield "it has an interaction of other levels than factors"
+        levels += zip(pair.factors, pair.levels, strict=False)
+    for name, level in levels:
+        if not 1 <= level <= most.get(name, 0):
+            yield f"it has no level {level} of {name}"

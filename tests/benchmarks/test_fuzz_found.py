@@ -2,6 +2,7 @@
 
 import gzip
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,12 +16,16 @@ from cli import complaint
 from places import BENCHMARKS
 from recorded_runs import write_run
 from running import PATIENCE, Finished, environment
-from traces_made import document, slice_
+from traces_made import document as trace_document
+from traces_made import slice_
+from tunings_made import TUNED
 
 from gpubench import foreign_files
 from gpubench.errors import DataError
 from gpubench.kinds.pipeline.resuming import _sha256_of_tensor
-from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY
+from gpubench.report.document import Document
+from gpubench.report.page import render
+from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY, to_json
 from gpubench.settings import yaml_text
 from gpubench.trace.file import opened
 
@@ -135,7 +140,7 @@ def unpacked(file: Path) -> bytes:
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_zeros_behind_what_is_compressed_are_passed_over_whatever_their_number(tmp_path: Path, parts: int) -> None:
-    content = document([slice_("aten::mm", 0, 9)])
+    content = trace_document([slice_("aten::mm", 0, 9)])
     size = -(-len(content) // parts)
     members = [gzip.compress(content[at : at + size]) + bytes(100) for at in range(0, len(content), size)]
     file = tmp_path / "trace.json.gz"
@@ -146,12 +151,53 @@ def test_zeros_behind_what_is_compressed_are_passed_over_whatever_their_number(t
 
 @pytest.mark.parametrize("damage", [-1, -5, -9, 20])
 def test_what_is_compressed_and_cut_off_or_changed_is_refused(tmp_path: Path, damage: int) -> None:
-    packed = gzip.compress(document([slice_("aten::mm", 0, 9)]))
+    packed = gzip.compress(trace_document([slice_("aten::mm", 0, 9)]))
     file = tmp_path / "trace.json.gz"
     for content in (packed[:damage], packed[:damage] + bytes([packed[damage] ^ 255]) + packed[damage:][1:]):
         file.write_bytes(content)
         with pytest.raises(DataError, match="cut short or damaged"):
             unpacked(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("conclusion", "tried", 0, "rate"), 1e308),
+        (("conclusion", "tried", 0, "runs"), 0),
+        (("conclusion", "tried", 0, "runs"), -1),
+        (("conclusion", "tried", 0, "peak"), 1e308),
+        (("conclusion", "tried", 0, "combination"), [1]),
+        (("conclusion", "dropped", 0, "factor"), "performance.compile one more word"),
+        (("conclusion", "dropped", 0, "level"), 2),
+        (("conclusion", "contributions", 0, "level"), 0),
+        (("conclusion", "ladder", 0, "level"), -1),
+        (("conclusion", "gain"), [1e308, 1e308, 1e308]),
+        (("conclusion", "best"), []),
+        (("conclusion", "interactions"), [{"factors": ["data.workers"], "levels": [1], "effect": [1, 1, 1]}]),
+        (("conclusion", "noise", "sigma"), 1e308),
+        (("blocks", 0, "runs", 0, "combination"), [9, 9, 9]),
+        (("blocks", 0, "runs", 0, "throughput"), 1e308),
+        (("treatments", 1, "name"), "data.workers"),
+        (("treatments",), []),
+        (("seconds",), 1e308),
+        (("budget",), -1.0),
+        (("ready_data",), [1e308, "run"]),
+    ],
+    ids=str,
+)
+def test_a_search_with_a_value_that_no_search_has_is_refused(
+    command_line: CommandLine, tmp_path: Path, path: tuple[str | int, ...], value: Any
+) -> None:
+    document = json.loads(to_json(TUNED))
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "tune.json").write_text(json.dumps(document))
+    for more in ((), ("--json",)):
+        said, _ = complaint(command_line("runs", "show", "search", *more))
+        assert "tune.json cannot be read: " in said
 
 
 @pytest.fixture
@@ -168,7 +214,7 @@ def test_damaged_input_of_every_kind_is_read_or_refused_and_changes_nothing(tmp_
     assert done.returncode == 0, done.stderr + done.stdout
     (last,) = [line for line in done.stdout.splitlines() if line.startswith("| all ")]
     _, cases, refused, accepted, findings = (cell.strip() for cell in last.split("|")[1:-1])
-    assert int(refused) + int(accepted) == int(cases) == 21
+    assert int(refused) + int(accepted) == int(cases) == 27
     assert min(int(refused), int(accepted)) > 0
     assert findings == "0"
     assert not list(tmp_path.iterdir())
@@ -193,6 +239,10 @@ def test_what_is_wrong_with_a_case_is_seen(fuzz: Any, tmp_path: Path) -> None:
         (fuzz.Ended(0, "<img src=x>", "", 2**20, False), "html", "'<img' in a page"),
     ):
         assert said in fuzz.complaint(ended, kind, [page])
+    page.write_text(render(Document("fine", [])))
+    assert fuzz.complaint(fine, "json", [page]) is None
+    page.write_text(render(Document("fine", [])).replace("</main>", "<script>alert(1)</script></main>"))
+    assert "in a page" in fuzz.complaint(fine, "json", [page])
     page.write_text('<p onclick="x">')
     assert "in a page" in fuzz.complaint(fine, "json", [page])
 
