@@ -1,4 +1,5 @@
-"""Measures a program before and after a change, for action.yml, and writes the comparison as Markdown and as a page.
+"""Measures a program before and after a change, for action.yml, and writes the comparison as text, Markdown, JSON and a
+page.
 
 The inputs are the environment variables PROGRAM, BASE, FAIL_ON, STRICT and OPTIONS, as action.yml describes them. The
 exit code is that of `gpubench train-bench --fail-on`.
@@ -16,8 +17,11 @@ from pathlib import Path
 GPUBENCH = Path(sys.executable).with_name("gpubench")
 DECIDED = (0, 3, 4)
 """The exit codes after which there is a comparison."""
+FORMATS = {"terminal": "comparison.txt", "json": "comparison.json", "markdown": "comparison.md"}
+"""The files of the comparison, by the format of `gpubench compare`."""
 FILES_OF_THE_RUNNER = ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_PATH", "GITHUB_STATE", "GITHUB_STEP_SUMMARY")
-"""Files by which a step changes later ones. The program is not told where they are."""
+"""Files by which a step changes later ones. The program is not told where they are, which hides them only from one
+that does not look for them: it runs as the user of the runner."""
 
 
 def main() -> int:
@@ -35,24 +39,26 @@ def main() -> int:
 
 
 def measure(report: Path, known: Mapping[str, str]) -> int:
-    """Measures both sides, and writes comparison.md, comparison.html and their runs to the folder `report`."""
+    """Measures both sides, and writes the comparison, its page and the runs to the folder `report`."""
     gate = [word for line in known["FAIL_ON"].splitlines() if line.strip() for word in ("--fail-on", line.strip())]
     gate += ["--strict"] if known.get("STRICT") == "true" else []
     options = ["--vs-ref", known["BASE"], *gate, *shlex.split(known.get("OPTIONS", ""))]
     program = shlex.split(known["PROGRAM"])
     done = gpubench("train-bench", "--results", str(report / "runs"), "--json", *options, "--", *program)
     if done.returncode not in DECIDED:
-        said = f"### Nothing was compared\n\ngpubench exited with {done.returncode}. The log of the job says why.\n"
-        (report / "comparison.md").write_text(said, encoding="utf-8")
+        said = f"Nothing was compared: gpubench exited with {done.returncode}. The log of the job says why.\n"
+        for name in ("comparison.txt", "comparison.md"):
+            (report / name).write_text(said, encoding="utf-8")
         return done.returncode
     for side, run in zip(("base", "head"), json.loads(done.stdout)["runs"], strict=True):
         path = Path(run["path"])
         (report / side).mkdir()
         path.rename(report / side / path.name)  # the folder names the side in the comparison
     sides = [str(report / "base"), str(report / "head")]
-    page = ("--format", "markdown", "--html", str(report / "comparison.html"), "--quiet")
-    compared = gpubench("compare", *sides, *gate, *page)
-    (report / "comparison.md").write_text(compared.stdout, encoding="utf-8")
+    for form, name in FORMATS.items():
+        page = ("--html", str(report / "comparison.html")) if form == "markdown" else ()
+        compared = gpubench("compare", *sides, *gate, "--format", form, *page, "--quiet")
+        (report / name).write_text(compared.stdout, encoding="utf-8")
     return done.returncode
 
 
