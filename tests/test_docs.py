@@ -202,9 +202,9 @@ def test_every_command_of_an_example_and_of_the_help_exists() -> None:
         f"`{line.strip()}`" for path in (ROOT / "examples").rglob("*.py") for line in path.read_text().splitlines()
     ]
     for path in (ROOT / "examples").rglob("*.yml"):
-        steps = [
-            step.get("run", "") for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]
-        ]
+        known = yaml.safe_load(path.read_text())
+        jobs = known["jobs"].values() if "jobs" in known else [known["runs"]]  # of a workflow, or of an action
+        steps = [step.get("run", "") for job in jobs for step in job["steps"]]
         texts += [f"```\n{run}\n```" for run in steps]
     for path in (path for kind in ("*.sh", "*.sbatch") for path in (ROOT / "examples").rglob(kind)):
         texts.append(f"```\n{path.read_text()}\n```")
