@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from gpubench.patches.apply import apply as written_to
 from gpubench.patches.diff import Versions, written
 from gpubench.permission import permit
 from gpubench.report.terminal import Terminal
-from gpubench.settings.keys import PATCH
+from gpubench.settings.keys import PATCH, THE_RUN
 from gpubench.settings.loading import load
 from gpubench.settings.programs import ProgramSettings
 
@@ -156,6 +157,18 @@ def test_what_was_applied_once_is_known_wherever_its_folder_is_and_without_a_rec
     for trust, code in ((), 2), (("--trust",), 0), ((), 2):
         program(tmp_path)
         assert command_line("tune", "--apply", str(tmp_path / "moved"), *trust).code == code
+
+
+def test_a_patch_that_was_made_here_is_applied_without_a_question(
+    tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    folder = sent(tmp_path, {})
+    base = load(ProgramSettings, None, {"program.command": "python a.py", "program.directory": str(tmp_path)})
+    (folder / "best.yaml").write_text(base.to_yaml())
+    patched = base.with_overrides({PATCH: os.path.relpath(folder / "best.patch")}, THE_RUN)
+    permit([base, patched], Terminal(quiet=True, verbosity=0))  # as the search does that has made the patch
+    assert command_line("tune", "--apply", str(folder)).code == 0
+    assert contents(tmp_path) == [versions.after for versions in FILES.values()]
 
 
 def test_a_dry_run_prints_the_change_and_the_directory_and_changes_nothing(
