@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Meta
-
 import msgspec
+from msgspec import Meta
 
 from gpubench import units
 from gpubench.findings import Finding, Saving, Severity, Unanswered

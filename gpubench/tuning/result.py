@@ -219,7 +219,9 @@ def contradictions(tuning: Tuning) -> Iterator[str]:
             yield f"it has no combination {named(one)}"
     if not found:
         return
-    levels = [(one.factor, one.level) for one in (*found.contributions, *found.ladder, *found.dropped)]
+    levels = [(one.factor, one.level) for one in found.contributions]
+    levels += [(one.factor, one.level) for one in found.ladder]
+    levels += [(one.factor, one.level) for one in found.dropped]
     for pair in (*found.pairs, *found.interactions):
         if len(pair.factors) != len(pair.levels) or len(pair.factors) < 2:
             yield "it has an interaction of other levels than factors"
