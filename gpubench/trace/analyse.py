@@ -28,6 +28,7 @@ from gpubench.trace.device import (
 from gpubench.trace.families import is_unknown, kernel_name
 from gpubench.trace.first_calls import described, first_calls
 from gpubench.trace.kernels import fusible, kernels
+from gpubench.trace.launching import with_one_clock
 from gpubench.trace.load import of_cpu_tool
 from gpubench.trace.names import StepWindow, step_runs
 from gpubench.trace.operators import operators
@@ -109,6 +110,12 @@ def notes(program: ProgramSlices) -> Iterator[str]:
         yield f"{units.counted(len(np.unique(trace.device.device)), 'GPU')} were used: their times are combined"
     if found := serving.passes(program):
         yield serving.in_words(found)
+    if trace.shifted:
+        away = units.seconds(abs(trace.shifted) / 1e9)
+        yield (
+            f"the clock of the GPU is {away} away from that of the CPU: its times are shifted so that no work begins "
+            "before its launch, and how long work is queued is uncertain"
+        )
     yield from _of_unknown_kernels(program)
     yield from _not_described(trace)
     yield from _of_events(trace)
@@ -308,6 +315,7 @@ def _joined(spans: Spans, gap: int) -> Spans:
 
 def analyse(traces: Sequence[Trace]) -> Profile:
     """Analyses the traces of one program, one per rank. Raises DataError if they do not belong together."""
+    traces = [with_one_clock(trace) for trace in traces]
     programs = [recorded(ProgramSlices.of(trace)) for trace in traces]
     windows, lexicons = [program.window for program in programs], [program.lexicon for program in programs]
     ranks.check(traces, lexicons)

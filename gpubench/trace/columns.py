@@ -157,6 +157,8 @@ class Trace:
     """The number of events by unknown category, such as that of a device other than CUDA's, ROCm's and XPU's."""
     messages: list[CollectiveMessage] = field(default_factory=list)
     """The collectives that are described."""
+    shifted: int = 0
+    """The nanoseconds by which the device's times were shifted, because its clock was another one than the CPU's."""
     truncated: bool = False
     """Whether the file is truncated after its events, so that what follows them, such as settings, is incomplete."""
 

@@ -1,5 +1,7 @@
 """Finds the call that launched each work of the device, and the slices around that call."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from gpubench.trace.columns import MISSING, Ids, Mask, SliceKind, Trace
@@ -19,6 +21,29 @@ def launchers(trace: Trace) -> Ids:
     numbers = cpu.correlation[calls]
     place = np.minimum(np.searchsorted(numbers, device.correlation), len(calls) - 1)
     return np.where(numbers[place] == device.correlation, calls[place], MISSING).astype(np.int32)
+
+
+APART = 60_000_000_000
+"""Nanoseconds: no queue is that long, so that work which begins later after its launch has another clock."""
+BEFORE = 1_000_000
+"""Nanoseconds by which most work may begin before its launch, as clocks are never quite the same."""
+
+
+def with_one_clock(trace: Trace) -> Trace:
+    """Shifts the device's times if its clock is another one than the CPU's, so that no work begins before its launch.
+
+    The work that begins soonest after its launch then begins with it, as one does that finds the device idle.
+    """
+    links = launchers(trace)
+    linked = links != MISSING
+    if not linked.any():
+        return trace
+    delay = trace.device.start[linked] - trace.cpu.start[links[linked]]
+    least = int(delay.min())
+    if least <= APART and np.median(delay) >= -BEFORE:
+        return trace
+    device = replace(trace.device, start=trace.device.start - least, end=trace.device.end - least)
+    return replace(trace, device=device, shifted=-least)
 
 
 def slices_around(trace: Trace, chosen: Mask, links: Ids) -> Ids:

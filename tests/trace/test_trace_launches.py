@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from traces_made import PUBLIC, Record, anything, call, launched, made, slice_, step, work
 
+from gpubench.trace.analyse import analyse
+from gpubench.trace.columns import Trace
 from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
@@ -134,3 +136,18 @@ def test_the_longest_queue_of_a_real_trace_is_what_another_program_finds(workers
     one = launches(trace, launchers(trace), around)
     assert one is not None
     assert longest - 40 <= one.queue_longest <= longest
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_gpu_whose_clock_is_another_one_is_put_on_that_of_the_cpu(hours: int) -> None:
+    def trace(away: float) -> Trace:
+        calls = [call("cudaLaunchKernel", 10 * number, 10 * number + 5, number + 1) for number in range(20)]
+        works = [work("gemm", away + 10 * number + 2, away + 10 * number + 9, number + 1) for number in range(20)]
+        return made(step(1, 0, 300), calls, works)
+
+    usual, other = (analyse([trace(away)]).ranks[0] for away in (0, hours * 3.6e9))
+    assert not any("clock of the GPU" in note for note in usual.notes)
+    assert any("clock of the GPU is 180 min 0 s away from that of the CPU" in note for note in other.notes)
+    assert usual.device
+    assert other.device
+    assert usual.device.compute == other.device.compute
