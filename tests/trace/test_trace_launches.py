@@ -141,9 +141,10 @@ def test_the_longest_queue_of_a_real_trace_is_what_another_program_finds(workers
 @pytest.mark.parametrize("hours", [-3, 3])
 def test_a_gpu_whose_clock_is_another_one_is_put_on_that_of_the_cpu(hours: int) -> None:
     def trace(away: float) -> Trace:
-        calls = [call("cudaLaunchKernel", 10 * number, 10 * number + 5, number + 1) for number in range(20)]
-        works = [work("gemm", away + 10 * number + 2, away + 10 * number + 9, number + 1) for number in range(20)]
-        return made(step(1, 0, 300), calls, works)
+        began = 2e10
+        calls = [call("cudaLaunchKernel", began + at, began + at + 5, at + 1) for at in range(0, 200, 10)]
+        works = [work("gemm", began + away + at + 2, began + away + at + 9, at + 1) for at in range(0, 200, 10)]
+        return made(step(1, began, began + 300), calls, works)
 
     usual, other = (analyse([trace(away)]).ranks[0] for away in (0, hours * 3.6e9))
     assert not any("clock of the GPU" in note for note in usual.notes)
