@@ -1,14 +1,15 @@
 """The content of findings.json: each problem with its evidence, cause and fix, and the measured saving of the fix."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpubench.patches.result import ProvedPatch
 
 DISTORTED = 0.3
 """The overhead of recording beyond which shares are distorted, because not all of the program slows down equally."""
 
+Share = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Severity = Literal["high", "medium", "low"]
 Outcome = Literal["confirmed", "no effect", "inconclusive", "worse", "failed", "not applied"]
 Place = Literal["loader", "optimizer", "model"]
@@ -22,9 +23,9 @@ OUTCOMES: dict[str, Outcome] = {"faster": "confirmed", "slower": "worse", "equiv
 class Saving(Struct, frozen=True):
     """A saving as a fraction of the step time or of the memory's peak; negative if the fix takes more."""
 
-    estimate: float
-    low: float | None = None
-    high: float | None = None
+    estimate: Share
+    low: Share | None = None
+    high: Share | None = None
 
     @classmethod
     def of_throughput(cls, ratio: float, interval: tuple[float, float] | None) -> "Saving":
@@ -37,9 +38,9 @@ class Cost(Struct, frozen=True):
     """The effect of a memory fix on the throughput, judged by `compare` over interleaved repeats."""
 
     verdict: Judged
-    change: float | None
+    change: Share | None
     """The change of the throughput as a fraction; negative if the fix is slower. None if the repeats do not show it."""
-    interval: tuple[float, float] | None = None
+    interval: tuple[Share, Share] | None = None
     """The 95 % interval of the change."""
 
 
@@ -108,7 +109,7 @@ class Findings(Struct, frozen=True):
     findings: list[Finding]
     """The findings, the most severe first, and of these the one with the largest saving."""
     unanswered: list[Unanswered]
-    overhead: float | None = None
+    overhead: Share | None = None
     """The time of a profiled step divided by that of a clean one, minus 1."""
     combination: Combination | None = None
     keep: dict[str, Any] = {}

@@ -108,7 +108,7 @@ def too_long(schema: dict[str, Any]) -> list[Any]:
     return [value for kind in kinds for value in found.get(kind, [])]
 
 
-def test_an_argument_of_a_tool_that_is_too_long_is_refused_before_anything_is_done_with_it(tmp_path: Path) -> None:
+def test_a_long_argument_is_refused(tmp_path: Path) -> None:
     needed = {"program": ["p"], "run": "latest", "baseline": "latest", "candidate": "latest"}
 
     async def talk(client: Client) -> int:
@@ -127,7 +127,7 @@ def test_an_argument_of_a_tool_that_is_too_long_is_refused_before_anything_is_do
     assert not (tmp_path / "started").exists()
 
 
-def test_a_server_answers_while_it_shortens_a_large_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     def shorten(*_: Any) -> str:

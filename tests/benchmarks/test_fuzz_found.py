@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import profiles_made
 import pytest
 from cli import complaint
 from places import BENCHMARKS
@@ -25,7 +26,18 @@ from gpubench.errors import DataError
 from gpubench.kinds.pipeline.resuming import _sha256_of_tensor
 from gpubench.report.document import Document
 from gpubench.report.page import render
-from gpubench.runs.directory import CONFIG, ENVIRONMENT, RUN, STEPS, SUMMARY, TELEMETRY, to_json
+from gpubench.runs.directory import (
+    CONFIG,
+    ENVIRONMENT,
+    FINDINGS,
+    PROFILE,
+    RUN,
+    STEPS,
+    SUMMARY,
+    TELEMETRY,
+    to_json,
+    write_document,
+)
 from gpubench.settings import yaml_text
 from gpubench.trace.file import opened
 
@@ -185,7 +197,7 @@ def test_what_is_compressed_and_cut_off_or_changed_is_refused(tmp_path: Path, da
     ],
     ids=str,
 )
-def test_a_search_with_a_value_that_no_search_has_is_refused(
+def test_an_impossible_search_is_refused(
     command_line: CommandLine, tmp_path: Path, path: tuple[str | int, ...], value: Any
 ) -> None:
     document = json.loads(to_json(TUNED))
@@ -198,6 +210,22 @@ def test_a_search_with_a_value_that_no_search_has_is_refused(
     for more in ((), ("--json",)):
         said, _ = complaint(command_line("runs", "show", "search", *more))
         assert "tune.json cannot be read: " in said
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308])
+@pytest.mark.parametrize("name", ["estimate", "low", "high"])
+def test_a_finding_with_an_impossible_saving_is_left_out_and_reported(
+    command_line: CommandLine, tmp_path: Path, name: str, value: float
+) -> None:
+    run = write_run(tmp_path / "results")
+    write_document(run / PROFILE, profiles_made.profile())
+    document = json.loads(to_json(profiles_made.findings()))
+    saving = {"estimate": 0.1, "low": 0.05, "high": 0.2, name: value}
+    document["findings"][0]["measured"] = {"outcome": "confirmed", "saving": saving, "run": None, "baseline": None}
+    write_document(run / FINDINGS, document)
+    done = command_line("runs", "show", str(run))
+    assert done.code == 0, done
+    assert f"{FINDINGS} cannot be read: " in (done.stdout + done.stderr).replace("\n", " ")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMPOSSIBLE.items() for value in values])
-def test_a_value_that_no_judgement_has_is_refused_where_it_is(
+def test_an_impossible_value_is_refused(
     command_line: CommandLine, tmp_path: Path, name: str, value: object
 ) -> None:
     line = json.dumps(msgspec.to_builtins(ONE) | {name: value})
@@ -90,7 +90,7 @@ def test_the_product_of_many_gains_stays_a_number(command_line: CommandLine, tmp
 
 @pytest.mark.parametrize("kept", range(1, 60, 7))
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_line_that_was_cut_short_is_left_out_reported_and_replaced_by_the_next(
+def test_a_torn_line_is_left_out_and_reported(
     command_line: CommandLine, tmp_path: Path, kept: int, before: int
 ) -> None:
     path = tmp_path / "edits.jsonl"

@@ -19,7 +19,7 @@ UNSEEN = r"(?:[\x51]+)+:(\d)"
 
 
 @pytest.mark.parametrize("pattern", [ENDLESS, r"(?:acc|loss|accloss)*=(\d)", r"(.*)(.*)(.*)=x", r"(?:é|[é ]|  )+(\d)x"])
-def test_a_pattern_that_takes_too_long_is_refused_before_anything_starts(
+def test_a_slow_pattern_is_refused(
     command_line: Callable[..., Finished], tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched, "TRIAL_SECONDS", 0.5)
@@ -43,7 +43,7 @@ def test_an_ordinary_pattern_is_not_refused(pattern: str) -> None:
     WatchedOutput(pattern)
 
 
-def test_a_pattern_that_turns_out_to_take_too_long_ends_its_search_and_not_the_host(
+def test_a_pattern_that_turns_out_to_take_too_long_ends_its_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watched, "SECONDS", 0.5)
@@ -60,7 +60,7 @@ def test_a_pattern_that_turns_out_to_take_too_long_ends_its_search_and_not_the_h
     )
 
 
-def test_a_search_ends_by_itself_whatever_becomes_of_its_host() -> None:
+def test_a_search_ends_by_itself() -> None:
     def ignore_and_block() -> None:
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
