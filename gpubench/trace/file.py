@@ -129,8 +129,12 @@ class ExactEvent(TraceEvent, gc=False):
 Kind = TypeVar("Kind")
 
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,\s])[+-]?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(?P<half>u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
-"""A character beyond 16 bits is escaped in two halves; a single half is invalid text."""
+_PAIR, _HALF = rb"u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w", rb"u[dD][89a-fA-F]\w\w"
+_HALVES = re.compile(
+    rb"(?:[^\\]++|\\(?:" + _PAIR + rb"|(?!" + _HALF + rb").))++|(?P<half>\\" + _HALF + rb")", re.DOTALL
+)
+"""A character beyond 16 bits is escaped in two halves; a single half is invalid text. All between two such is one match,
+because millions of escapes would be as many matches, which fill the memory."""
 _json = json.JSONDecoder(strict=False)
 
 SHORT = 10
@@ -140,7 +144,7 @@ SHORT = 10
 def decodable(found: bytes) -> str:
     """The text as JSON that can be decoded, if possible."""
     found = _NOT_A_NUMBER.sub(b"null", found)
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], found).decode(errors="replace")
+    return _HALVES.sub(lambda match: rb"\ufffd" if match["half"] else match[0], found).decode(errors="replace")
 
 
 def sensible_events(found: bytes) -> tuple[list[ExactEvent], int] | None:

@@ -8,6 +8,7 @@ import os
 import random
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from io import BufferedReader, BytesIO
@@ -463,3 +464,15 @@ def test_events_far_apart_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_bytes(b'{"traceEvents": [' + b" " * 2000 + event + b"]}")
     with pytest.raises(DataError, match="no event ends within"):
         read(file)
+
+
+def test_millions_of_escapes_take_memory_in_proportion_to_their_text() -> None:
+    text = b"\\n" * 2**19 + b"\\ud800" + b"\\ud83d\\ude00\\\\ud800" * 2**10
+    tracemalloc.start()
+    try:
+        found = documents.decodable(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == text.decode().replace("n\\ud800", "n\\ufffd")
+    assert peak < 8 * len(text)
