@@ -133,8 +133,10 @@ _PAIR, _HALF = rb"u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w", rb"u[dD][89a-fA-F]\w\w"
 _HALVES = re.compile(
     rb"(?:[^\\]++|\\(?:" + _PAIR + rb"|(?!" + _HALF + rb").))++|(?P<half>\\" + _HALF + rb")", re.DOTALL
 )
-"""A character beyond 16 bits is escaped in two halves; a single half is invalid text. All between two such is one match,
-because millions of escapes would be as many matches, which fill the memory."""
+"""A character beyond 16 bits is escaped in two halves; a single half is invalid text.
+
+All between two of them is one match, because a match for each of millions of escapes would fill the memory.
+"""
 _json = json.JSONDecoder(strict=False)
 
 SHORT = 10
