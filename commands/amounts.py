@@ -3,6 +3,7 @@
 import re
 
 from gpubench.errors import UsageError, offer
+from gpubench.units import whole
 
 UNITS = {
     "s": 1,
@@ -27,7 +28,7 @@ def seconds(text: str, option: str) -> float:
     units = [UNITS.get(unit) or UNITS.get(unit.removesuffix("s")) for _, unit in parts]
     found = sum(float(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
     if "".join(PART.split(plain)[::3]) or not all(units) or not 0 < found < 1e9:
-        if plain.isdecimal() and int(plain):
+        if whole(plain):
             raise UsageError(f"{option} {text!r} has no unit", offer([f"{option} {plain}m", f"{option} {plain}h"]))
         raise UsageError(f"{option} {text!r} is not a time", "write 90s, 30m, 2h or 1h30m")
     return found

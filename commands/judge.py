@@ -14,6 +14,7 @@ from gpubench.commands.running import print_configurations
 from gpubench.errors import Interrupted, RunDirectoryError, UsageError, one_of
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import PROGRAM, kind_of
+from gpubench.units import whole
 
 if TYPE_CHECKING:
     from gpubench.judge import Before, Terms
@@ -137,7 +138,7 @@ def _terms(
     aim = next((one for one in METRICS if one == metric.replace("-", "_")), None)
     if aim is None:
         raise UsageError(f"--metric {metric!r} is not a metric that judge decides by", one_of(metric, METRICS, ""))
-    if rounds is not None and not (rounds.isdecimal() and FEWEST <= int(rounds) <= MOST):
+    if rounds is not None and not FEWEST <= (whole(rounds) or 0) <= MOST:
         hint = f"for example --rounds 10; fewer than {FEWEST} prove nothing, and the error rates hold for up to {MOST}"
         raise UsageError(f"--rounds {rounds!r} is not a number from {FEWEST} to {MOST}", hint)
     return Terms(

@@ -13,6 +13,7 @@ from gpubench.errors import UsageError
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import LOADER, kind_of
 from gpubench.settings.options import MEASUREMENT, MODEL
+from gpubench.units import whole
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
@@ -127,7 +128,7 @@ def _of_data(ctx: typer.Context, config: str | None, data: str | None, batch_siz
         raise UsageError("--data takes the place of a program, and a program after -- has its own", "leave one out")
     if data is None:
         raise UsageError("--batch-size needs --data", "gpubench loader --data my_data:dataset --batch-size 64")
-    if batch_size is not None and not (batch_size.isdecimal() and int(batch_size)):
+    if batch_size is not None and not whole(batch_size):
         raise UsageError(f"--batch-size takes a whole number of 1 or more, not {batch_size!r}", "for example 64")
     if not names_callable(data):
         raise UsageError(f"--data {data!r} is not module:callable", "for example my_data:dataset, of my_data.py")

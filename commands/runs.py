@@ -16,6 +16,7 @@ from gpubench.commands.parsing import ParsedCommand
 from gpubench.errors import GpubenchError, UsageError, one_of
 from gpubench.registry import COMMANDS
 from gpubench.settings.options import OUTPUT
+from gpubench.units import whole
 
 if TYPE_CHECKING:
     from gpubench.report.document import Document
@@ -478,9 +479,9 @@ def _limit(text: str | None, default: int, option: str = "--limit") -> int:
     """A number of runs. Raises UsageError for any other text."""
     if text is None:
         return default
-    if not (text.isdecimal() and len(text) < 10):
+    if (found := whole(text)) is None:
         raise UsageError(f"{option} {text!r} is not a number of runs", f"for example {option} 20")
-    return int(text)
+    return found
 
 
 def chosen(

@@ -25,6 +25,7 @@ from gpubench.errors import (
 )
 from gpubench.ranks import launched_by_torchrun
 from gpubench.registry import PROGRAM, kind_of
+from gpubench.units import whole
 
 if TYPE_CHECKING:
     from gpubench.bench import Bench
@@ -285,9 +286,9 @@ def _tuned_alike(cls: "type[RunSettings]", name: str) -> str | None:
 
 def _count(text: str) -> int:
     """A number of runs. Raises UsageError for any other text."""
-    if not (text.isdecimal() and int(text)):
+    if not (found := whole(text)):
         raise UsageError(f"--runs {text!r} is not a number of runs", "for example --runs 40")
-    return int(text)
+    return found
 
 
 def _search(base: "Configuration[Any]", wishes: "Wishes", labels: "Labels", shown: options.Shown) -> None:

@@ -1,4 +1,4 @@
-"""Formats numbers with units for reports."""
+"""Formats numbers with units for reports, and reads whole ones."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -147,3 +147,8 @@ def quantity(value: float, unit: str) -> str:
     if unit in _FORMATS:
         return _FORMATS[unit](value)
     return rate(value, unit).strip()
+
+
+def whole(text: str) -> int | None:
+    """Returns a whole number of at most nine digits; None for any other text. Python refuses thousands."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None

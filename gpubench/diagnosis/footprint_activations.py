@@ -31,7 +31,7 @@ WIDE = ("fp32", "tf32")
 _REASON = of_peak(KEPT, "keeping less costs time or accuracy")
 
 _LOSS = re.compile(r"aten::_?(log_softmax|nll_loss|cross_entropy)")
-_SHAPE = re.compile(r"\w+\[(?P<sizes>[\d, ]+)\]")
+_SHAPE = re.compile(r"\w+\[(?P<sizes>\d{1,18}(, ?\d{1,18})*)\]")
 
 
 def logits(case: FootprintCase) -> list[Holder]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import libcst as cst
 
-from gpubench import foreign_files
+from gpubench import foreign_files, units
 from gpubench.patches import calls, contexts, diff, models, set_up
 from gpubench.patches.calls import Arguments, Changed
 from gpubench.patches.source import AlreadySo, NotEdited, SourceFile
@@ -322,14 +322,15 @@ def file_and_line(place: str, program: Program) -> tuple[str, int]:
     name, _, line = place.partition(" (")[0].rpartition(":")
     top = program.directory.resolve()
     path = _near_script(name, program) or program.directory / name
-    if not line.isdigit() or not path.resolve().is_relative_to(top):
+    number = units.whole(line)
+    if number is None or not path.resolve().is_relative_to(top):
         raise NotEdited(f"{place} is not below {program.directory.absolute()}, and is not edited")
     relative = os.path.relpath(path.resolve(), top)  # of a link, what it is to
     if not diff.is_nameable(relative):
         raise NotEdited(f"{place} is not a file that a diff of Python source can name")
     if {"site-packages", "dist-packages"}.intersection(path.parts):
         raise NotEdited(f"{place} is an installed package, and is not edited")
-    return relative, int(line)
+    return relative, number
 
 
 def _near_script(name: str, program: Program) -> Path | None:

@@ -199,7 +199,7 @@ def arrangement(sort: Sequence[str], rows: Sequence[str], *, unfolded: bool) -> 
     lengths: dict[str, int | None] = {}
     for text in rows:
         table_name, equals, asked = text.rpartition("=")
-        if asked != "all" and not (asked.isdecimal() and 0 < int(asked) < 2**31):
+        if asked != "all" and not units.whole(asked):
             raise UsageError(f"--rows {text}: {asked!r} is not a number of rows", "for example 30, all or kernels=30")
         of = [_listing("--rows", table_name)] if equals else [*LISTINGS.values()]
         lengths |= dict.fromkeys((one.name for one in of), None if asked == "all" else int(asked))

@@ -335,7 +335,7 @@ def _members(group: _ProcessGroup | None, traces: Sequence[Trace]) -> list[int]:
     """The places of the traces whose ranks are in the group; none if its ranks are not known."""
     if group is None:
         return list(range(len(traces)))
-    numbers = [int(number) for number in re.findall(r"\d+", group.ranks)]
+    numbers = [units.whole(number) for number in re.findall(r"\d+", group.ranks)]
     if len(numbers) != group.size or any(trace.rank is None for trace in traces):
         return []  # the ranks of large groups are recorded in part
     return [place for place, trace in enumerate(traces) if trace.rank in numbers]

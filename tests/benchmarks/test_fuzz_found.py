@@ -228,6 +228,16 @@ def test_a_finding_with_an_impossible_saving_is_left_out_and_reported(
     assert f"{FINDINGS} cannot be read: " in (done.stdout + done.stderr).replace("\n", " ")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["thousands of digits", "a superscript"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["judge --rounds {} -- python x", "tune --runs {}", "runs --limit {}", "loader --data a:b --batch-size {}"],
+)
+def test_a_count_that_python_does_not_read_is_refused(command_line: CommandLine, arguments: str, number: str) -> None:
+    said, _ = complaint(command_line(*arguments.format(number).split()))
+    assert "not" in said
+
+
 @pytest.fixture
 def fuzz(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

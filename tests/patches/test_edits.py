@@ -157,6 +157,8 @@ def test_what_the_trainer_of_transformers_does_is_set_by_its_arguments(
         ('a"b.py:1', "", "is not a file that a diff"),
         ("train.py:9999", "", "by another name"),
         ("train.py", "", "is not below"),
+        pytest.param(f"train.py:{'9' * 5000}", "", "is not below", id="a line of thousands of digits"),
+        ("train.py:²", "", "is not below"),
     ],
 )
 def test_a_place_that_cannot_be_edited_is_a_sentence(tmp_path: Path, place: str, words: str, sentence: str) -> None:

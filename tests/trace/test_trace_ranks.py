@@ -289,6 +289,11 @@ def test_ranks_of_a_large_group_are_recorded_in_part() -> None:
     assert [one.whole for one in late(*traces)] == [False, False]
 
 
+def test_a_rank_of_thousands_of_digits_is_in_no_group() -> None:
+    of_two: Record = {"Process Group Ranks": f"[0, {'9' * 5000}]", "Group size": 2}
+    assert late(*(described(rank, ("allreduce", 300 - rank, 400), **of_two) for rank in (0, 1))) == []
+
+
 def test_without_a_recorded_group_kernels_that_end_apart_are_not_taken_for_one_collective() -> None:
     one = collectives([900, 200, 150, 700, 330, 410])
     other = [work(NCCL, end - 90, end) for end in (250, 1300, 2900, 3100, 4950, 5200)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpubench import foreign_files
+from gpubench import foreign_files, units
 
 Names = Mapping[str, str]
 """What a program calls the "model", the "batch" and "device.type" that the code of a fix names."""
@@ -20,8 +20,8 @@ def names_of(places: Mapping[str, str], directory: Path, device: str | None) -> 
     """
     found = {"device.type": f'"{device}"'} if device else {}
     file, _, line = places.get("model", "").partition(" (")[0].rpartition(":")
-    if file and line.isdigit():
-        found |= _of_call(directory / file, int(line))
+    if file and (number := units.whole(line)):
+        found |= _of_call(directory / file, number)
     return found
 
 
