@@ -68,9 +68,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMPOSSIBLE.items() for value in values])
-def test_an_impossible_value_is_refused(
-    command_line: CommandLine, tmp_path: Path, name: str, value: object
-) -> None:
+def test_an_impossible_value_is_refused(command_line: CommandLine, tmp_path: Path, name: str, value: object) -> None:
     line = json.dumps(msgspec.to_builtins(ONE) | {name: value})
     (tmp_path / "edits.jsonl").write_bytes(msgspec.json.encode(ONE) + b"\n" + line.encode() + b"\n")
     said, _ = complaint(command_line("judge", "--ledger", "edits.jsonl"))
