@@ -355,6 +355,8 @@ def _opened(folder: Path, seconds: float) -> Iterator[_Repository]:
     if len(said) != len(words) - 1:
         raise UsageError(f"the path of the repository of {folder} has a line break", "move it, or use compare")
     top, own, common = (Path(os.path.normpath(folder.resolve() / os.fsdecode(each))) for each in said)
+    if not folder.resolve().is_relative_to(top.resolve()):
+        raise UsageError(f"{folder} is not below {top}, which its repository names as its files", "see core.worktree")
     with OwnedFolder() as name:
         made = Path(name)
         entries = _entries(common / "config", until)

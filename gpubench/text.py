@@ -17,9 +17,14 @@ def spelled_out(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+# Characters that Python calls printable, and that show nothing: fillers, joiners and selectors of variants.
+_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+
+
 def clean(text: str) -> str:
-    """Makes one line of `text`, with control characters, line ends and lone surrogates as escapes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    """Makes one line of `text`, with line ends, lone surrogates and what shows nothing as escapes, but for blanks."""
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return _BLANK.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), "".join(shown))
 
 
 def cell(text: str) -> str:

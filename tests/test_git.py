@@ -334,3 +334,13 @@ def test_a_folder_is_at_a_commit_if_no_tracked_file_differs(tmp_path: Path) -> N
     assert [git.is_at(ref, folder) for ref in ("HEAD", "HEAD~1", "absent")] == [True, False, False]
     (folder / "train.py").write_text("third")
     assert not git.is_at("HEAD", folder)
+
+
+def test_files_elsewhere_that_a_repository_names_as_its_own_are_not_looked_at(tmp_path: Path) -> None:
+    repository, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    subprocess.run(["git", "-C", str(repository), "config", "core.worktree", str(elsewhere)], check=True)
+    assert git.state(repository) is None
+    with pytest.raises(UsageError, match="is not below"):
+        git.check_out("HEAD", repository, tmp_path / "clone")

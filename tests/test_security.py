@@ -28,7 +28,7 @@ from gpubench.runs import directory
 from gpubench.settings.commands import COMMANDS
 from gpubench.settings.field import fields
 from gpubench.temporary import OwnedFolder
-from gpubench.text import cell
+from gpubench.text import cell, clean
 
 CommandLine = Callable[..., Finished]
 
@@ -278,3 +278,8 @@ def test_every_test_that_the_document_names_is_there() -> None:
     assert len(named) > 15
     for file, name in named:
         assert f"def {name}(" in next(TESTS.rglob(file)).read_text(), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("blank", ["\u3164", "\uffa0", "\u115f", "\u2800", "\ufe0f", "\u034f", "\U000e0100"])
+def test_a_character_that_shows_nothing_is_an_escape(blank: str) -> None:
+    assert clean(f"if ok and {blank}:").isascii()

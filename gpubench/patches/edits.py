@@ -1,5 +1,6 @@
 """The edit of the program's source that does what each setting does from outside, and where it belongs."""
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,13 @@ OF_OPTIMIZERS: Mapping[str, Arguments] = {
 }
 CHANNELS_LAST: Mapping[bool, str] = {True: "torch.channels_last", False: "torch.contiguous_format"}
 OPTIM = {"fused": "adamw_torch_fused"}
+
+
+def literal(value: Any) -> str:
+    """A value as Python source, whatever a file of settings has put into it."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 TRAINING_ARGUMENTS: Mapping[str, Callable[[Any], Arguments | None]] = {
     "data.workers": lambda value: {"dataloader_num_workers": repr(value)},
     "data.pin_memory": lambda value: {"dataloader_pin_memory": repr(value)},
@@ -52,7 +60,7 @@ TRAINING_ARGUMENTS: Mapping[str, Callable[[Any], Arguments | None]] = {
     "training.optimizer_impl": lambda value: {"optim": f'"{OPTIM[value]}"'} if value in OPTIM else None,
     "precision": lambda value: {"bf16": "True"} if value == "bf16" else None,
     "performance.compile": lambda value: {"torch_compile": repr(value)},
-    "performance.compile_mode": lambda value: {"torch_compile_mode": f'"{value}"'},
+    "performance.compile_mode": lambda value: {"torch_compile_mode": literal(value)},
 }
 BF16_TRAINER: Mapping[str, Callable[[Any], Arguments | None]] = {
     "precision": lambda value: {"precision": '"bf16-mixed"'} if value == "bf16" else None
@@ -71,7 +79,7 @@ FRAMEWORKS: Mapping[str, Mapping[str, Callable[[Any], Arguments | None]]] = {
 OF_TORCH: Mapping[str, Callable[[SourceFile, Any], Changed]] = {
     "performance.cpu_threads": lambda source, value: set_up.called(source, "set_num_threads", repr(value)),
     "performance.matmul_precision": lambda source, value: set_up.called(
-        source, "set_float32_matmul_precision", f'"{value}"'
+        source, "set_float32_matmul_precision", literal(value)
     ),
     "performance.cudnn_benchmark": lambda source, value: set_up.assigned(
         source, "backends.cudnn.benchmark", repr(value)
@@ -207,7 +215,7 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
     place = _place(places, "model", key)
     if key == COMPILE and value:
         mode = settings.get(COMPILE_MODE)
-        given = f'mode="{mode}"' if mode else ""
+        given = f"mode={literal(mode)}".replace("{", "{{").replace("}", "}}") if mode else ""
         return _of_models(f"{{}}.compile({given})", program)
     if key == "performance.channels_last":
         if "ddp" in places:
@@ -216,7 +224,7 @@ def _of_model(key: str, value: Any, settings: Mapping[str, Any], program: Progra
             raise NotEdited(f"before {place}, which has a package call the model, move it to {CHANNELS_LAST[value]}")
         return _of_models(f"{{}}.to(memory_format={CHANNELS_LAST[value]})", program)
     if key == "precision" and value == "bf16" and program.device:
-        context, called = f'torch.autocast("{program.device}", torch.bfloat16)', _called(program)
+        context, called = f"torch.autocast({literal(program.device)}, torch.bfloat16)", _called(program)
         name, alone = next((name for name in called if called[name] == place), ""), len(called) < 2
         name = "" if name.isdigit() else name
         return [(place, lambda source, line: contexts.within_context(source, line, context, name, alone=alone))]

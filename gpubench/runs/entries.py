@@ -82,6 +82,16 @@ class _Details(msgspec.Struct, frozen=True, array_like=True):
 _DETAILS = msgspec.msgpack.Decoder(_Details)
 
 
+def _packed(details: _Details) -> bytes:
+    try:
+        return msgspec.msgpack.encode(details)
+    except OverflowError:  # msgpack has no integers of more than 64 bits, which JSON may have
+        settings, environment = (
+            {key: str(value) for key, value in found.items()} for found in (details.settings, details.environment)
+        )
+        return msgspec.msgpack.encode(msgspec.structs.replace(details, settings=settings, environment=environment))
+
+
 class Compared(msgspec.Struct, frozen=True, array_like=True):
     """What comparison.json, or decision.json, says of a run and the one that it was interleaved with."""
 
@@ -283,7 +293,7 @@ def _read_search(path: Path) -> Entry:
         measured=False,
         reference=None,
         problem=problems[0] if problems else None,
-        packed=msgspec.msgpack.encode(_Details(metrics, settings, {})),
+        packed=_packed(_Details(metrics, settings, {})),
     )
 
 
@@ -328,7 +338,7 @@ def read(folder: str) -> Entry:
         measured=kind_of(record.command).is_measured(metrics=bool(metrics), steady=bool(summary.steady)),
         reference=1 / reference.estimate if reference and reference.estimate > 0 else None,
         problem=problems[0] if problems else None,
-        packed=msgspec.msgpack.encode(_Details(metrics, settings, environment, left_open, variables)),
+        packed=_packed(_Details(metrics, settings, environment, left_open, variables)),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubench import foreign_files
+from gpubench.errors import UsageError
 from gpubench.settings.callables import ARGUMENTS
 from gpubench.settings.data_sources import names_callable
 from gpubench.settings.keys import COMMAND, PATCH, REF, flatten
@@ -27,6 +28,10 @@ FILE = "code_run_before"
 """The file in the folder of the user's state, with a digest in each line."""
 
 
+_PATCHES: dict[Path, bytes] = {}
+"""The patches that this process has read, by their absolute paths."""
+
+
 @dataclass(frozen=True)
 class Code:
     """The code that settings run, with all that decides which code it is."""
@@ -36,7 +41,7 @@ class Code:
     directory: Path
     """The directory in which it runs."""
     patch: bytes = b""
-    """The content of the patch that it is run with; empty without one, or if it cannot be read."""
+    """The content of the patch that it is run with; empty without one."""
 
     @property
     def said(self) -> str:
@@ -61,18 +66,36 @@ class Code:
 
 
 def code_in(settings: Any) -> Code | None:
-    """The code that the settings of a command run, beside that of gpubench; None if there is none."""
+    """The code that the settings of a command run, beside that of gpubench; None if there is none.
+
+    Raises UsageError for a patch that cannot be read.
+    """
     values = {key: value for key, value in flatten(settings.model_dump()).items() if value is not None}
     if values.get(COMMAND) or PATCH in values:
         parts = {key: values[key] for key in (COMMAND, DIRECTORY, REF, PATCH) if key in values}
-        patch = b""
-        with suppress(OSError):
-            patch = foreign_files.content(Path(parts[PATCH])) if PATCH in parts else b""
+        patch = _read_patch(Path(parts[PATCH])) if PATCH in parts else b""
         return Code(parts, Path(values.get(DIRECTORY, "")).resolve(), patch)
     parts = {key: values[key] for key in CALLABLES if names_callable(str(values.get(key)))}
     if CALLABLES[0] in parts:
         parts |= {key: value for key, value in values.items() if key.startswith(f"{ARGUMENTS}.")}
     return Code(parts, Path().resolve()) if parts else None
+
+
+def _read_patch(path: Path) -> bytes:
+    try:
+        found = foreign_files.content(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "name a patch that can be read") from None
+    _PATCHES[path.absolute()] = found
+    return found
+
+
+def patch_in(path: Path) -> bytes | None:
+    """The content of a patch as `code_in` has read it last in this process; None if it has not.
+
+    What is run is thus what was shown, even if somebody has replaced the file meanwhile.
+    """
+    return _PATCHES.get(path.absolute())
 
 
 def has_run(code: Code) -> bool:

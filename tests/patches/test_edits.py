@@ -1,5 +1,6 @@
 """The edits that settings lead to: each diff is the expected one, applies, and leaves the numbers as they were."""
 
+import ast
 import os
 import subprocess
 import warnings
@@ -239,3 +240,27 @@ def test_what_needs_workers_is_left_with_them(tmp_path: Path) -> None:
     patch = patch_of(tmp_path, Case("x", source, {"data.persistent_workers": True, "data.workers": 1}))
     assert not patch.files
     assert patch.left.keys() == {"data.persistent_workers", "data.workers"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "device"),
+    [
+        ("precision", "bf16", 'cpu" if not print("run") else "cpu'),
+        ("performance.compile_mode", 'default") or print("run', "cpu"),
+        ("performance.compile_mode", "{0.__class__}\n", "cpu"),
+        ("performance.matmul_precision", 'high"); print("run', "cpu"),
+    ],
+)
+def test_no_value_of_a_setting_becomes_code(tmp_path: Path, key: str, value: str, device: str) -> None:
+    """A search that somebody has sent names values and devices of its own."""
+    (tmp_path / "train.py").write_text(PLAIN)
+    place = f"train.py:{line_of(PLAIN, 'model(x)')}"
+    places = {"model": place, "optimizer": f"train.py:{line_of(PLAIN, 'optim')}"}
+    settings = {key: value} | ({"performance.compile": True} if "compile" in key else {})
+    patch = edited(settings, Program(tmp_path, ["python", "train.py"], places, {}, device))
+    assert "train.py" in patch.files
+    tree = ast.parse(patch.files["train.py"].after)
+    called = [ast.unparse(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    assert called.count("print") == PLAIN.count("print(")
+    texts = [one.value for one in ast.walk(tree) if isinstance(one, ast.Constant)]
+    assert (device if key == "precision" else value) in texts

@@ -256,3 +256,9 @@ def test_a_variable_that_all_runs_have_tells_none_of_them_apart() -> None:
     assert named("OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2") == ["OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"]
     assert named("workers=2", "workers=2") == ["workers=2", "workers=2"]
     assert named() == []
+
+
+def test_an_integer_that_no_word_of_a_machine_holds_is_listed_as_text(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "run")
+    edit(path / RUN, settings={"training": {"batch_size": 2**70}})
+    assert read(str(path)).settings["training.batch_size"] == str(2**70)

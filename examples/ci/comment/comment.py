@@ -14,10 +14,10 @@ import os
 import re
 import stat
 import sys
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 AUTHOR = "github-actions[bot]"
@@ -45,7 +45,7 @@ def main() -> int:
         return 0
     try:
         comment(int(pull_request["number"]), quoted(text))
-    except (HTTPError, URLError, TimeoutError) as error:
+    except (OSError, HTTPException, ValueError) as error:  # those of urllib are an OSError
         print(f"::warning::the comparison was not commented on the pull request: {error}")
     return 0
 
@@ -87,7 +87,7 @@ def find(comments: str, mark: str) -> int | None:
     for page in count(1):
         found = request("GET", f"{comments}?per_page={PAGE}&page={page}")
         for one in found:
-            if one["user"]["login"] == AUTHOR and one["body"].startswith(mark):
+            if (one["user"] or {}).get("login") == AUTHOR and one["body"].startswith(mark):
                 return int(one["id"])
         if len(found) < PAGE:
             break

@@ -6,15 +6,19 @@ end. So this file is also a script, which the system ends when its time is up, w
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 LONGEST = 1000
 """The bytes of a line that are searched."""
 MOST = 1000
 """The values of a number that are returned."""
 LARGEST = 1e60
+MEMORY = 1 << 30
+"""The bytes of memory that the process may use."""
 CLOCK = 10
 """The process also ends after this many times its limit by the clock, as one that somebody has stopped uses no CPU."""
 
@@ -22,7 +26,9 @@ CLOCK = 10
 def numbers(pattern: str, output: bytes, seconds: float) -> list[list[float]] | None:
     """Returns the numbers of each named group, or else of the first group, in the lines of `output`.
 
-    What follows the last end of a line is left out. Returns None if the search is not done after `seconds` of CPU time.
+    What follows the last end of a line is left out.
+
+    Returns None if the search is not done after `seconds` of CPU time, or takes more than MEMORY.
     """
     try:
         ended = subprocess.run(
@@ -57,6 +63,8 @@ def _main(seconds: float) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a program can be started with a signal that is ignored or blocked
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    with suppress(OSError, ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     pattern = re.compile(json.loads(sys.stdin.buffer.readline()))
     print(json.dumps(_found(pattern, sys.stdin.buffer.read())))
 

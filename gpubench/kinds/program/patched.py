@@ -14,6 +14,7 @@ from pathlib import Path
 from gpubench import git
 from gpubench.patches.apply import applied, replaced
 from gpubench.settings.programs import CommandSettings
+from gpubench.settings.trust import patch_in
 
 CODE = (".py", ".pyi", ".sh")
 """The suffixes of the files that are copied: a linked script would find the modules beside the original."""
@@ -28,7 +29,7 @@ def copy(patch: Path, program: CommandSettings, results: Path, folder: Path) -> 
     that does not apply.
     """
     directory = (program.directory or Path()).absolute()
-    files = applied(patch, directory)
+    files = applied(patch, directory, patch_in(patch))
     top = git.repository(directory) or directory
     real = {top, *_with_code(top, directory, results.absolute())}
     real |= {parent for name in files for parent in (directory / name).parents if parent.is_relative_to(top)}

@@ -120,3 +120,19 @@ def test_the_code_of_a_patched_program_is_known_by_the_content_of_the_patch(tmp_
     assert known == digest(patch=str(tmp_path / "same.patch"))
     patch.write_bytes(patch.read_bytes() + b"\n")
     assert known != digest(patch=str(patch))
+
+
+def test_a_patch_that_is_replaced_after_it_was_shown_is_run_as_it_was(tmp_path: Path) -> None:
+    folder, target = tmp_path / "own", tmp_path / "temporary"
+    folder.mkdir()
+    target.mkdir()
+    patch = program(folder)
+    shown = code_in(ProgramSettings(program={"command": "python train.py", "directory": folder, "patch": patch}))
+    assert shown
+    evil = {"part.py": Versions(b"x = 'old'\n", b"x = 'evil'\n")}
+    patch.write_bytes(written(evil, [], lambda *_: ""))
+    _, there = copied(folder, target, "python", "train.py")
+    assert (there / "part.py").read_text() == "x = 'new'\n"
+    patch.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        code_in(ProgramSettings(program={"command": "python train.py", "directory": folder, "patch": patch}))

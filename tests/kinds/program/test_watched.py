@@ -77,3 +77,7 @@ def test_a_search_that_somebody_has_stopped_is_given_up(monkeypatch: pytest.Monk
     stopping.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(stopping))
     assert matching.numbers("(a)", b"a\n", 0.05) is None
+
+
+def test_a_search_has_a_limit_of_memory() -> None:
+    assert matching.numbers(r"(?:a?){4000000000}(\d)", b"a" * 100 + b"1\n", 60.0) is None
