@@ -44,7 +44,7 @@ def _passed_on(case: ProfileCase, waiting: float) -> Finding:
         title=f"{case.who()} waits for batches, though the workers have little to do",
         severity=severity(waiting),
         evidence=[*code.idle_workers(case), *_evidence(case, idle=False)],
-        cause="making a batch is fast, and sending it from a worker process to this one is slow",
+        cause="making a batch is fast; what may take the time is to pass it on, from a worker process to this one",
         advice="load without workers, num_workers=0, as for data in memory; or send less often, in larger batches",
         fix=case.fix(data__workers=0) if case.setting("data.workers") else {},
         expected=at_most(_bounded(case, waiting)),

@@ -48,8 +48,3 @@ def debugging_modes(case: ProfileCase) -> Answers:
         expected=at_most(cost) if cost else None,
         threshold="wherever one is on, because measurements under it are of another program",
     )
-
-
-def checks_gradients(case: ProfileCase) -> bool:
-    """Tells whether anomaly detection reads values in the backward pass, which are not the program's own reads."""
-    return case.rank.anomaly is not None

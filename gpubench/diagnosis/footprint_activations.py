@@ -186,13 +186,14 @@ def evaluation(case: FootprintCase) -> Answers:
     yield case.estimated(
         Finding(
             id="evaluation-memory",
-            title="the evaluation needs more memory than a training step",
+            title="the peak is in the evaluation",
             severity=severity(case.share(size)),
             evidence=[
                 f"activations and temporaries hold {case.format_size(size)} {case.at_peak}",
                 *([f"training needs up to {units.size(training)}"] if training else []),
             ],
-            cause="it runs with gradients, which keeps every activation, or with larger batches than training",
+            cause="an evaluation needs as much if it runs with gradients, which keeps every activation, or with larger "
+            "batches than training",
             advice="evaluate under torch.no_grad() or torch.inference_mode(), and with smaller batches: its results do "
             "not depend on them",
             threshold=of_peak(OF_EVALUATION, "without gradients a forward pass holds few activations at a time"),

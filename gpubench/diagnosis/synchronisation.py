@@ -4,7 +4,6 @@ from gpubench import units
 from gpubench.diagnosis import code
 from gpubench.diagnosis.case import WORTH, Answers, ProfileCase, at_most, at_place, severity
 from gpubench.diagnosis.copies import direction
-from gpubench.diagnosis.debugging import checks_gradients
 from gpubench.findings import Finding, Unanswered
 from gpubench.sampled import SeenCall
 from gpubench.trace.profile import Synchronisation
@@ -130,7 +129,8 @@ def _waits(case: ProfileCase) -> list[Synchronisation]:
     """Returns the waits that cost time, the most costly first.
 
     A wait for a GPU that is busy, or has more work queued, costs nothing. Waits for copies are left out, and on a CPU
-    the optimizer's reads of its step counts, and in inference gpubench's own wait for the result.
+    the optimizer's reads of its step counts, in inference gpubench's own wait for the result, and the reads of anomaly
+    detection in the backward pass.
     """
     found = [
         wait
@@ -138,7 +138,7 @@ def _waits(case: ProfileCase) -> list[Synchronisation]:
         if direction(case, wait) is None
         and not (case.on_cpu and wait.phase == "optimizer")
         and not _for_result(case, wait)
-        and not (wait.phase == "backward" and wait.operator in READS and checks_gradients(case))
+        and not (wait.phase == "backward" and wait.operator in READS and case.rank.anomaly)
         and _costs(case, [wait])
     ]
     return sorted(found, key=lambda wait: _costs(case, [wait]), reverse=True)

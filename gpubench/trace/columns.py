@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -171,6 +172,22 @@ class Trace:
         own = next((one for one in self.devices if one.id == device), None)
         alike = len({one.name for one in self.devices}) == 1
         return own or (self.devices[0] if alike else None)
+
+    @cached_property
+    def launchers(self) -> Ids:
+        """For each work of the device, the index of the runtime slice that launched it, -1 if the trace has none.
+
+        Correlations of 0 and below mean none. The works of a CUDA graph have the same launch. Of several calls with one
+        number (a runtime call and the driver call in it) the one that began first counts.
+        """
+        cpu, device = self.cpu, self.device
+        calls = np.flatnonzero((cpu.kind == SliceKind.RUNTIME) & (cpu.correlation > 0))
+        calls = calls[np.lexsort((cpu.start[calls], cpu.correlation[calls]))]
+        if not len(calls):
+            return np.full(len(device), MISSING, np.int32)
+        numbers = cpu.correlation[calls]
+        place = np.minimum(np.searchsorted(numbers, device.correlation), len(calls) - 1)
+        return np.where(numbers[place] == device.correlation, calls[place], MISSING).astype(np.int32)
 
     @property
     def cpu_only(self) -> bool:

@@ -1,27 +1,10 @@
-"""Finds the call that launched each work of the device, and the slices around that call."""
+"""Relates the work of the device to the calls that launched it: by their clocks, and by the slices around them."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from gpubench.trace.columns import MISSING, Ids, Mask, SliceKind, Trace
-
-
-def launchers(trace: Trace) -> Ids:
-    """For each work of the device, the index of the runtime slice that launched it, -1 if the trace has none.
-
-    Correlations of 0 and below mean none. The works of a CUDA graph have the same launch. Of several calls with one
-    number (a runtime call and the driver call in it) the one that began first counts.
-    """
-    cpu, device = trace.cpu, trace.device
-    calls = np.flatnonzero((cpu.kind == SliceKind.RUNTIME) & (cpu.correlation > 0))
-    calls = calls[np.lexsort((cpu.start[calls], cpu.correlation[calls]))]
-    if not len(calls):
-        return np.full(len(device), MISSING, np.int32)
-    numbers = cpu.correlation[calls]
-    place = np.minimum(np.searchsorted(numbers, device.correlation), len(calls) - 1)
-    return np.where(numbers[place] == device.correlation, calls[place], MISSING).astype(np.int32)
-
+from gpubench.trace.columns import MISSING, Ids, Mask, Trace
 
 APART = 60_000_000_000
 """Nanoseconds: no queue is that long, so that work which begins later after its launch has another clock."""
@@ -34,7 +17,7 @@ def with_one_clock(trace: Trace) -> Trace:
 
     The work that begins soonest after its launch then begins with it, as one does that finds the device idle.
     """
-    links = launchers(trace)
+    links = trace.launchers
     linked = links != MISSING
     if not linked.any():
         return trace

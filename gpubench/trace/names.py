@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, WorkKind, overlap
 from gpubench.trace.families import is_unknown
-from gpubench.trace.launching import launchers, slices_around
+from gpubench.trace.launching import slices_around
 
 _DATA_LOADER = r"enumerate\(DataLoader\)"
 _PROFILER_STEP = r"ProfilerStep#\d"
@@ -147,7 +147,7 @@ def _launched_to_communicate(trace: Trace) -> Mask:
     collective = (trace.cpu.kind == SliceKind.OPERATOR) & _mask(_COLLECTIVE_OPERATOR, trace)[trace.cpu.name]
     launched = kernels & (device.message != MISSING)
     if collective.any():
-        launched |= kernels & (slices_around(trace, collective, launchers(trace)) != MISSING)
+        launched |= kernels & (slices_around(trace, collective, trace.launchers) != MISSING)
     size = len(trace.names)
     always = np.bincount(device.name[kernels], minlength=size) == np.bincount(device.name[launched], minlength=size)
     found = np.zeros(size, np.bool_)

@@ -18,10 +18,10 @@ from gpubench import units
 from gpubench.errors import DataError
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Spans, Trace, WorkKind, at, clip, intersect, union
 from gpubench.trace.device import communication_work
-from gpubench.trace.launching import launchers, slices_around
+from gpubench.trace.launching import slices_around
 from gpubench.trace.names import Lexicon, Window
 from gpubench.trace.profile import Collective, CollectiveKind, Straggler
-from gpubench.trace.slices import NEVER, started_in
+from gpubench.trace.slices import started_in
 
 KINDS: tuple[CollectiveKind, ...] = CollectiveKind.__args__  # type: ignore[attr-defined]
 _PATTERNS: tuple[tuple[CollectiveKind, str], ...] = (
@@ -57,7 +57,7 @@ def kinds(trace: Trace, lexicon: Lexicon) -> NDArray[np.int8]:
     known[named] = [KINDS.index(kind_of(trace.names[name])) for name in np.flatnonzero(named).tolist()]
     telling = (lexicon.communication_cpu | lexicon.collective_operator) & (known != OTHER)
     telling = telling[cpu.name] & (cpu.kind != SliceKind.PYTHON)
-    around = at(cpu.name, slices_around(trace, telling, launchers(trace)))
+    around = at(cpu.name, slices_around(trace, telling, trace.launchers))
     described = np.array([KINDS.index(kind_of(one.name)) for one in trace.messages], np.int8)
     asked = at(known, around, OTHER)
     stated = at(described, messages(trace), OTHER)
@@ -80,7 +80,9 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
     this rank, and known if the trace has them for every call.
     """
     device, kind = trace.device, kinds(trace, lexicon)
-    works = np.flatnonzero(started_in(trace, window) & communication_work(trace, lexicon))
+    communicates = communication_work(trace, lexicon)
+    works = np.flatnonzero(started_in(trace, window) & communicates)
+    computing = np.flatnonzero((device.kind == WorkKind.KERNEL) & ~communicates)
     visible = clip(exposed, window.start, window.end)
     in_order = works[np.argsort(device.start[works], kind="stable")]
     found = []
@@ -99,19 +101,18 @@ def collectives(trace: Trace, lexicon: Lexicon, window: Window, exposed: Spans) 
                 median=int(np.median(end - start)),
                 longest=int((end - start).max()),
                 place=int(np.flatnonzero(in_order == longest)[0]) + 1,
-                after=_computed_before(trace, lexicon, longest),
+                after=_last_ended(trace, computing, int(device.start[longest])),
             )
         )
     return sorted(found, key=lambda one: (-one.exposed, -one.total, one.name))
 
 
-def _computed_before(trace: Trace, lexicon: Lexicon, work: int) -> str:
-    """The name of the kernel that ended last before a work began, without those that communicate."""
-    device = trace.device
-    before = (device.kind == WorkKind.KERNEL) & ~communication_work(trace, lexicon) & (device.end <= device.start[work])
-    if not before.any():
+def _last_ended(trace: Trace, works: NDArray[np.intp], at: int) -> str:
+    """The name of the one of the works that ended last by an instant; an empty string if none did."""
+    ended = works[trace.device.end[works] <= at]
+    if not len(ended):
         return ""
-    last: str = trace.names[device.name[int(np.argmax(np.where(before, device.end, NEVER)))]]
+    last: str = trace.names[trace.device.name[ended[np.argmax(trace.device.end[ended])]]]
     return last
 
 
@@ -121,7 +122,7 @@ def messages(trace: Trace) -> Ids:
     It is the one of the kernel, or else the one of the CPU slice around the launch (record_param_comms).
     """
     described = trace.cpu.message != MISSING
-    around = at(trace.cpu.message, slices_around(trace, described, launchers(trace)))
+    around = at(trace.cpu.message, slices_around(trace, described, trace.launchers))
     return np.where(trace.device.message != MISSING, trace.device.message, around).astype(np.int32)
 
 
@@ -444,7 +445,7 @@ def _on_cpu(trace: Trace, lexicon: Lexicon) -> _Launched:
 
 
 def _launch_times(trace: Trace) -> Ns:
-    links = launchers(trace)
+    links = trace.launchers
     times = trace.device.start.copy()
     times[links != MISSING] = trace.cpu.start[links[links != MISSING]]
     return times

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpubench.trace.columns import MISSING, Ids, Mask, Ns, SliceKind, Trace, WorkKind, at, sum_at
-from gpubench.trace.launching import launchers
 from gpubench.trace.names import Lexicon, Window, recorder_waits, window
 from gpubench.trace.profile import SHORT_KERNEL, Launches
 
@@ -254,7 +253,7 @@ class ProgramSlices:
     @classmethod
     def of(cls, trace: Trace) -> Self:
         lexicon = Lexicon.of(trace)
-        return cls(trace, lexicon, window(trace, lexicon), nest(trace), launchers(trace))
+        return cls(trace, lexicon, window(trace, lexicon), nest(trace), trace.launchers)
 
     @cached_property
     def operators(self) -> Mask:

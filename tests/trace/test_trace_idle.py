@@ -6,7 +6,6 @@ from traces_made import LOADER, PUBLIC, Record, anything, call, launched, made, 
 
 from gpubench.trace.columns import Spans, Trace, join
 from gpubench.trace.device import held, idle_by_call, idle_causes, idle_within
-from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Window
 from gpubench.trace.profile import Cause, Held
@@ -264,7 +263,7 @@ def test_every_instant_has_one_cause_whatever_the_trace_holds(found: list[Record
 def test_no_wait_and_no_loader_has_a_moment_after_the_next_work_was_launched(found: list[Record]) -> None:
     trace = made(found)
     _, causes = causes_of(trace)
-    links, works = launchers(trace), trace.device
+    links, works = trace.launchers, trace.device
     for cause in ("data_loader", "allocator", "communication_wait", "python_and_launch", "recording"):
         for instant in causes[cause].start.tolist():
             following = ((works.start > instant) & (works.end > works.start)).nonzero()[0]

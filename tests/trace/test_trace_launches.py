@@ -6,7 +6,6 @@ from traces_made import PUBLIC, Record, anything, call, launched, made, slice_, 
 
 from gpubench.trace.analyse import analyse
 from gpubench.trace.columns import Trace
-from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, window
 from gpubench.trace.profile import Launches
@@ -15,7 +14,7 @@ from gpubench.trace.slices import launches
 
 def found(*parts: Record | list[Record]) -> Launches | None:
     trace = made(*parts)
-    return launches(trace, launchers(trace), window(trace, Lexicon.of(trace)))
+    return launches(trace, trace.launchers, window(trace, Lexicon.of(trace)))
 
 
 def known(*parts: Record | list[Record]) -> Launches:
@@ -116,7 +115,7 @@ def test_external_ids_pair_nothing_where_there_are_correlation_numbers() -> None
 def test_what_is_counted_is_within_bounds_whatever_the_trace_holds(records: list[Record]) -> None:
     trace = made(records)
     around = window(trace, Lexicon.of(trace))
-    one = launches(trace, launchers(trace), around)
+    one = launches(trace, trace.launchers, around)
     if one is None:
         assert not ((trace.device.start >= around.start) & (trace.device.start < around.end)).any()
         return
@@ -133,7 +132,7 @@ def test_what_is_counted_is_within_bounds_whatever_the_trace_holds(records: list
 def test_the_longest_queue_of_a_real_trace_is_what_another_program_finds(workers: int, longest: int) -> None:
     trace = read(PUBLIC / f"kineto_v100_resnet50_workers{workers}.pt.trace.json.gz")
     around = window(trace, Lexicon.of(trace))
-    one = launches(trace, launchers(trace), around)
+    one = launches(trace, trace.launchers, around)
     assert one is not None
     assert longest - 40 <= one.queue_longest <= longest
 

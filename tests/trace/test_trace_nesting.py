@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from traces_made import Record, call, launched, made, slice_
 
 from gpubench.trace.columns import SliceKind, Trace
-from gpubench.trace.launching import launchers
 from gpubench.trace.slices import innermost, nearest, nest, outermost, owner, owner_slice, reaching
 
 SLICES = st.lists(
@@ -91,13 +90,13 @@ def test_segments_tile_the_window_with_what_is_innermost() -> None:
 
 def test_the_owner_of_work_is_the_operator_that_launched_it() -> None:
     trace = made(slice_("aten::relu", 0, 10), launched("kernel", 2, 20, 30, 1), launched("stray", 15, 30, 31, 2))
-    assert owner(trace, nest(trace), launchers(trace)).tolist() == [trace.names.index("aten::relu"), -1]
+    assert owner(trace, nest(trace), trace.launchers).tolist() == [trace.names.index("aten::relu"), -1]
 
 
 def test_work_without_a_host_has_no_owner() -> None:
     trace = made(launched("kernel", 2, 20, 30, 1)[1])
-    assert owner(trace, nest(trace), launchers(trace)).tolist() == [-1]
-    assert owner_slice(trace, nest(trace), launchers(trace)).tolist() == [-1]
+    assert owner(trace, nest(trace), trace.launchers).tolist() == [-1]
+    assert owner_slice(trace, nest(trace), trace.launchers).tolist() == [-1]
 
 
 def test_a_trace_of_runtime_calls_has_no_operators() -> None:

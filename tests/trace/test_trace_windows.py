@@ -4,7 +4,6 @@ import pytest
 from traces_made import PUBLIC, Record, call, launched, made, slice_, step, work
 
 from gpubench.trace.analyse import analyse
-from gpubench.trace.launching import launchers
 from gpubench.trace.load import read
 from gpubench.trace.names import Lexicon, StepWindow, Window, window
 
@@ -50,26 +49,26 @@ def test_a_step_is_known_by_its_name_in_old_traces_too() -> None:
 
 def test_work_is_linked_to_its_launch_by_their_number() -> None:
     trace = made(launched("a", 0, 5, 9, 3), launched("b", 2, 9, 12, 4), work("c", 20, 21, 77))
-    names = [trace.names[trace.cpu.name[link]] if link >= 0 else None for link in launchers(trace).tolist()]
+    names = [trace.names[trace.cpu.name[link]] if link >= 0 else None for link in trace.launchers.tolist()]
     assert names == ["cudaLaunchKernel", "cudaLaunchKernel", None]
-    assert trace.cpu.start[launchers(trace)[:2]].tolist() == [0, 2_000]
+    assert trace.cpu.start[trace.launchers[:2]].tolist() == [0, 2_000]
 
 
 def test_a_number_of_zero_or_less_links_nothing() -> None:
     trace = made(
         call("cudaLaunchKernel", 0, 1, 0), call("cudaLaunchKernel", 1, 2, -1), work("a", 3, 4), work("b", 5, 6, -1)
     )
-    assert launchers(trace).tolist() == [-1, -1]
+    assert trace.launchers.tolist() == [-1, -1]
 
 
 def test_work_of_a_graph_has_one_launch_in_common() -> None:
     trace = made(call("cudaGraphLaunch", 0, 4, 9), work("a", 3, 4, 9), work("b", 5, 6, 9))
-    assert launchers(trace).tolist() == [0, 0]
+    assert trace.launchers.tolist() == [0, 0]
 
 
 def test_of_two_calls_with_one_number_the_outer_counts() -> None:
     trace = made(call("cuLaunchKernel", 1, 2, 9), call("cudaLaunchKernel", 0, 4, 9), work("a", 3, 4, 9))
-    assert trace.names[trace.cpu.name[launchers(trace)[0]]] == "cudaLaunchKernel"
+    assert trace.names[trace.cpu.name[trace.launchers[0]]] == "cudaLaunchKernel"
 
 
 @pytest.mark.parametrize(
